@@ -1,0 +1,1 @@
+"""Builders of text decoders and encoders: one family a file under `models`."""

@@ -1,0 +1,22 @@
+"""vlm: fast inference for vision-language and encoder-decoder models. Importing it does not import torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "load": "vlm.pipeline",
+    "Pipeline": "vlm.pipeline",
+    "Request": "vlm.runtime.request",
+    "SamplingParams": "vlm.runtime.request",
+}
+__all__ = [*_LAZY, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'vlm' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

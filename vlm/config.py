@@ -1,0 +1,120 @@
+"""Frozen configurations: what a model is (`ModelConfig`, `VisionConfig`), what an engine is built for
+(`BuildConfig`), and how it is run (`RuntimeConfig`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Self
+
+from vlm.errors import ConfigError, listed
+
+DTYPES = ("float32", "float16", "bfloat16")
+BACKENDS = ("torch",)
+
+
+class Config:
+    """Base of the frozen dataclasses: reads and writes plain dictionaries, rejects unknown keys."""
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Raises ConfigError that names every unknown key."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise ConfigError(f"{cls.__name__} does not know {listed(unknown)}; it takes {listed(sorted(known), 40)}.")
+        # JSON has no tuples
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class ModelConfig(Config):
+    """What the runtime needs to know of any decoder. Families extend it."""
+
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    max_positions: int
+    bos_token_id: int
+    eos_token_id: int
+    pad_token_id: int
+    decoder_start_token_id: int
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.num_heads
+
+
+@dataclass(frozen=True)
+class VisionConfig(Config):
+    """What the runtime needs to know of any visual encoder. Towers extend it."""
+
+    image_size: tuple[int, int]  # (height, width), pixels
+    num_channels: int
+
+    @property
+    def num_features(self) -> int:
+        """Feature rows per image."""
+        raise NotImplementedError
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of a feature row."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class BuildConfig(Config):
+    """What an engine is built for; kept in its manifest. `None` means: as much as the model allows."""
+
+    dtype: str = "float32"
+    max_batch_size: int = 8
+    max_seq_len: int | None = None
+    max_encoder_input_len: int | None = None
+    backend: str = "torch"
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if self.dtype not in DTYPES:
+            wrong.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
+        if self.backend not in BACKENDS:
+            wrong.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
+        for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                wrong.append(f"{name} is {value}, it must be at least 1")
+        if wrong:
+            raise ConfigError("; ".join(wrong) + ".")
+
+
+@dataclass(frozen=True)
+class RuntimeConfig(Config):
+    """How an engine is run."""
+
+    device: str = "auto"  # "auto" | "cpu" | "cuda" | "cuda:N"
+    block_size: int = 16  # tokens a KV block
+    burst: int = 16  # decode steps between two looks of the host
+    kv_cache_free_gpu_memory_fraction: float = 0.9  # of what is free once the weights are loaded
+    cross_kv_cache_fraction: float = 0.5  # of the pool
+    max_kv_blocks: int | None = None  # None: from the fraction (CUDA) or for a full batch (CPU)
+    max_batch_size: int | None = None  # None: as built
+    max_encoder_batch_size: int = 8  # images encoded in one pass
+    cuda_graphs: bool = True
+
+    def __post_init__(self) -> None:
+        wrong = []
+        for name in ("block_size", "burst", "max_encoder_batch_size"):
+            if getattr(self, name) < 1:
+                wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
+        for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):
+            if not 0.0 < getattr(self, name) < 1.0:
+                wrong.append(f"{name} is {getattr(self, name)}, it must lie between 0 and 1")
+        if wrong:
+            raise ConfigError("; ".join(wrong) + ".")

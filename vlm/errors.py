@@ -1,0 +1,52 @@
+"""What a user can get wrong, one sentence each: what was got, what is allowed, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class VlmError(Exception):
+    """Base of every error that is the caller's to mend; the command line prints it alone and exits with 2."""
+
+
+class InputError(VlmError):
+    """An argument or input value is outside what is allowed."""
+
+
+class ImageError(InputError):
+    """A file is missing, is not an image, is damaged, or is over the pixel limit."""
+
+
+class DocumentError(InputError):
+    """A PDF is missing, encrypted or broken, or a page range lies outside it."""
+
+
+class LimitError(InputError):
+    """A request asks for more than the engine was built for."""
+
+
+class ModelNotFoundError(VlmError):
+    """`--model` names nothing that is packaged, on disk or on the Hub."""
+
+
+class ConfigError(VlmError):
+    """A model configuration holds fields that are unknown or unsupported and that change the maths."""
+
+
+class CheckpointError(VlmError):
+    """Weights are missing, superfluous, of the wrong shape, or unreadable."""
+
+
+class EngineError(VlmError):
+    """An engine directory is damaged, edited, or built for something else."""
+
+
+class OutOfMemoryError(VlmError):
+    """The device cannot hold the model or its cache."""
+
+
+def listed(items: Iterable[object], limit: int = 8) -> str:
+    """`a, b, c and 5 more`: a sentence-sized list."""
+    shown = [str(item) for item in items]
+    rest = len(shown) - limit
+    return ", ".join(shown[:limit]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,95 @@
+"""Files as artifacts need them: strict JSON, SHA-256, and directories that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import VlmError
+
+
+def read_json(path: Path, error: type[VlmError], what: str) -> dict[str, Any]:
+    """A JSON object from a file; `error` says when it is missing, damaged or no object. `what` names the file's use."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise error(f"{path.parent} is no {what}: it holds no {path.name}.") from None
+    except OSError as reason:
+        raise error(f"{path} cannot be read: {reason.strerror}.") from None
+    except ValueError as reason:  # JSONDecodeError and UnicodeDecodeError
+        raise error(f"{path} is damaged: it is no valid JSON ({reason}).") from None
+    if not isinstance(value, dict):
+        raise error(f"{path} is damaged: it holds a JSON {type(value).__name__}, expected is an object.")
+    return value
+
+
+def canonical_json(value: Any) -> str:
+    """The same value always gives the same text."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: type[VlmError]) -> Iterator[Path]:
+    """A directory to write into that becomes `out` on success and vanishes on any failure.
+
+    An `out` that exists is replaced when it is empty or when `replaces(out)` says that it is an older one of its kind;
+    anything else is the user's and an `error`.
+    """
+    out = Path(os.path.abspath(out))
+    _check_replaceable(out, replaces, what, error)
+    created = [parent for parent in out.parents if not parent.exists()]
+    draft = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}.tmp"
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        _swap(draft, out)
+    except OSError as reason:
+        shutil.rmtree(draft, ignore_errors=True)
+        _remove_empty(created)
+        raise error(f"the {what} {out} cannot be written: {reason.strerror or reason}.") from reason
+    except BaseException:  # an interrupt too leaves nothing behind
+        shutil.rmtree(draft, ignore_errors=True)
+        _remove_empty(created)
+        raise
+
+
+def _check_replaceable(out: Path, replaces: Callable[[Path], bool], what: str, error: type[VlmError]) -> None:
+    if not os.path.lexists(out):
+        return
+    if not out.is_dir():
+        raise error(f"{out} is a file; the {what} needs a directory: choose another output path.")
+    if any(out.iterdir()) and not replaces(out):
+        raise error(f"{out} exists and is no {what}, so it is not replaced: choose another output path or remove it.")
+
+
+def _swap(draft: Path, out: Path) -> None:
+    if not out.is_dir():
+        draft.rename(out)
+        return
+    old = draft.with_suffix(".old")
+    out.rename(old)
+    try:
+        draft.rename(out)
+    except OSError:
+        old.rename(out)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_empty(created: list[Path]) -> None:
+    """The parent directories made for the draft, innermost first."""
+    for parent in created:
+        with contextlib.suppress(OSError):  # somebody else uses it by now
+            parent.rmdir()

@@ -1,0 +1,20 @@
+"""Residual addition and layer norm in one pass."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    stream = x if delta is None else x + delta
+    return stream, F.layer_norm(stream, (x.shape[-1],), weight, bias, eps)
+
+
+def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """s = x + delta; returns s and layer_norm(s), each [R, C] in x's type, the statistics in float32."""
+    if x.is_cuda and delta is not None:
+        from vlm.ops.kernels.add_layer_norm import add_layer_norm as kernel
+
+        return kernel(x, delta, weight, bias, eps)
+    return reference(x, delta, weight, bias, eps)

@@ -1,0 +1,98 @@
+"""Appends one token to each sequence and decides whether it ends: the last operation of a decode step.
+
+Loops are Nougat's failure mode (Blecher et al., arXiv:2308.13418, §5.4). The detector counts, for every period p, for
+how many tokens the sequence has been equal to itself p tokens before; a run of at least `MIN_LOOP` tokens and
+`LOOP_REPEATS` periods ends the sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+RUNNING, STOP, LOOP, LENGTH = range(4)
+MAX_PERIOD = 128  # tokens
+MIN_LOOP = 96  # repeated tokens
+LOOP_REPEATS = 4  # repetitions after the first occurrence
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """What the decode step reads and writes of each slot. `S` slots, the last one spare."""
+
+    tokens: Tensor  # [S, max_seq_len] int32: prompt and generated tokens
+    logprobs: Tensor  # [S, max_seq_len] float32: of the generated ones
+    lengths: Tensor  # [S] int32: tokens held; the last one is not in the KV cache yet
+    max_lengths: Tensor  # [S] int32
+    finish: Tensor  # [S] int32: RUNNING, STOP, LOOP or LENGTH
+    stop_ids: Tensor  # [S, n] int32, padded with -1
+    forced_last: Tensor  # [S] int32: token that a sequence at its length limit must end in; -1: any
+    detect_loops: Tensor  # [S] int32: 1 when a loop ends the sequence
+    loop_runs: Tensor  # [S, MAX_PERIOD] int32: tokens equal to the token p before, p = 1…
+
+
+def reference(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+    s = slots.long()
+    length, limit = state.lengths[s].long(), state.max_lengths[s]
+    alive = state.finish[s] == RUNNING
+    forced = state.forced_last[s]
+    token = torch.where((length + 1 == limit) & (forced >= 0), forced, tokens.int())
+    at = length.clamp(max=state.tokens.shape[1] - 1)
+    runs = _loop_runs(state, s, length, token)
+
+    state.tokens[s, at] = torch.where(alive, token, state.tokens[s, at])
+    state.logprobs[s, at] = torch.where(alive, logprobs, state.logprobs[s, at])
+    state.loop_runs[s] = torch.where(alive[:, None], runs, state.loop_runs[s])
+    state.lengths[s] += alive.int()
+
+    code = torch.where(length + 1 >= limit, LENGTH, RUNNING)
+    code = torch.where((state.detect_loops[s] == 1) & (runs >= loop_thresholds(s.device)).any(1), LOOP, code)
+    code = torch.where((state.stop_ids[s] == token[:, None]).any(1), STOP, code)
+    state.finish[s] = torch.where(alive, code.int(), state.finish[s])
+
+
+def _loop_runs(state: SlotState, slots: Tensor, length: Tensor, token: Tensor) -> Tensor:
+    """[R, MAX_PERIOD]: the counters once `token` stands at `length`."""
+    earlier = length[:, None] - torch.arange(1, MAX_PERIOD + 1, device=slots.device)
+    same = (earlier >= 0) & (state.tokens[slots[:, None], earlier.clamp(min=0)] == token[:, None])
+    return torch.where(same, state.loop_runs[slots] + 1, 0)
+
+
+def loop_thresholds(device: torch.device) -> Tensor:
+    """[MAX_PERIOD]: the run that makes a loop of each period."""
+    return (torch.arange(1, MAX_PERIOD + 1, device=device) * LOOP_REPEATS).clamp(min=MIN_LOOP)
+
+
+def loop_runs_of(tokens: list[int]) -> list[int]:
+    """The counters after a whole history, on the host: for a sequence that is taken up again after a preemption."""
+    runs = []
+    for period in range(1, MAX_PERIOD + 1):
+        run = 0
+        while run + period < len(tokens) and tokens[-1 - run] == tokens[-1 - run - period]:
+            run += 1
+        runs.append(run)
+    return runs
+
+
+def loop_period(tokens: list[int]) -> int | None:
+    """The shortest period in which a looping history repeats itself at its end; None when it does not loop."""
+    for period, run in enumerate(loop_runs_of(tokens), 1):
+        if run >= max(MIN_LOOP, LOOP_REPEATS * period):
+            return period
+    return None
+
+
+def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+    """Appends tokens[r] to slot slots[r], updates its counters and sets its finish code, all in place.
+
+    A finished slot stays as it is. slots [R] int32, no slot twice but the spare one; tokens [R] int64;
+    logprobs [R] float32
+    """
+    if slots.is_cuda:
+        from vlm.ops.kernels.advance import advance as kernel
+
+        kernel(state, slots, tokens, logprobs)
+    else:
+        reference(state, slots, tokens, logprobs)

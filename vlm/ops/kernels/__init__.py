@@ -1,0 +1,1 @@
+"""Triton kernels; imported only where tensors are on CUDA."""

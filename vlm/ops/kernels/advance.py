@@ -1,0 +1,59 @@
+"""The end of a decode step, a program a row: append, count repetitions, decide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from vlm.ops.advance import SlotState
+
+
+@triton.jit
+def _advance(
+    slots_ptr, token_ptr, logprob_ptr,
+    tokens_ptr, logprobs_ptr, lengths_ptr, limits_ptr, finish_ptr, stops_ptr, forced_ptr, detect_ptr, runs_ptr,
+    width, STOPS: tl.constexpr, PERIODS: tl.constexpr, MIN_LOOP: tl.constexpr, REPEATS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    # a finished slot, the spare one too, stays as it is
+    if tl.load(finish_ptr + slot) == 0:
+        length, limit = tl.load(lengths_ptr + slot), tl.load(limits_ptr + slot)
+        forced = tl.load(forced_ptr + slot)
+        token = tl.load(token_ptr + row).to(tl.int32)
+        token = tl.where((length + 1 == limit) & (forced >= 0), forced, token)
+        history = tokens_ptr + slot * width
+
+        period = tl.arange(0, PERIODS) + 1
+        before = length - period
+        same = tl.load(history + before, mask=before >= 0, other=-1) == token
+        runs = tl.where(same, tl.load(runs_ptr + slot * PERIODS + period - 1) + 1, 0)
+        tl.store(runs_ptr + slot * PERIODS + period - 1, runs)
+        looping = tl.max((runs >= tl.maximum(period * REPEATS, MIN_LOOP)).to(tl.int32))
+
+        tl.store(history + length, token)
+        tl.store(logprobs_ptr + slot * width + length, tl.load(logprob_ptr + row))
+        tl.store(lengths_ptr + slot, length + 1)
+
+        stops = tl.load(stops_ptr + slot * STOPS + tl.arange(0, STOPS))
+        stopped = tl.max((stops == token).to(tl.int32))
+        code = tl.where(length + 1 >= limit, 3, 0)
+        code = tl.where((tl.load(detect_ptr + slot) == 1) & (looping == 1), 2, code)
+        code = tl.where(stopped == 1, 1, code)
+        tl.store(finish_ptr + slot, code)
+
+
+def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+    from vlm.ops.advance import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP
+
+    _advance[(len(slots),)](
+        slots, tokens, logprobs,
+        state.tokens, state.logprobs, state.lengths, state.max_lengths, state.finish, state.stop_ids,
+        state.forced_last, state.detect_loops, state.loop_runs,
+        state.tokens.shape[1], STOPS=state.stop_ids.shape[1], PERIODS=MAX_PERIOD, MIN_LOOP=MIN_LOOP,
+        REPEATS=LOOP_REPEATS, num_warps=1,
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+"""Flash-decoding over a paged cache: a program per (row, head, split of the context), then a merge of the splits.
+
+Dao et al., Flash-Decoding (2023). The work is memory-bound at one query a row, so it runs on the vector units in
+float32 and reads every key and value once.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _attend(
+    q_ptr, k_ptr, v_ptr, tables_ptr, slots_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
+    scale, q_row, q_head, block_stride, head_stride, table_stride,
+    D: tl.constexpr, D_PAD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    heads = tl.num_programs(1)
+    length = tl.load(lengths_ptr + row)
+    table = tables_ptr + tl.load(slots_ptr + row) * table_stride
+    share = tl.cdiv(tl.cdiv(length, SPLITS), TILE) * TILE
+    begin = split * share
+    end = tl.minimum(begin + share, length)
+    d = tl.arange(0, D_PAD)
+    in_head = d < D
+    q = tl.load(q_ptr + row * q_row + head * q_head + d, mask=in_head, other=0.0).to(tl.float32) * scale
+    highest = -float("inf")
+    total = 0.0
+    acc = tl.zeros([D_PAD], tl.float32)
+    for start in range(begin, end, TILE):
+        n = start + tl.arange(0, TILE)
+        seen = n < end
+        block = tl.load(table + n // BLOCK, mask=seen, other=0).to(tl.int64)
+        at = (block * block_stride + head * head_stride + (n % BLOCK) * D)[:, None] + d[None, :]
+        mask = seen[:, None] & in_head[None, :]
+        k = tl.load(k_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        scores = tl.where(seen, tl.sum(k * q[None, :], 1), -float("inf"))
+        new_highest = tl.maximum(highest, tl.max(scores))
+        shrink = tl.exp2(highest - new_highest)
+        weights = tl.exp2(scores - new_highest)
+        total = total * shrink + tl.sum(weights)
+        acc = acc * shrink + tl.sum(weights[:, None] * v, 0)
+        highest = new_highest
+    place = (row * heads + head) * SPLITS + split
+    if SPLITS == 1:
+        tl.store(out_ptr + place * D + d, (acc / total).to(out_ptr.dtype.element_ty), mask=in_head)
+    else:
+        tl.store(out_ptr + place * D_PAD + d, acc)
+        tl.store(max_ptr + place, highest)
+        tl.store(sum_ptr + place, total)
+
+
+@triton.jit
+def _merge(
+    acc_ptr, max_ptr, sum_ptr, out_ptr, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    pair = tl.program_id(0)  # row * heads + head
+    s, d = tl.arange(0, SPLITS), tl.arange(0, D_PAD)
+    highest = tl.load(max_ptr + pair * SPLITS + s)
+    # a split beyond the context has maximum -inf, hence weight 0
+    weight = tl.exp2(highest - tl.max(highest))
+    acc = tl.load(acc_ptr + (pair * SPLITS + s)[:, None] * D_PAD + d[None, :])
+    total = tl.sum(tl.load(sum_ptr + pair * SPLITS + s) * weight)
+    out = tl.sum(acc * weight[:, None], 0) / total
+    tl.store(out_ptr + pair * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@functools.cache
+def _processors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def num_splits(pairs: int, context: int, processors: int) -> int:
+    """A power of two that gives every multiprocessor two programs, with at least a tile of context each."""
+    wanted = min(-(-2 * processors // pairs), max(1, context // 64))
+    return 1 << (wanted.bit_length() - 1)
+
+
+def paged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, lengths: Tensor, scale: float
+) -> Tensor:
+    rows, heads, dim = q.shape
+    block = keys.shape[2]
+    pad = triton.next_power_of_2(dim)
+    splits = num_splits(rows * heads, tables.shape[1] * block, _processors(q.device.index or 0))
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    stats = torch.empty((2, rows * heads * splits), dtype=torch.float32, device=q.device)
+    acc = out if splits == 1 else torch.empty((rows * heads * splits, pad), dtype=torch.float32, device=q.device)
+    _attend[(rows, heads, splits)](
+        q, keys, values, tables, slots, lengths, acc, stats[0], stats[1],
+        scale * LOG2E, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), tables.stride(0),
+        D=dim, D_PAD=pad, BLOCK=block, TILE=64, SPLITS=splits, num_warps=4,
+    )  # fmt: skip
+    if splits > 1:
+        _merge[(rows * heads,)](acc, stats[0], stats[1], out, D=dim, D_PAD=pad, SPLITS=splits, num_warps=1)
+    return out

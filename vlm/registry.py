@@ -1,0 +1,109 @@
+"""Model families and where they come from: catalogs, found through the entry-point group `vlm.catalogs`.
+
+A catalog is a light module (no torch) with two tuples: `MODELS` of `ModelRef` and `FAMILIES` of `FamilySpec`. A package
+of its own may bring another one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any
+
+from vlm.config import Config
+from vlm.errors import ConfigError, listed
+
+CATALOG_GROUP = "vlm.catalogs"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """All that one network needs: its configuration, its module and its weight rules."""
+
+    name: str
+    config: type[Config]
+    parse: Callable[[dict[str, Any]], Config]  # Hugging Face config -> ours; ConfigError names every unsupported field
+    module: Callable[[Any], Any]  # config -> torch.nn.Module whose state_dict names are the rules' targets
+    rules: Callable[[Any], list[Any]]  # config -> weight rules (vlm.convert)
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """Names a ModelSpec without importing it: `module:attribute`."""
+
+    name: str
+    target: str
+
+    def load(self) -> ModelSpec:
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One network of a family and where a Hugging Face folder keeps it."""
+
+    model: str  # a ModelRef's name
+    config_key: str | None = None  # sub-config in config.json; None: the whole
+    weight_prefix: str = ""  # "encoder." for `encoder.embeddings…`
+
+
+@dataclass(frozen=True)
+class FamilySpec:
+    """What users call a model: the networks it is made of, how to know it, and what goes in and comes out."""
+
+    name: str
+    summary: str
+    roles: Mapping[str, Role]  # "visual" | "encoder" | "decoder"
+    matches: Callable[[dict[str, Any]], bool]  # is this Hugging Face config.json of this family?
+    inputs: tuple[str, ...]  # ("image",), ("text",), ("image", "text")
+    postprocess: str | None = None  # `module:function`, text -> text
+    loop_detection: bool = False  # on by default for the family's requests
+    architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name
+
+
+@functools.cache
+def catalogs() -> tuple[Any, ...]:
+    return tuple(entry.load() for entry in sorted(entry_points(group=CATALOG_GROUP), key=lambda e: e.name))
+
+
+def families() -> dict[str, FamilySpec]:
+    return {family.name: family for catalog in catalogs() for family in catalog.FAMILIES}
+
+
+def family(name: str) -> FamilySpec:
+    """Raises ConfigError for a name that no installed catalog brings."""
+    known = families()
+    if name not in known:
+        raise ConfigError(f"model family {name!r} is unknown; installed are {listed(sorted(known), 40)}.")
+    return known[name]
+
+
+@functools.cache
+def model_spec(name: str) -> ModelSpec:
+    for catalog in catalogs():
+        for ref in catalog.MODELS:
+            if ref.name == name:
+                return ref.load()
+    raise ConfigError(f"model {name!r} is in no installed catalog; reinstall the package that brought it.")
+
+
+def match_family(config: dict[str, Any]) -> FamilySpec:
+    """The family of a Hugging Face config.json; ConfigError when there is none."""
+    for spec in families().values():
+        if spec.matches(config):
+            return spec
+    raise ConfigError(
+        f"model_type {config.get('model_type')!r} is not supported; families here are {listed(sorted(families()), 40)}."
+    )
+
+
+def architecture(name: str) -> tuple[FamilySpec, dict[str, Any]]:
+    """A published shape (`nougat-base`) -> its family and Hugging Face config."""
+    known = {arch: spec for spec in families().values() for arch in spec.architectures}
+    if name not in known:
+        raise ConfigError(f"architecture {name!r} is unknown; known are {listed(sorted(known), 40)}.")
+    return known[name], known[name].architectures[name]()

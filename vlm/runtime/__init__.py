@@ -1,0 +1,1 @@
+"""The shared encoder-decoder runtime: it speaks token ids and tensors, never text."""

@@ -1,0 +1,85 @@
+"""The device's copy of every slot's state, and how the host fills it.
+
+Copies from pageable host memory are staged by the driver before the call returns, so host buffers may be reused at
+once, and the stream's order keeps them behind the bursts that still read the old values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vlm.ops.advance import MAX_PERIOD, SlotState, loop_runs_of
+from vlm.runtime.kv_cache import CacheShape
+from vlm.runtime.request import MAX_STOP_IDS, Sequence
+
+
+class BatchState:
+    """Per-slot tensors for `num_slots` sequences and one spare slot, which pads a batch to its bucket."""
+
+    def __init__(self, num_slots: int, max_seq_len: int, shape: CacheShape, device: torch.device):
+        self.spare, self.device = num_slots, device
+        size = num_slots + 1
+        ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
+        self.slots = SlotState(
+            tokens=ints(max_seq_len),
+            logprobs=torch.zeros(size, max_seq_len, device=device),
+            lengths=ints() + 1,
+            max_lengths=ints() + max_seq_len,
+            finish=ints() + 1,  # the spare slot never advances
+            stop_ids=ints(MAX_STOP_IDS) - 1,
+            forced_last=ints() - 1,
+            detect_loops=ints(),
+            loop_runs=ints(MAX_PERIOD),
+        )
+        self.temperature = torch.zeros(size, device=device)
+        self.top_p = torch.ones(size, device=device)
+        self.top_k = ints()
+        self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
+        self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
+        self.cross_lengths = ints() + 1
+        self._table_sizes: dict[int, int] = {}
+
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]], forced_last: int) -> None:
+        """Fills the slots of newly admitted sequences."""
+        slots = self._index([s.slot for s in sequences])
+        state = self.slots
+        put = lambda target, values: target.index_copy_(0, slots, self._upload(values, target))  # noqa: E731
+        put(state.tokens, _padded([s.tokens for s in sequences], state.tokens.shape[1], 0))
+        put(
+            state.logprobs,
+            _padded([[0.0] * s.prompt_length + s.logprobs for s in sequences], state.tokens.shape[1], 0.0),
+        )
+        put(state.lengths, [len(s.tokens) for s in sequences])
+        put(state.max_lengths, [s.max_length for s in sequences])
+        put(state.finish, [0] * len(sequences))
+        put(state.stop_ids, _padded(stop_ids, MAX_STOP_IDS, -1))
+        put(state.forced_last, [forced_last] * len(sequences))
+        params = [s.request.params for s in sequences]
+        put(state.detect_loops, [int(p.loop_detection) for p in params])
+        put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
+        put(self.temperature, [p.temperature for p in params])
+        put(self.top_p, [p.top_p for p in params])
+        put(self.top_k, [p.top_k for p in params])
+        put(self.seeds, [s.seed for s in sequences])
+        put(self.cross_lengths, [s.num_features for s in sequences])
+        put(self.cross_tables, _padded([s.cross_blocks for s in sequences], self.cross_tables.shape[1], 0))
+        self._table_sizes.update((s.slot, 0) for s in sequences)
+
+    def update_tables(self, sequences: list[Sequence]) -> None:
+        """Uploads the self block tables that have grown."""
+        grown = [s for s in sequences if self._table_sizes.get(s.slot) != len(s.self_blocks)]
+        if grown:
+            rows = _padded([s.self_blocks for s in grown], self.self_tables.shape[1], 0)
+            self.self_tables.index_copy_(0, self._index([s.slot for s in grown]), self._upload(rows, self.self_tables))
+            self._table_sizes.update((s.slot, len(s.self_blocks)) for s in grown)
+
+    def _index(self, slots: list[int]) -> Tensor:
+        return torch.tensor(slots).to(self.device, non_blocking=True)
+
+    def _upload(self, values: list, like: Tensor) -> Tensor:
+        return torch.tensor(values, dtype=like.dtype).to(self.device, non_blocking=True)
+
+
+def _padded(rows: list[list], width: int, fill: float) -> list[list]:
+    return [row + [fill] * (width - len(row)) for row in rows]

@@ -1,0 +1,72 @@
+"""Device memory of the paged self- and cross-attention cache: one pool, sized once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from vlm.config import ModelConfig, RuntimeConfig
+from vlm.errors import OutOfMemoryError
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Blocks of the pool by use; tables per slot."""
+
+    num_self: int
+    num_cross: int
+    self_table: int  # blocks a slot's self table holds
+    cross_table: int
+
+    @property
+    def num_blocks(self) -> int:
+        return self.num_self + self.num_cross + 1  # the spare block
+
+
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Keys and values of one block over all layers."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * block_size * dtype.itemsize
+
+
+def plan_cache(
+    model: ModelConfig,
+    runtime: RuntimeConfig,
+    *,
+    batch_size: int,
+    max_seq_len: int,
+    max_encoder_len: int,
+    dtype: torch.dtype,
+    free_bytes: int | None,
+) -> CacheShape:
+    """How many blocks to hold: what the memory fraction allows, and no more than a full batch can use.
+
+    `free_bytes` is the device's free memory, None where it is not a limit (CPU).
+    Raises OutOfMemoryError when not even one sequence of full length fits.
+    """
+    self_table, cross_table = -(-max_seq_len // runtime.block_size), -(-max_encoder_len // runtime.block_size)
+    need_self, need_cross = batch_size * self_table, batch_size * cross_table
+    size = block_bytes(model, runtime.block_size, dtype)
+    total = runtime.max_kv_blocks
+    if total is None and free_bytes is not None:
+        total = int(free_bytes * runtime.kv_cache_free_gpu_memory_fraction) // size
+    if total is None:
+        return CacheShape(need_self, need_cross, self_table, cross_table)
+    cross = int(total * runtime.cross_kv_cache_fraction)
+    shape = CacheShape(min(need_self, total - cross), min(need_cross, cross), self_table, cross_table)
+    if shape.num_self < self_table or shape.num_cross < cross_table:
+        raise OutOfMemoryError(
+            f"the KV cache has room for {shape.num_self} self- and {shape.num_cross} cross-attention blocks of"
+            f" {size / 2**20:.2f} MiB, one sequence of {max_seq_len} tokens over {max_encoder_len} encoder rows needs"
+            f" {self_table} and {cross_table}; lower max_seq_len, use a 16-bit dtype, or change"
+            " kv_cache_free_gpu_memory_fraction or cross_kv_cache_fraction."
+        )
+    return shape
+
+
+def allocate(
+    model: ModelConfig, shape: CacheShape, block_size: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[layers, 2, blocks, kv_heads, block_size, head_dim] of zeros"""
+    size = (model.num_layers, 2, shape.num_blocks, model.num_kv_heads, block_size, model.head_dim)
+    return torch.zeros(size, dtype=dtype, device=device)

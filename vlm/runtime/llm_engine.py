@@ -1,0 +1,157 @@
+"""The engine's loop: requests in, token updates out."""
+
+from __future__ import annotations
+
+import itertools
+
+from vlm.config import ModelConfig
+from vlm.errors import LimitError
+from vlm.runtime.executor import Burst, TorchExecutor
+from vlm.runtime.request import FINISH_REASONS, MAX_STOP_IDS, Request, Sequence, Update
+from vlm.runtime.scheduler import Plan, Scheduler, Starved
+
+
+class LLMEngine:
+    """In-flight batching: sequences join and leave between bursts of decode steps.
+
+    On an asynchronous device the next burst is launched before the last one's tokens are read, so the host's work is
+    hidden behind the device's; a finished sequence then idles for at most one burst.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        executor: TorchExecutor,
+        scheduler: Scheduler,
+        *,
+        max_seq_len: int,
+        max_encoder_len: int,
+        num_features: int | None,
+        eos_token_ids: tuple[int, ...],
+        forced_eos_token_id: int | None = None,
+    ):
+        self.config, self.executor, self.scheduler = config, executor, scheduler
+        self.max_seq_len, self.max_encoder_len, self.num_features = max_seq_len, max_encoder_len, num_features
+        self.eos_token_ids, self.forced_eos_token_id = eos_token_ids, forced_eos_token_id
+        self._ids = itertools.count()
+        self._sequences: dict[int, Sequence] = {}
+        self._aborted: set[int] = set()
+        self._in_flight: Burst | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(self, request: Request) -> int:
+        """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
+        sequence = self._sequence(request)
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+        return sequence.id
+
+    def abort(self, request_id: int) -> None:
+        """Ends a request at the next step, with finish reason `abort`; an ended one is left alone."""
+        if request_id in self._sequences:
+            self._aborted.add(request_id)
+
+    def step(self) -> list[Update]:
+        """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready."""
+        updates = self._drop_aborted() if self._aborted else []
+        plan, early = self._schedule()
+        updates += early
+        if plan.admitted:
+            self._admit(plan.admitted)
+        last, self._in_flight = self._in_flight, None
+        if plan.running:
+            self._in_flight = self.executor.launch(plan.running, plan.steps)
+        if last is not None:
+            updates += self._apply(last)
+        if not self.executor.asynchronous or not self._more_to_launch():
+            updates += self._collect()
+        return updates
+
+    def _more_to_launch(self) -> bool:
+        return bool(self.scheduler.waiting) or any(s.scheduled < s.max_length for s in self.scheduler.running)
+
+    def _schedule(self) -> tuple[Plan, list[Update]]:
+        try:
+            return self.scheduler.schedule(in_flight=self._in_flight is not None), []
+        except Starved:
+            early = self._collect()
+            return self.scheduler.schedule(in_flight=False), early
+
+    def _collect(self) -> list[Update]:
+        burst, self._in_flight = self._in_flight, None
+        return self._apply(burst) if burst is not None else []
+
+    def _admit(self, sequences: list[Sequence]) -> None:
+        stops = [self._stop_ids(s.request) for s in sequences]
+        forced = -1 if self.forced_eos_token_id is None else self.forced_eos_token_id
+        self.executor.admit(sequences, stops, forced)
+
+    def _apply(self, burst: Burst) -> list[Update]:
+        """Takes a burst's tokens over into its sequences and releases the ended ones."""
+        updates = []
+        for sequence, (length, code, tokens, logprobs) in zip(burst.sequences, burst.collect(), strict=True):
+            # released while the burst ran: it had ended one burst earlier
+            if sequence.finished:
+                continue
+            new = length - len(sequence.tokens)
+            sequence.tokens += tokens[:new]
+            sequence.logprobs += logprobs[:new]
+            if code:
+                self._end(sequence, self._reason(sequence, code))
+            updates.append(Update(sequence, tuple(tokens[:new])))
+        return updates
+
+    def _reason(self, sequence: Sequence, code: int) -> str:
+        reason = FINISH_REASONS[code]
+        ended_by_eos = reason == "stop" and sequence.tokens[-1] in self.eos_token_ids
+        return "eos" if ended_by_eos and not sequence.request.params.ignore_eos else reason
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        sequence.finish_reason = reason
+        self.scheduler.release(sequence)
+        del self._sequences[sequence.id]
+
+    def _drop_aborted(self) -> list[Update]:
+        updates = self._collect()
+        for request_id in self._aborted & self._sequences.keys():
+            sequence = self._sequences[request_id]
+            if sequence.slot is None:
+                self.scheduler.waiting.remove(sequence)
+                sequence.finish_reason = "abort"
+                del self._sequences[request_id]
+            else:
+                self._end(sequence, "abort")
+            updates.append(Update(sequence, ()))
+        self._aborted.clear()
+        return updates
+
+    def _stop_ids(self, request: Request) -> list[int]:
+        eos = () if request.params.ignore_eos else self.eos_token_ids
+        return list(dict.fromkeys((*eos, *request.params.stop_token_ids)))[:MAX_STOP_IDS]
+
+    def _sequence(self, request: Request) -> Sequence:
+        prompt, params = len(request.decoder_prompt_token_ids), request.params
+        features = self.num_features if request.encoder_output is None else len(request.encoder_output)
+        wanted = self.max_seq_len if params.max_new_tokens is None else prompt + params.max_new_tokens
+        if wanted > self.max_seq_len or prompt >= self.max_seq_len:
+            raise LimitError(
+                f"{prompt} prompt tokens and {params.max_new_tokens or 1} new ones are more than the {self.max_seq_len}"
+                " that the engine was built for; ask for fewer or build with a larger --max-seq-len."
+            )
+        if features > self.max_encoder_len:
+            raise LimitError(
+                f"the encoder output has {features} rows, the engine was built for {self.max_encoder_len}; build with"
+                " a larger --max-encoder-input-len."
+            )
+        if self.scheduler.never_fits(wanted, features):
+            raise LimitError(
+                f"a sequence of {wanted} tokens over {features} encoder rows does not fit the KV cache; lower"
+                " max_new_tokens or give the cache more memory."
+            )
+        if bad := [t for t in request.decoder_prompt_token_ids if not 0 <= t < self.config.vocab_size]:
+            raise LimitError(f"token id {bad[0]} is outside the vocabulary of {self.config.vocab_size}.")
+        tokens = list(request.decoder_prompt_token_ids)
+        return Sequence(next(self._ids), request, wanted, features, tokens)

@@ -1,0 +1,107 @@
+"""What is asked (`Request`, immutable), how it is sampled, its scheduled state (`Sequence`), and what comes back."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vlm.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_STOP_IDS = 16
+FINISH_REASONS = ("", "stop", "loop", "length")  # by the device's finish code; 0 is running
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Temperature 0 is greedy. `top_k` 0 and `top_p` 1 switch the filters off, which follow Hugging Face's order
+    (temperature, top-k, top-p)."""
+
+    max_new_tokens: int | None = None  # None: as many as the engine holds
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None  # None: drawn at random
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    loop_detection: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise InputError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1.")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise InputError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
+        if self.top_k < 0:
+            raise InputError(f"top_k is {self.top_k}; it must be 0 (off) or more.")
+        if not 0.0 < self.top_p <= 1.0:
+            raise InputError(f"top_p is {self.top_p}; it must lie in (0, 1].")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise InputError(f"seed is {self.seed}; it must lie in [0, 2^63).")
+        if len(self.stop_token_ids) > MAX_STOP_IDS - 4:
+            raise InputError(f"{len(self.stop_token_ids)} stop token ids were given; {MAX_STOP_IDS - 4} are allowed.")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One input: either an image for the visual encoder or its output, and the tokens the decoder starts from."""
+
+    decoder_prompt_token_ids: tuple[int, ...]
+    pixel_values: Tensor | None = None  # [C, H, W] float32
+    encoder_output: Tensor | None = None  # [T, hidden]
+    params: SamplingParams = field(default_factory=SamplingParams)
+
+    def __post_init__(self) -> None:
+        if (self.pixel_values is None) == (self.encoder_output is None):
+            raise InputError("a request takes either pixel_values or encoder_output.")
+        if not self.decoder_prompt_token_ids:
+            raise InputError("decoder_prompt_token_ids is empty; it needs at least the decoder's start token.")
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request's scheduled state on the host; what it has on the device is behind `slot` and the block lists."""
+
+    id: int
+    request: Request
+    max_length: int  # tokens in all, prompt included
+    num_features: int  # encoder rows
+    tokens: list[int]  # prompt, then what was generated
+    logprobs: list[float] = field(default_factory=list)
+    slot: int | None = None
+    self_blocks: list[int] = field(default_factory=list)
+    cross_blocks: list[int] = field(default_factory=list)
+    scheduled: int = 0  # upper bound of len(tokens) once every launched burst has run
+    finish_reason: str = ""
+    seed: int = 0
+    preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        seed = self.request.params.seed
+        self.seed = int.from_bytes(os.urandom(7), "little") if seed is None else seed
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.decoder_prompt_token_ids)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.finish_reason)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a step brought for one sequence."""
+
+    sequence: Sequence
+    new_token_ids: tuple[int, ...]
+
+    @property
+    def finished(self) -> bool:
+        return self.sequence.finished
