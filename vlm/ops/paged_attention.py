@@ -22,7 +22,9 @@ def reference(
     # float32 throughout, as the kernel accumulates
     scores = torch.einsum("rhd,rhtd->rht", q.float() * scale, k.float())
     weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(-1)
-    return torch.einsum("rht,rhtd->rhd", weights, v.float()).to(q.dtype)
+    # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
+    v = v.float().masked_fill(hidden[:, None, :, None], 0.0)
+    return torch.einsum("rht,rhtd->rhd", weights, v).to(q.dtype)
 
 
 def _rows(blocks: Tensor) -> Tensor:

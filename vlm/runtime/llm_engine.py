@@ -101,7 +101,7 @@ class LLMEngine:
             sequence.logprobs += logprobs[:new]
             if code:
                 self._end(sequence, self._reason(sequence, code))
-            updates.append(Update(sequence, tuple(tokens[:new])))
+            updates.append(Update(sequence, tuple(tokens[:new]), sequence.finished))
         return updates
 
     def _reason(self, sequence: Sequence, code: int) -> str:
@@ -124,7 +124,7 @@ class LLMEngine:
                 del self._sequences[request_id]
             else:
                 self._end(sequence, "abort")
-            updates.append(Update(sequence, ()))
+            updates.append(Update(sequence, (), True))
         self._aborted.clear()
         return updates
 

@@ -97,11 +97,8 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Update:
-    """What a step brought for one sequence."""
+    """What a burst brought for one sequence."""
 
     sequence: Sequence
     new_token_ids: tuple[int, ...]
-
-    @property
-    def finished(self) -> bool:
-        return self.sequence.finished
+    finished: bool  # by this burst; the sequence itself may have moved on since

@@ -1,0 +1,105 @@
+"""One check a kernel: random inputs, ragged, against the reference. Run on Triton's interpreter and on a GPU."""
+
+from __future__ import annotations
+
+import torch
+
+from vlm.ops import add_layer_norm as norm_op
+from vlm.ops import advance as advance_op
+from vlm.ops import kv_write as write_op
+from vlm.ops import paged_attention as attention_op
+from vlm.ops import sample as sample_op
+from vlm.ops.kernels import add_layer_norm as norm_kernel
+from vlm.ops.kernels import advance as advance_kernel
+from vlm.ops.kernels import kv_write as write_kernel
+from vlm.ops.kernels import paged_attention as attention_kernel
+from vlm.ops.kernels import sample as sample_kernel
+
+SLOTS = 6
+
+
+def _ints(high: int, *size: int, low: int = 0) -> torch.Tensor:
+    return torch.randint(low, high, size, dtype=torch.int32)
+
+
+def paged_attention(device: torch.device) -> None:
+    # (rows, heads, head size, block size, blocks a table): one and several splits, odd head sizes
+    for rows, heads, dim, block, width in ((3, 2, 12, 8, 5), (1, 4, 64, 16, 40), (5, 3, 80, 16, 9), (2, 2, 32, 8, 64)):
+        keys, values = (torch.randn(99, heads, block, dim) for _ in range(2))
+        # what lies beyond a sequence's length must not matter
+        keys[-1], values[-1] = float("nan"), float("nan")
+        tables = _ints(98, SLOTS, width)
+        slots, lengths = _ints(SLOTS, rows), _ints(width * block + 1, rows, low=1)
+        lengths[0] = 1
+        tables[slots[0].item(), 1:] = 98
+        lengths[slots == slots[0]] = 1
+        q = torch.randn(rows, 3, heads, dim)[:, 1]
+        arguments = [x.to(device) for x in (q, keys, values, tables, slots, lengths)]
+        want = attention_op.reference(*arguments, dim**-0.5)
+        attention_kernel._processors = lambda index: 132
+        torch.testing.assert_close(attention_kernel.paged_attention(*arguments, dim**-0.5), want, atol=2e-6, rtol=1e-5)
+
+
+def kv_write(device: torch.device) -> None:
+    for rows, heads, dim, block, width in ((6, 3, 12, 8, 4), (4, 4, 64, 16, 3)):
+        tables = torch.randperm(SLOTS * width, dtype=torch.int32).view(SLOTS, width).to(device)
+        slots, positions = (
+            torch.randperm(SLOTS, dtype=torch.int32)[:rows].to(device),
+            _ints(width * block, rows).to(device),
+        )
+        k, v = torch.randn(rows, 3, heads, dim, device=device)[:, 1:].unbind(1)
+        caches = [torch.zeros(SLOTS * width, heads, block, dim, device=device) for _ in range(4)]
+        write_op.reference(k, v, *caches[:2], tables, slots, positions)
+        write_kernel.kv_write(k, v, *caches[2:], tables, slots, positions)
+        assert torch.equal(caches[0], caches[2]) and torch.equal(caches[1], caches[3])
+        assert caches[0].count_nonzero() == rows * heads * dim
+
+
+def add_layer_norm(device: torch.device) -> None:
+    for width in (24, 256, 1000):
+        x, delta = torch.randn(2, 5, width, device=device)
+        weight, bias = torch.randn(2, width, device=device)
+        want = norm_op.reference(x, delta, weight, bias, 1e-5)
+        found = norm_kernel.add_layer_norm(x, delta, weight, bias, 1e-5)
+        for a, b in zip(found, want, strict=True):
+            torch.testing.assert_close(a, b, atol=5e-6, rtol=1e-5)
+
+
+def greedy(device: torch.device) -> None:
+    for vocab in (7, 1000, 50001):
+        logits = torch.randn(4, vocab).round(decimals=1).to(device)  # rounded: many equals
+        logits[1, :] = 0.5
+        want, want_logprob = logits.argmax(-1), logits.log_softmax(-1).max(-1).values
+        # the first of equals
+        want = (logits == logits.gather(-1, want[:, None])).int().argmax(-1)
+        token, logprob = sample_kernel.greedy(logits)
+        assert torch.equal(token, want)
+        torch.testing.assert_close(logprob, want_logprob, atol=2e-5, rtol=1e-5)
+        reference_token, _ = sample_op.greedy_reference(logits)
+        assert torch.equal(logits.gather(-1, reference_token[:, None]), logits.gather(-1, token[:, None]))
+
+
+def advance(device: torch.device) -> None:
+    from vlm.runtime.batch_state import BatchState
+    from vlm.runtime.kv_cache import CacheShape
+
+    states = [BatchState(SLOTS, 260, CacheShape(8, 8, 4, 4), device).slots for _ in range(2)]
+    for state in states:
+        state.finish[:SLOTS] = 0
+        state.finish[2] = 1
+        state.max_lengths[0] = 5
+        state.forced_last[0] = 77
+        state.stop_ids[1, 3] = 9
+        state.detect_loops[3:] = 1
+    slots = torch.tensor([0, 1, 2, 3, 4, SLOTS, SLOTS], dtype=torch.int32, device=device)
+    for turn in range(200):
+        tokens = torch.tensor([3, turn % 50, 4, 5, turn % 20, 1, 1], device=device)
+        logprobs = -torch.rand(7).to(device)
+        advance_op.reference(states[0], slots, tokens, logprobs)
+        advance_kernel.advance(states[1], slots, tokens, logprobs)
+    assert states[0].finish.tolist()[:5] == [3, 1, 1, 2, 2]
+    for name in ("tokens", "logprobs", "lengths", "finish", "loop_runs"):
+        assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
+
+
+CASES = {f.__name__: f for f in (paged_attention, kv_write, add_layer_norm, greedy, advance)}

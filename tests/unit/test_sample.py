@@ -1,0 +1,74 @@
+"""Choosing tokens: the filters against Hugging Face's, the draws against the exact distribution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from vlm.ops import sample
+
+
+def hugging_face(logits, temperature, top_k, top_p):
+    if temperature != 1:
+        logits = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k:
+        logits = TopKLogitsWarper(top_k)(None, logits)
+    if top_p < 1:
+        logits = TopPLogitsWarper(top_p)(None, logits)
+    return logits
+
+
+SETTINGS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.9, 12, 0.5), (0.5, 1, 0.9), (2.0, 400, 0.95)]
+
+
+def test_filters_equal_hugging_faces_row_by_row_in_one_batch():
+    torch.manual_seed(0)
+    logits = torch.randn(len(SETTINGS), 97) * 3
+    columns = [torch.tensor(c) for c in zip(*SETTINGS, strict=True)]
+    found = sample.filtered(logits, *columns)
+    for row, setting in enumerate(SETTINGS):
+        want = hugging_face(logits[row : row + 1], *setting)[0]
+        assert torch.equal(found[row].isinf(), want.isinf()), setting
+        torch.testing.assert_close(found[row], want)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_draws_follow_the_exact_distribution(setting):
+    torch.manual_seed(1)
+    logits, draws = torch.randn(1, 20) * 1.5, 6000
+    params = [torch.tensor([value]).expand(draws) for value in setting]
+    seeds = torch.full((draws,), 1234567890123)
+    token, _ = sample.sample(logits.expand(draws, -1), *params, seeds, torch.arange(draws))
+    exact = hugging_face(logits, *setting).softmax(-1)[0]
+    counts = torch.bincount(token, minlength=20).double()
+    kept = exact > 0
+    assert counts[~kept].sum() == 0
+    expected = exact[kept].double() * draws
+    chi_square = ((counts[kept] - expected) ** 2 / expected).sum()
+    # mean n - 1, deviation sqrt(2 (n - 1)): six deviations
+    freedom = max(int(kept.sum()) - 1, 1)
+    assert chi_square < freedom + 6 * (2 * freedom) ** 0.5
+
+
+def test_a_row_draws_the_same_in_any_batch_and_another_with_another_seed():
+    torch.manual_seed(2)
+    logits = torch.randn(8, 500)
+    columns = [torch.full((8,), 0.9), torch.full((8,), 50), torch.full((8,), 0.95)]
+    seeds, positions = torch.arange(8) * 7919 + 2**40, torch.arange(8) + 3
+    together, _ = sample.sample(logits, *columns, seeds, positions)
+    for row in range(8):
+        alone, _ = sample.sample(logits[[row]], *(c[:1] for c in columns), seeds[[row]], positions[[row]])
+        assert alone == together[row]
+    others = [sample.sample(logits, *columns, seeds + n, positions)[0] for n in range(1, 20)]
+    assert torch.stack(others).ne(together).any(0).all()
+
+
+def test_temperature_zero_is_greedy_with_the_models_log_probability():
+    logits = torch.randn(3, 50)
+    zeros = torch.zeros(3)
+    token, logprob = sample.sample(logits, zeros, zeros.int(), zeros + 1, zeros.long(), zeros.int())
+    want, want_logprob = sample.greedy(logits)
+    assert torch.equal(token, want) and torch.equal(token, logits.argmax(-1))
+    torch.testing.assert_close(logprob, want_logprob)
+    torch.testing.assert_close(logprob, logits.log_softmax(-1).max(-1).values)
