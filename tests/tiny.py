@@ -6,6 +6,9 @@ import torch
 from transformers import DonutSwinConfig, MBartConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
 
 
+END_SCALE = 1.4
+
+
 def nougat_config(
     *,
     image_size=(64, 48),
@@ -41,15 +44,17 @@ def nougat_config(
     return config
 
 
-def nougat(seed: int = 0, **options) -> VisionEncoderDecoderModel:
+def nougat(seed: int = 0, spread: float = 0.35, **options) -> VisionEncoderDecoderModel:
     """Random, in float32 and evaluation mode. Its generations vary with the image and reach the end token at times."""
     torch.manual_seed(seed)
     model = VisionEncoderDecoderModel(nougat_config(**options)).eval()
     generator = torch.Generator().manual_seed(seed + 1)
     for parameter in model.parameters():
         # initial weights are so small that every token would look alike
-        spread = 0.35 if parameter.ndim >= 2 else 0.2
-        parameter.data += torch.randn(parameter.shape, generator=generator) * spread
+        scale = spread if parameter.ndim >= 2 else spread / 2
+        parameter.data += torch.randn(parameter.shape, generator=generator) * scale
+    # a longer row is the likeliest token more often
+    model.decoder.get_output_embeddings().weight.data[2] *= END_SCALE
     generation = model.generation_config
     generation.decoder_start_token_id, generation.pad_token_id = 0, 1
     generation.bos_token_id, generation.eos_token_id, generation.forced_eos_token_id = 0, 2, None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +102,7 @@ def write_checkpoint(
     roles: Mapping[str, RoleWeights],
     generation: dict[str, Any],
     source: str,
-    processor_files: Iterable[Path] = (),
+    processor_files: Sequence[Path] = (),
     progress: Progress | None = None,
 ) -> Checkpoint:
     """Writes a checkpoint whole or not at all; the same input gives the same bytes. An older checkpoint is replaced."""
@@ -147,7 +147,7 @@ def write_roles(
     return files
 
 
-def copy_processor(files: Iterable[Path], draft: Path) -> list[Path]:
+def copy_processor(files: Sequence[Path], draft: Path) -> list[Path]:
     """Copies them to `processor/`; no file, no directory."""
     copies = [draft / "processor" / file.name for file in files]
     if copies:
@@ -168,10 +168,9 @@ def dtype_of(roles: Mapping[str, RoleWeights]) -> str:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Says whether a directory is (what is left of) a checkpoint of ours."""
+    """Says whether a directory is a checkpoint of ours, of whatever format version."""
     try:
         manifest = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        # config.json lost or damaged: our weight files' layout still shows what it was
-        return not (path / "manifest.json").exists() and any(path.glob("*/rank0.safetensors"))
+        return False
     return isinstance(manifest, dict) and {"format_version", "family", "roles"} <= set(manifest)

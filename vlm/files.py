@@ -47,7 +47,7 @@ def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: ty
     An `out` that exists is replaced when it is empty or when `replaces(out)` says that it is an older one of its kind;
     anything else is the user's and an `error`.
     """
-    out = Path(os.path.abspath(out))
+    out = out.resolve()
     _check_replaceable(out, replaces, what, error)
     created = [parent for parent in out.parents if not parent.exists()]
     draft = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}.tmp"

@@ -90,11 +90,11 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
 
 def load_module(engine: EngineDir, role: str, device: torch.device) -> nn.Module:
     """One role's network with its weights on `device`; nothing is initialized twice."""
-    spec = registry.model_spec(engine.model(role))
+    spec = registry.model_spec(engine.roles[role])
     config = spec.config.from_dict(engine.config(role))
     with torch.device("meta"):
         module = spec.module(config)
-    weights = {name: tensor.to(device) for name, tensor in engine.weights(role).items()}
+    weights = engine.weights(role, device=device)
     try:
         module.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:

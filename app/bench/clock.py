@@ -1,0 +1,38 @@
+"""Medians of what takes time."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds(call: Callable[[], Any], device: torch.device) -> float:
+    """Wall time of one call, the device's work included."""
+    synchronize(device)
+    start = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def repeated(call: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
+    return [seconds(call, device) for _ in range(repeats)]
+
+
+def milliseconds(values: list[float]) -> float:
+    """Their median."""
+    return statistics.median(values) * 1e3
+
+
+def per_token(whole: list[float], first: list[float], tokens: int) -> float:
+    """Milliseconds a token: (T(n tokens) - T(1 token)) / (n - 1), the same for every system."""
+    return (milliseconds(whole) - milliseconds(first)) / (tokens - 1)

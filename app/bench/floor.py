@@ -1,0 +1,64 @@
+"""The time below which no decode step can go: the bytes it must read at the bandwidth that this device shows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from app.bench.clock import repeated
+
+if TYPE_CHECKING:
+    from vlm.compile.engine_dir import EngineDir
+
+# a row of the position table a token; K and V of the encoder's rows are in the cache since the prefill
+NOT_READ = ("positions.*", "*.cross_attention.kv.*")
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Of one decode step of a whole batch, at the mean context of a generation."""
+
+    weight_bytes: int
+    kv_bytes: int
+    bandwidth: float  # bytes a second, measured
+
+    @property
+    def step_ms(self) -> float:
+        return (self.weight_bytes + self.kv_bytes) / self.bandwidth * 1e3
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"step_ms": self.step_ms}
+
+
+def decode_floor(engine: EngineDir, *, batch_size: int, new_tokens: int, bandwidth: float) -> Floor:
+    """Weights once a step, and each sequence's cross- and (at its mean length) self-attention cache."""
+    from vlm.registry import model_spec
+
+    config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
+    item = getattr(torch, engine.build.dtype).itemsize
+    row = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item
+    rows = engine.build.max_encoder_input_len + new_tokens // 2
+    return Floor(decoder_bytes(engine), batch_size * rows * row, bandwidth)
+
+
+def decoder_bytes(engine: EngineDir) -> int:
+    """Bytes of decoder weights that every step reads. An embedding table counts where it is the output head too."""
+    weights = engine.weights("decoder")
+    skipped = (*NOT_READ, "embedding.*") if "head.weight" in weights else NOT_READ
+    return sum(t.nbytes for name, t in weights.items() if not any(fnmatch(name, pattern) for pattern in skipped))
+
+
+def bandwidth(device: torch.device, repeats: int = 10) -> float:
+    """Bytes a second: the best of a reduction (reads only) and a copy (reads and writes) far larger than any cache."""
+    count = 2**30 if device.type == "cuda" else 2**26  # floats
+    source = torch.ones(count, device=device)
+    target = torch.empty_like(source)
+    calls = ((source.nbytes, source.sum), (2 * source.nbytes, lambda: target.copy_(source)))
+    best = 0.0
+    for size, call in calls:
+        repeated(call, device, 2)
+        best = max(best, size / min(repeated(call, device, repeats)))
+    return best

@@ -1,0 +1,66 @@
+"""The baseline: transformers' own generate, greedy, with a fixed number of tokens, as its documentation has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.bench.clock import milliseconds, per_token, repeated
+
+
+class Baseline:
+    """A VisionEncoderDecoderModel on the device."""
+
+    def __init__(self, folder: Path, dtype: str, device: torch.device):
+        from transformers import VisionEncoderDecoderModel
+
+        model = VisionEncoderDecoderModel.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self.model, self.device = model.to(device).eval(), device
+
+    @property
+    def description(self) -> dict[str, Any]:
+        import transformers
+
+        parts = {"encoder": self.model.encoder, "decoder": self.model.decoder}
+        attention = {name: part.config._attn_implementation for name, part in parts.items()}
+        return {"transformers": transformers.__version__, "mode": "eager generate, greedy", "attention": attention}
+
+    @torch.inference_mode()
+    def generate(self, pixel_values: Tensor, new_tokens: int) -> Tensor:
+        """[B, C, H, W] -> [B, 1 + new_tokens]"""
+        tokens = self.model.generate(
+            pixel_values=self._on_device(pixel_values),
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            do_sample=False,
+            num_beams=1,
+        )
+        assert tokens.shape[1] == 1 + new_tokens, tokens.shape
+        return tokens
+
+    @torch.inference_mode()
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, rows, hidden]"""
+        return self.model.encoder(self._on_device(pixel_values)).last_hidden_state
+
+    def measure(self, pixel_values: Tensor, new_tokens: int, repeats: int) -> dict[str, Any]:
+        """Milliseconds of the encoder, of the first token, and of each further token, for the whole batch."""
+        self.generate(pixel_values, min(new_tokens, 8))  # warm-up
+        encode = repeated(lambda: self.encode(pixel_values), self.device, repeats)
+        first = repeated(lambda: self.generate(pixel_values, 1), self.device, repeats)
+        whole = repeated(lambda: self.generate(pixel_values, new_tokens), self.device, repeats)
+        return {
+            **self.description,
+            "batch_size": len(pixel_values),
+            "new_tokens": new_tokens,
+            "encode_ms": milliseconds(encode),
+            "first_token_ms": milliseconds(first),
+            "ms_per_token": per_token(whole, first, new_tokens),
+            "seconds": {"first_token": first, "whole": whole},
+        }
+
+    def _on_device(self, pixel_values: Tensor) -> Tensor:
+        return pixel_values.to(self.device, self.model.dtype)

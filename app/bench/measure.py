@@ -1,0 +1,177 @@
+"""`latency` and `throughput`: the same model, inputs and definitions for us, for Hugging Face and for the floor."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import vlm
+from app.bench.clock import milliseconds, per_token, repeated
+from app.bench.config import BenchConfig
+from app.bench.environment import environment
+from app.bench.floor import Floor, bandwidth, decode_floor
+from app.bench.huggingface import Baseline
+from app.bench.subject import Progress, Subject, prepare
+from vlm.compile.engine_dir import EngineDir
+from vlm.registry import model_spec
+from vlm.runtime.loader import resolve_device
+
+if TYPE_CHECKING:
+    from vlm.pipeline import Pipeline
+
+Results = dict[str, Any]
+DISTINCT_IMAGES = 8  # kept in memory; more pages take turns
+
+
+def latency(config: BenchConfig, progress: Progress | None = None) -> Results:
+    """One page at a time: encoder, first token, each further token."""
+    return _run("latency", dataclasses.replace(config, batch_size=1, pages=1), _latency, progress)
+
+
+def throughput(config: BenchConfig, progress: Progress | None = None) -> Results:
+    """Many pages through a full batch: pages and tokens a second."""
+    return _run("throughput", config, _throughput, progress)
+
+
+def _run(
+    kind: str,
+    config: BenchConfig,
+    measure: Callable[[Pipeline, list[Tensor], BenchConfig], Results],
+    progress: Progress | None,
+) -> Results:
+    device = resolve_device(config.device)
+    config = dataclasses.replace(config, device=str(device), dtype=config.dtype or _default_dtype(device))
+    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
+        subject = prepare(config, config.dtype, Path(scratch), progress)
+        engine = EngineDir.open(subject.engine)
+        config = dataclasses.replace(config, dtype=engine.build.dtype)
+        images = random_images(engine, config.seed)
+        say = progress or (lambda *_: None)
+        say("Measuring the memory bandwidth", 0, 0)
+        floor = decode_floor(
+            engine, batch_size=config.batch_size, new_tokens=config.new_tokens, bandwidth=bandwidth(device)
+        )
+        say("Measuring Hugging Face", 0, 0)
+        hf = _baseline(subject, images, config, device)
+        say("Measuring vlm", 0, 0)
+        with _pipeline(subject.engine, device) as pipeline:
+            ours = measure(pipeline, images, config)
+    results = {"kind": kind, "subject": config.subject, "config": config.to_dict(), "environment": environment(device)}
+    return results | {"vlm": ours, "hf": hf and _as(kind, hf, config), "floor": _floor(kind, floor, ours, config)}
+
+
+def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
+    """Pixels [C, H, W] as the model takes them."""
+    config = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual"))
+    generator = torch.Generator().manual_seed(seed)
+    shape = (config.num_channels, *config.image_size)
+    return [torch.randn(shape, generator=generator) for _ in range(DISTINCT_IMAGES)]
+
+
+def _default_dtype(device: torch.device) -> str:
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+@contextlib.contextmanager
+def _pipeline(engine: Path, device: torch.device) -> Iterator[Pipeline]:
+    pipeline = vlm.load(engine, device=str(device))
+    try:
+        yield pipeline
+    finally:
+        pipeline.close()
+
+
+def _baseline(subject: Subject, images: list[Tensor], config: BenchConfig, device: torch.device) -> Results | None:
+    if not config.hf or subject.folder is None:
+        return None
+    size = config.hf_batch_size or config.batch_size
+    batch = torch.stack([images[i % len(images)] for i in range(size)])
+    baseline = Baseline(subject.folder, config.dtype, device)
+    measured = baseline.measure(batch, min(config.hf_new_tokens, config.new_tokens), config.repeats)
+    del baseline
+    gc.collect()  # the engine sizes its cache by what is free
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return measured
+
+
+def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Results:
+    encode: list[float] = []
+
+    def first_token() -> None:
+        _generate(pipeline, images[0], 1)
+        encode.append(pipeline.timings["encode"])
+
+    whole = lambda: _generate(pipeline, images[0], config.new_tokens)  # noqa: E731
+    whole()  # warm-up
+    first_token()
+    encode.clear()
+    first = repeated(first_token, pipeline.device, config.repeats)
+    all_tokens = repeated(whole, pipeline.device, config.repeats)
+    return {
+        "batch_size": 1,
+        "new_tokens": config.new_tokens,
+        "encode_ms": milliseconds(encode),
+        "first_token_ms": milliseconds(first),
+        "ms_per_token": per_token(all_tokens, first, config.new_tokens),
+        "seconds": {"first_token": first, "whole": all_tokens},
+    }
+
+
+def _generate(pipeline: Pipeline, image: Tensor, new_tokens: int) -> None:
+    output = pipeline.generate(pixel_values=image, **_fixed(new_tokens))
+    assert len(output.token_ids) == new_tokens, output.finish_reason
+
+
+def _throughput(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Results:
+    def read(pages: int, new_tokens: int) -> None:
+        inputs = ({"pixel_values": images[i % len(images)]} for i in range(pages))
+        count = sum(len(out.token_ids) for _, out in pipeline.as_completed(inputs, **_fixed(new_tokens)))
+        assert count == pages * new_tokens, count
+
+    read(config.batch_size, min(config.new_tokens, 64))  # warm-up
+    times = repeated(lambda: read(config.pages, config.new_tokens), pipeline.device, config.repeats)
+    pages_per_s = config.pages / statistics.median(times)
+    return {
+        "batch_size": config.batch_size,
+        "pages": config.pages,
+        "new_tokens": config.new_tokens,
+        "pages_per_s": pages_per_s,
+        "tokens_per_s": pages_per_s * config.new_tokens,
+        "seconds": times,
+        "timings": pipeline.timings,
+    }
+
+
+def _fixed(new_tokens: int) -> dict[str, Any]:
+    """Exactly so many tokens."""
+    return {"max_new_tokens": new_tokens, "ignore_eos": True, "loop_detection": False}
+
+
+def _as(kind: str, hf: Results, config: BenchConfig) -> Results:
+    """For throughput: a batch's whole time, its further tokens at the time measured for the first ones."""
+    if kind == "latency":
+        return hf
+    seconds = (hf["first_token_ms"] + hf["ms_per_token"] * (config.new_tokens - 1)) / 1e3
+    pages_per_s = hf["batch_size"] / seconds
+    rates = {"pages_per_s": pages_per_s, "tokens_per_s": pages_per_s * config.new_tokens}
+    return hf | rates | {"extrapolated": hf["new_tokens"] < config.new_tokens}
+
+
+def _floor(kind: str, floor: Floor, ours: Results, config: BenchConfig) -> Results:
+    """The floor and the part of it that was reached (1: as fast as memory allows)."""
+    values = floor.to_dict()
+    if kind == "latency":
+        return values | {"ms_per_token": floor.step_ms, "reached": floor.step_ms / ours["ms_per_token"]}
+    pages_per_s = config.batch_size / (floor.step_ms / 1e3 * config.new_tokens)
+    rates = {"pages_per_s": pages_per_s, "tokens_per_s": pages_per_s * config.new_tokens}
+    return values | rates | {"reached": ours["pages_per_s"] / pages_per_s}

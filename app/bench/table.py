@@ -1,0 +1,102 @@
+"""Results -> tables: markdown for the README, the same rows for the terminal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import InputError
+
+BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
+HEADER = ("workload", "measure", "Hugging Face", "vlm", "times faster", "floor", "of the floor")
+# field, what it is called, whether more is better
+MEASURES = {
+    "latency": (
+        ("encode_ms", "encoder, ms", False),
+        ("first_token_ms", "first token, ms", False),
+        ("ms_per_token", "a further token, ms", False),
+    ),
+    "throughput": (("pages_per_s", "pages/s", True), ("tokens_per_s", "tokens/s", True)),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table, as text."""
+
+    workload: str
+    measure: str
+    hf: str
+    vlm: str
+    faster: str
+    floor: str
+    reached: str
+
+
+def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
+    """Result files in the order of their names; InputError for what is none."""
+    results = []
+    for path in sorted(map(Path, paths)):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            rows(result)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is no result of `vlm bench ... --json`: {error!r}.") from None
+        results.append(result)
+    return results
+
+
+def rows(result: dict[str, Any]) -> list[Row]:
+    """A result's measures."""
+    return [_row(result, *measure) for measure in MEASURES[result["kind"]]]
+
+
+def markdown(results: Iterable[dict[str, Any]]) -> str:
+    """The README's table and what it was measured on."""
+    results = list(results)
+    lines = [_line(HEADER), _line(["---", "---", *["---:"] * 5])]
+    lines += [_line(astuple(row)) for result in results for row in rows(result)]
+    return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
+
+
+def in_readme(readme: str) -> str | None:
+    """What stands between the README's markers; None without them."""
+    if BEGIN not in readme or END not in readme:
+        return None
+    return readme.partition(BEGIN)[2].partition(END)[0].strip()
+
+
+def workload(result: dict[str, Any]) -> str:
+    """`nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`"""
+    config = result["config"]
+    tokens = f"{config['new_tokens']:,} tokens a page"
+    return f"{result['subject']}, {config['dtype']}, batch {config['batch_size']}, {tokens}"
+
+
+def _row(result: dict[str, Any], field: str, name: str, more_is_better: bool) -> Row:
+    ours, hf, floor = result["vlm"][field], (result["hf"] or {}).get(field), result["floor"].get(field)
+    faster = floored = reached = "–"
+    if hf is not None:
+        faster = f"{(ours / hf if more_is_better else hf / ours):.1f}"
+    if floor is not None:
+        floored, reached = _number(floor), f"{result['floor']['reached']:.0%}"
+    return Row(workload(result), name, "–" if hf is None else _number(hf), _number(ours), faster, floored, reached)
+
+
+def _number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value < 10 else f"{value:.1f}"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _measured_on(result: dict[str, Any]) -> str:
+    env = result["environment"]
+    versions = f"torch {env['torch']}, transformers {env['transformers']}, vlm {env['vlm']}"
+    return f"{env['device']}; {versions}, commit {env['commit'] or 'unknown'}."

@@ -1,0 +1,82 @@
+"""`vlm build`: a checkpoint or a Hugging Face model -> an engine directory."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from app.architecture import read_arch
+from app.cli.errors import verb
+from app.cli.options import Backend, BuildDType, BuildMaxBatchSize, MaxEncoderInputLen, MaxSeqLen
+from app.cli.progress import Progress
+from vlm.config import BuildConfig
+from vlm.errors import InputError
+
+if TYPE_CHECKING:
+    from vlm.checkpoint import Checkpoint
+
+
+@verb
+def build(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the engine goes.")],
+    source: Annotated[
+        str | None, typer.Argument(help="A checkpoint, a Hugging Face folder, a Hub id or a packaged name.")
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Instead of a source: random weights in the shape of --arch.")
+    ] = False,
+    arch: Annotated[
+        str | None, typer.Option(help="A published shape (`vlm models` lists them) or a Hugging Face config.json.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
+    dtype: BuildDType = BuildConfig.dtype,
+    max_batch_size: BuildMaxBatchSize = BuildConfig.max_batch_size,
+    max_seq_len: MaxSeqLen = BuildConfig.max_seq_len,
+    max_encoder_input_len: MaxEncoderInputLen = BuildConfig.max_encoder_input_len,
+    backend: Backend = BuildConfig.backend,
+) -> None:
+    """Build an engine directory: self-contained, checked on loading. Its path goes to stdout.
+
+    \b
+    Examples:
+      vlm build nougat-base.ckpt -o nougat-base.engine --dtype bfloat16 --max-batch-size 64
+      vlm build facebook/nougat-small -o nougat-small.engine --max-seq-len 2048
+      vlm build --random-weights --arch nougat-base -o random.engine --dtype bfloat16
+    """
+    _check(source, random_weights, arch)
+    config = BuildConfig(dtype, max_batch_size, max_seq_len, max_encoder_input_len, backend)
+    from vlm.compile.builder import build_engine
+
+    with Progress() as progress, tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
+        checkpoint = _checkpoint(source, arch, seed, dtype, Path(scratch), progress)
+        engine = build_engine(checkpoint, out, config, progress=progress)
+    print(engine.path)
+
+
+def _check(source: str | None, random_weights: bool, arch: str | None) -> None:
+    if random_weights and source is not None:
+        raise InputError("give either a source or --random-weights, not both.")
+    if random_weights != (arch is not None):
+        raise InputError("--random-weights and --arch go together: vlm build --random-weights --arch nougat-base.")
+    if not random_weights and source is None:
+        raise InputError("there is nothing to build from; give a model, or --random-weights --arch NAME.")
+
+
+def _checkpoint(
+    source: str | None, arch: str | None, seed: int, dtype: str, scratch: Path, progress: Progress
+) -> Checkpoint:
+    from vlm.checkpoint import Checkpoint
+    from vlm.compile.builder import convert_folder, random_checkpoint
+    from vlm.resolve import locate
+
+    if source is None:
+        return random_checkpoint(read_arch(arch), scratch / "checkpoint", seed=seed, dtype=dtype)
+    found = locate(source, progress=progress)
+    if found.kind == "engine":
+        raise InputError(f"{source} is an engine already; build from its checkpoint or model folder.")
+    if found.kind == "checkpoint":
+        return Checkpoint.open(found.path)
+    return convert_folder(found.path, scratch / "checkpoint", progress=progress)

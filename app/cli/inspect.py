@@ -1,0 +1,187 @@
+"""`vlm inspect`: what a checkpoint, an engine or a Hugging Face folder is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import verb
+from app.cli.options import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from vlm.compile.engine_dir import EngineDir
+
+
+@verb
+def inspect(
+    model: Annotated[str, typer.Argument(help="A checkpoint, an engine or a Hugging Face folder; a packaged name.")],
+    as_json: Json = False,
+) -> None:
+    """Explain a model directory: family, parts, sizes, limits, memory, origin. Engines are verified.
+
+    \b
+    Examples:
+      vlm inspect nougat-base.engine
+      vlm inspect mini-nougat --json
+    """
+    from vlm.resolve import locate
+
+    found = locate(model)
+    described = DESCRIBE[found.kind](found.path)
+    print(json.dumps(described, indent=2, ensure_ascii=False) if as_json else _text(described))
+
+
+def describe_engine(path: Path) -> dict[str, Any]:
+    """What an engine is and needs; EngineError when it is damaged."""
+    from vlm.compile.engine_dir import EngineDir
+    from vlm.weights import TensorFiles
+
+    engine = EngineDir.open(path)
+    manifest = engine.manifest
+    files = {role: TensorFiles([path / role / "rank0.safetensors"]) for role in engine.roles}
+    return {
+        "kind": "engine",
+        "path": str(path),
+        "family": engine.family,
+        "roles": {role: _role(name, files[role]) for role, name in engine.roles.items()},
+        "build": engine.build.to_dict(),
+        "memory": _memory(engine, sum(_bytes(tensors) for tensors in files.values())),
+        "processor": _names(engine.processor_dir),
+        "generation": engine.generation,
+        "source": manifest.source,
+        "built_on": {"vlm": manifest.vlm_version, **manifest.built_on},
+        "built_for": manifest.built_for,
+        "mapping": manifest.mapping,
+        "quantization": manifest.quantization,
+        "verified": True,
+    }
+
+
+def describe_checkpoint(path: Path) -> dict[str, Any]:
+    """What a converted checkpoint is."""
+    from vlm.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(path)
+    return {
+        "kind": "checkpoint",
+        "path": str(path),
+        "family": checkpoint.family,
+        "roles": {role: _role(name, checkpoint.weights(role)) for role, name in checkpoint.roles.items()},
+        "dtype": checkpoint.manifest["dtype"],
+        "processor": [file.name for file in checkpoint.processor_files],
+        "generation": checkpoint.generation,
+        "source": checkpoint.source,
+        "mapping": checkpoint.manifest["mapping"],
+        "quantization": checkpoint.manifest["quantization"],
+        "next": f"vlm build {path} -o {path.name}.engine",
+    }
+
+
+def describe_folder(path: Path) -> dict[str, Any]:
+    """What a Hugging Face folder would become; ConfigError when its model is not supported."""
+    from vlm.compile.builder import role_configs
+    from vlm.compile.hf_folder import HFFolder
+    from vlm.registry import match_family
+    from vlm.weights import Scoped
+
+    folder = HFFolder(path)
+    family = match_family(folder.config)
+    role_configs(family, folder.config)
+    tensors = folder.tensors
+    parts = {
+        role: _role(part.model, Scoped(tensors, [n for n in tensors if n.startswith(part.weight_prefix)], ""))
+        for role, part in family.roles.items()
+    }
+    return {
+        "kind": "hugging face folder",
+        "path": str(path),
+        "family": family.name,
+        "roles": parts,
+        "processor": [file.name for file in folder.processor_files],
+        "generation": folder.generation,
+        "next": f"vlm build {path} -o {path.name}.engine",
+    }
+
+
+DESCRIBE = {"engine": describe_engine, "checkpoint": describe_checkpoint, "hf": describe_folder}
+
+
+def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    values = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    return {
+        "model": model,
+        "parameters": sum(math.prod(tensor.shape) for tensor in values),
+        "bytes": sum(tensor.nbytes for tensor in values),
+        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in values}),
+    }
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
+    """Bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share."""
+    import torch
+
+    from vlm.config import RuntimeConfig
+    from vlm.registry import model_spec
+    from vlm.runtime.kv_cache import block_bytes, plan_cache
+
+    build, runtime = engine.build, RuntimeConfig()
+    config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
+    dtype = getattr(torch, build.dtype)
+    shape = plan_cache(
+        config,
+        runtime,
+        batch_size=build.max_batch_size,
+        max_seq_len=build.max_seq_len,
+        max_encoder_len=build.max_encoder_input_len,
+        dtype=dtype,
+        free_bytes=None,
+    )
+    block = block_bytes(config, runtime.block_size, dtype)
+    sequence = (shape.self_table + shape.cross_table) * block
+    return {"weights": weights, "kv_cache_full_batch": shape.num_blocks * block, "kv_cache_per_sequence": sequence}
+
+
+def _names(folder: Path | None) -> list[str]:
+    return sorted(file.name for file in folder.iterdir()) if folder else []
+
+
+def _text(described: dict[str, Any]) -> str:
+    lines = []
+    for key, value in described.items():
+        title = key.replace("_", " ")
+        if key == "roles":
+            lines += [f"{role:<12} {_role_text(part)}" for role, part in value.items()]
+        elif key == "memory":
+            lines += [f"{title:<12} " + ", ".join(f"{n.replace('_', ' ')} {_size(v)}" for n, v in value.items())]
+        elif isinstance(value, dict):
+            lines.append(f"{title:<12} " + (", ".join(f"{n} {_plain(v)}" for n, v in value.items()) or "none"))
+        else:
+            lines.append(f"{title:<12} {_plain(value)}")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if value is None or value == []:
+        return "none"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _role_text(part: dict[str, Any]) -> str:
+    types = ", ".join(part["dtypes"])
+    return f"{part['model']}, {part['parameters'] / 1e6:.1f} M parameters, {_size(part['bytes'])}, {types}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

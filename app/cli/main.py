@@ -1,0 +1,60 @@
+"""The command line: `vlm VERB ...`, a verb a file. A verb's heavy imports are in its body, so that help is at once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from app.cli import bench, build, convert, inspect, models, ocr, run
+from app.cli.errors import INTERRUPTED, complain
+from vlm import __version__
+
+app = typer.Typer(
+    name="vlm",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+for module in (run, ocr, convert, build, inspect, models):
+    app.command(module.__name__.rpartition(".")[2])(getattr(module, module.__name__.rpartition(".")[2]))
+app.add_typer(bench.app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"vlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
+    """Fast inference for vision-language and encoder-decoder models: convert, build, run.
+
+    Text and data go to stdout, progress and timing to stderr. Exit codes: 0 done, 1 some pages failed, 2 your input
+    (one sentence says what to change), 130 interrupted.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The `vlm` command."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if "--debug" in arguments:
+        os.environ["VLM_DEBUG"] = "1"
+        arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        app(arguments)
+    except KeyboardInterrupt:
+        complain("interrupted.")
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

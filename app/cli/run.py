@@ -1,0 +1,142 @@
+"""`vlm run`: images in, text out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.errors import USER_ERROR, complain, verb
+from app.cli.options import DEFAULT_MODEL, Device, DType, Json, MaxBatchSize, MaxNewTokens, Model
+from app.cli.progress import Progress
+from vlm.errors import InputError, VlmError
+from vlm.runtime.request import SamplingParams
+
+if TYPE_CHECKING:
+    from vlm.pipeline import Output, Pipeline
+
+
+@verb
+def run(
+    image: Annotated[
+        list[str], typer.Option("--image", "-i", help="An image file, or - for stdin; repeat it for several requests.")
+    ],
+    model: Model = DEFAULT_MODEL,
+    prompt: Annotated[
+        str | None,
+        typer.Option(help="What to do. A family that takes no text (nougat) continues it: the start of the output."),
+    ] = None,
+    max_new_tokens: MaxNewTokens = SamplingParams.max_new_tokens,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = SamplingParams.temperature,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: all.")] = SamplingParams.top_k,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest that make up p.")] = SamplingParams.top_p,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = SamplingParams.seed,
+    as_json: Json = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The text as decoded, without post-processing.")] = False,
+    device: Device = "auto",
+    dtype: DType = None,
+    max_batch_size: MaxBatchSize = None,
+) -> None:
+    """Read images with a model; the text goes to stdout.
+
+    On a terminal, and with --raw, the text appears as it is decoded. A pipe or file gets each text when it is whole,
+    post-processed (nougat: markdown). --json prints one object an image: image, text, raw_text, finish_reason, tokens,
+    token_ids, logprobs, seed.
+
+    \b
+    Examples:
+      vlm run --image page.png
+      vlm run --image a.png --image b.png --json > pages.jsonl
+      cat page.png | vlm run --image - --max-new-tokens 200
+      vlm run --image page.png --model facebook/nougat-base --dtype bfloat16
+    """
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    SamplingParams(max_new_tokens=max_new_tokens, **sampling)  # a bad value is found before the model is loaded
+    inputs = [_input(source, prompt) for source in image]
+    with Progress() as progress:
+        pipeline = _load(model, device, dtype, max_batch_size, progress)
+    sampling["max_new_tokens"] = max_new_tokens
+    if not as_json and (raw or sys.stdout.isatty()):
+        failed = _stream(pipeline, inputs, sampling)
+    else:
+        failed = _print_whole(pipeline, inputs, image, sampling, as_json)
+    if failed:
+        raise typer.Exit(USER_ERROR)
+
+
+def _load(model: str, device: str, dtype: str | None, max_batch_size: int | None, progress: Progress) -> Pipeline:
+    import vlm
+
+    return vlm.load(model, device=device, dtype=dtype, max_batch_size=max_batch_size, progress=progress)
+
+
+def _input(source: str, prompt: str | None) -> dict[str, Any]:
+    if source == "-":
+        data = sys.stdin.buffer.read()
+        if not data:
+            raise InputError("stdin is empty; `--image -` reads an image file from it.")
+        return {"images": [data], "prompt": prompt}
+    return {"images": [source], "prompt": prompt}
+
+
+def _stream(pipeline: Pipeline, inputs: list[dict[str, Any]], sampling: dict[str, Any]) -> int:
+    """Prints pieces as they come; returns the number of inputs that failed."""
+    failed = 0
+    for given in inputs:
+        try:
+            for piece in pipeline.stream(given, **sampling):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            print()
+            _report(pipeline, [pipeline.last_output])
+        except VlmError as error:
+            complain(error)
+            failed += 1
+    return failed
+
+
+def _print_whole(
+    pipeline: Pipeline, inputs: list[dict[str, Any]], names: list[str], sampling: dict[str, Any], as_json: bool
+) -> int:
+    """Prints whole outputs in the order of the inputs; returns the number of inputs that failed."""
+    outputs, failed = [], 0
+    for index, result in _in_order(pipeline.as_completed(inputs, on_error="yield", **sampling)):
+        if isinstance(result, VlmError):
+            complain(result)
+            failed += 1
+            continue
+        outputs.append(result)
+        print(_json(names[index], result) if as_json else result.text, flush=True)
+    _report(pipeline, outputs)
+    return failed
+
+
+def _in_order(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    held, turn = {}, 0
+    for index, result in results:
+        held[index] = result
+        while turn in held:
+            yield turn, held.pop(turn)
+            turn += 1
+
+
+def _json(name: str, output: Output) -> str:
+    import dataclasses
+    import json
+
+    fields = {"image": name, **dataclasses.asdict(output), "tokens": len(output.token_ids)}
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _report(pipeline: Pipeline, outputs: list[Output]) -> None:
+    """Where the time went, on stderr."""
+    if not outputs:
+        return
+    times = pipeline.timings
+    tokens = sum(len(output.token_ids) for output in outputs)
+    parts = ", ".join(f"{name} {times[name]:.2f}" for name in ("preprocess", "encode", "prefill", "decode"))
+    rate = f", {tokens / times['decode']:.0f} tokens/s decoding" if times["decode"] > 0 else ""
+    ended = ", ".join(sorted({output.finish_reason for output in outputs}))
+    print(f"{tokens} tokens ({ended}) in {times['total']:.2f} s: {parts}{rate}", file=sys.stderr)

@@ -1,0 +1,21 @@
+"""A Hugging Face model in memory -> folder -> checkpoint -> engine -> Pipeline: the path users take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vlm.compile.builder import build_engine, convert_folder
+from vlm.compile.engine_dir import EngineDir
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.pipeline import Pipeline
+
+
+def engine_dir(model, folder: Path, **build) -> EngineDir:
+    """Saves, converts and builds below `folder`."""
+    model.save_pretrained(folder / "hf")
+    checkpoint = convert_folder(folder / "hf", folder / "checkpoint")
+    return build_engine(checkpoint, folder / "engine", BuildConfig(**build))
+
+
+def pipeline(model, folder: Path, runtime: RuntimeConfig | None = None, **build) -> Pipeline:
+    return Pipeline(engine_dir(model, folder, **build), runtime or RuntimeConfig(device="cpu"))

@@ -1,0 +1,95 @@
+"""The runtime on a GPU: the CPU's tokens in FP32, graphs equal to eager steps, 16-bit logits within tolerance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.engines import pipeline
+from tests.parity.test_nougat import RAGGED_SEED, joined
+from vlm.compile.builder import build_engine
+from vlm.compile.engine_dir import EngineDir
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.pipeline import Pipeline
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
+]
+LIMITS = [40, 3, 25, 1, 60, 12, 33, 50, 7]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory):
+    """(engine, images, tokens of each image alone by Hugging Face on the CPU)"""
+    model = tiny.nougat(seed=RAGGED_SEED)
+    images = tiny.images(model, 9, seed=5)
+    want = [t[:n] for t, n in zip(tiny.hf_tokens(model, images, 60), LIMITS, strict=True)]
+    pipe = pipeline(model, tmp_path_factory.mktemp("gpu"), RuntimeConfig(device="cpu"), max_batch_size=9)
+    return pipe.engine, images, want
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+@pytest.mark.parametrize("burst", [1, 4, 16])
+def test_fp32_gives_the_cpus_tokens(case, burst, graphs):
+    engine, images, want = case
+    pipe = Pipeline(engine, RuntimeConfig(device="cuda", burst=burst, cuda_graphs=graphs, max_batch_size=4))
+    assert joined(pipe, images, LIMITS, [0, 0, 1, 2, 2, 2, 3, 5, 8]) == want
+    assert joined(pipe, images, LIMITS, [0] * 9) == want, "a used engine answers as a new one"
+
+
+def test_preemption(case):
+    engine, images, want = case
+    cross = 9 * -(-engine.build.max_encoder_input_len // 8)
+    total = cross + engine.build.max_seq_len // 8 + 3
+    fraction = cross / total + 1e-9
+    pipe = Pipeline(
+        engine, RuntimeConfig(device="cuda", block_size=8, burst=4, max_kv_blocks=total, cross_kv_cache_fraction=fraction)
+    )
+    assert joined(pipe, images, LIMITS, [0] * 9) == want
+    assert joined.preemptions > 0
+
+
+def test_sampling_draws_the_cpus_tokens(case):
+    engine, images, _ = case
+    options = {"temperature": 1.0, "top_k": 20, "top_p": 0.95, "seed": 5, "max_new_tokens": 20, "loop_detection": False}
+    inputs = [{"pixel_values": image} for image in images]
+    found = [
+        [out.token_ids for out in Pipeline(engine, RuntimeConfig(device=device)).generate(inputs, **options)]
+        for device in ("cpu", "cuda")
+    ]
+    assert found[0] == found[1]
+
+
+def logits(engine: EngineDir, device: str, image: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """Teacher-forced logits [T, vocab] of an image's tokens, through encoder, cache and decoder."""
+    pipe = Pipeline(engine, RuntimeConfig(device=device))
+    executor = pipe.llm.executor
+    captured = []
+    original = executor.decoder.logits
+    executor.graphs = None
+    executor.decoder.logits = lambda hidden: captured.append(original(hidden)) or captured[-1]
+    for end in range(1, len(tokens) + 1):
+        pipe.generate(pixel_values=image, decoder_prompt_token_ids=tokens[:end], max_new_tokens=1)
+    return torch.cat([x[:1].float().cpu() for x in captured])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 4e-2), ("float16", 5e-3)])
+def test_16_bit_logits_are_within_tolerance(tmp_path, dtype, tolerance):
+    """‖logits - exact‖ / ‖exact‖, where exact is FP32 on the CPU."""
+    model = tiny.nougat(
+        seed=8, embed_dim=64, depths=(2, 2), heads=(4, 8), layers=4, decoder_heads=4, ffn=512, vocab=900,
+        image_size=(96, 64), spread=0.04,
+    )  # fmt: skip
+    exact_pipe = pipeline(model, tmp_path, RuntimeConfig(device="cpu"))
+    from vlm.checkpoint import Checkpoint
+
+    half = build_engine(Checkpoint.open(tmp_path / "checkpoint"), tmp_path / "half", BuildConfig(dtype=dtype))
+    image = tiny.images(model, 1)[0]
+    tokens = [0, *range(5, 25)]
+    exact = logits(exact_pipe.engine, "cpu", image, tokens)
+    found = logits(half, "cuda", image, tokens)
+    error = ((found - exact).norm() / exact.norm()).item()
+    print(f"{dtype}: relative error {error:.2e}")
+    assert error < tolerance

@@ -1,0 +1,134 @@
+"""A loopback server that answers the Hub's file API from a dictionary: repository information, tree, files by range."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+COMMIT = "c0ffee" + "0" * 34
+
+
+@dataclass
+class Hub:
+    """`files` by name; `break_after`: bytes after which a file's first transfer is cut."""
+
+    repo_id: str
+    files: dict[str, bytes]
+    gated: bool = False
+    break_after: dict[str, int] = field(default_factory=dict)
+    requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
+    url: str = ""
+
+    def fetched(self) -> set[str]:
+        """Names of the files that were asked for with GET."""
+        return {path.rsplit("/", 1)[1] for method, path, _ in self.requests if method == "GET" and "/resolve/" in path}
+
+
+@contextmanager
+def serve(hub: Hub):
+    class Handler(_Handler):
+        state = hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    state: Hub
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def log_message(self, *args) -> None:
+        """Keeps the tests' output clean."""
+
+    def _answer(self, body: bool) -> None:
+        path = self.path.split("?")[0]
+        self.state.requests.append((self.command, path, self.headers.get("Range", "")))
+        repo = f"/{self.state.repo_id}/"
+        if path.startswith(f"/api/models{repo}tree/"):
+            self._json(self._tree(), body)
+        elif path.startswith("/api/models/"):
+            self._info(path, body)
+        elif path.startswith(f"{repo}resolve/"):
+            self._file(path.split("/", 5)[5], body)
+        else:
+            self._refuse(404, "RepoNotFound")
+
+    def _info(self, path: str, body: bool) -> None:
+        name, _, revision = path.removeprefix("/api/models/").partition("/revision/")
+        if name != self.state.repo_id:
+            self._refuse(401, "RepoNotFound")
+        elif revision not in ("", "main", COMMIT):
+            self._refuse(404, "RevisionNotFound")
+        elif self.state.gated:
+            self._refuse(403, "GatedRepo")
+        else:
+            siblings = [{"rfilename": n, "size": len(b), "blobId": _etag(b)} for n, b in self.state.files.items()]
+            self._json({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []}, body)
+
+    def _tree(self) -> list[dict]:
+        return [
+            {"type": "file", "path": name, "size": len(data), "oid": _etag(data)}
+            for name, data in self.state.files.items()
+        ]
+
+    def _file(self, name: str, body: bool) -> None:
+        if name not in self.state.files:
+            return self._refuse(404, "EntryNotFound")
+        data = self.state.files[name]
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0] or 0)
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("ETag", f'"{_etag(data)}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Accept-Ranges", "bytes")
+        if "Range" in self.headers:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data) - start))
+        self.end_headers()
+        if body:
+            self._send(name, data[start:])
+
+    def _send(self, name: str, data: bytes) -> None:
+        cut = self.state.break_after.pop(name, None)
+        self.wfile.write(data[:cut])
+        if cut is not None:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def _json(self, value: object, body: bool) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("X-Error-Message", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.sha1(data).hexdigest()

@@ -1,0 +1,108 @@
+"""Downloads with huggingface_hub's real client against a loopback server."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.hub_server import COMMIT, Hub, serve
+from vlm import hub as hub_module
+from vlm.errors import ModelNotFoundError
+from vlm.hub import download, is_repo_id, needed_files
+
+FILES = {
+    "config.json": b'{"model_type": "x"}',
+    "generation_config.json": b"{}",
+    "preprocessor_config.json": b"{ }",
+    "tokenizer.json": b"{  }",
+    "model.safetensors": bytes(range(256)) * 4000,
+    "pytorch_model.bin": b"never",
+    "tf_model.h5": b"never",
+    "modeling_evil.py": b"raise SystemExit",
+    "README.md": b"#",
+    "onnx/model.onnx": b"never",
+}
+WANTED = {"config.json", "generation_config.json", "preprocessor_config.json", "tokenizer.json", "model.safetensors"}
+
+
+@pytest.fixture(autouse=True)
+def hub_cache(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub_module, "TIMEOUT_SECONDS", 3)
+
+
+def test_needed_files_prefer_safetensors():
+    assert set(needed_files(FILES)) == WANTED
+    assert "pytorch_model.bin" in needed_files(set(FILES) - {"model.safetensors"})
+    shards = ["config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "pytorch_model.bin"]
+    assert needed_files(shards) == ["config.json", *shards[1:3]]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_id"),
+    [("a/b", True), ("a/b@v1", True), ("a/b.c-d", True), ("a", False), ("./a/b", False), ("a/b/c", False)],
+)
+def test_repo_id(name, is_id):
+    assert is_repo_id(name) is is_id
+
+
+def test_downloads_only_what_is_needed_with_progress():
+    seen = []
+    with serve(Hub("org/model", FILES)) as hub:
+        folder = download("org/model", endpoint=hub.url, progress=lambda *call: seen.append(call))
+        assert hub.fetched() == WANTED
+    assert {p.name for p in folder.iterdir()} == WANTED
+    assert folder.name == COMMIT
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    total = sum(len(FILES[name]) for name in WANTED)
+    assert seen[-1] == ("Downloading org/model", total, total)
+    assert [done for _, done, _ in seen] == sorted(done for _, done, _ in seen)
+
+
+def test_broken_transfer_resumes(monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)  # what has arrived is kept in units of it
+    data = FILES["model.safetensors"]
+    with serve(Hub("org/model", FILES, break_after={"model.safetensors": 200_000})) as hub:
+        for _ in range(3):  # the client itself may resume; if it gives up, the next call must
+            try:
+                folder = download("org/model", endpoint=hub.url)
+                break
+            except ModelNotFoundError:
+                continue
+        assert (folder / "model.safetensors").read_bytes() == data
+        ranges = [r for _, path, r in hub.requests if path.endswith("model.safetensors") and r]
+        assert ranges and int(ranges[-1].removeprefix("bytes=").rstrip("-")) > 0
+
+
+def test_without_network_the_earlier_download_serves():
+    with serve(Hub("org/model", FILES)) as hub:
+        folder = download("org/model", endpoint=hub.url)
+    assert download("org/model", endpoint=hub.url) == folder
+
+
+def test_without_network_and_cache():
+    with serve(Hub("org/model", FILES)) as hub:
+        pass
+    with pytest.raises(ModelNotFoundError, match=r"org/model could not be fetched .* check the network"):
+        download("org/model", endpoint=hub.url)
+
+
+@pytest.mark.parametrize(
+    ("repo_id", "hub", "says"),
+    [
+        ("org/other", Hub("org/model", FILES), "org/other is not there, or is private"),
+        ("org/model@v9", Hub("org/model", FILES), "no revision 'v9'"),
+        ("org/model", Hub("org/model", FILES, gated=True), "permission"),
+        ("org/model", Hub("org/model", {"README.md": b""}), "no config.json"),
+        ("org/model", Hub("org/model", {"config.json": b"{}", "model.gguf": b""}), "no model.safetensors"),
+    ],
+)
+def test_refusals_are_one_sentence(repo_id, hub, says):
+    with serve(hub), pytest.raises(ModelNotFoundError, match=says) as caught:
+        download(repo_id, endpoint=hub.url)
+    assert "\n" not in str(caught.value)
+    assert hub.fetched() <= {"config.json"}

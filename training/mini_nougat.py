@@ -1,0 +1,204 @@
+"""Trains mini-nougat from scratch, scores it and writes its Hugging Face folder and card.
+
+    python training/mini_nougat.py                        # all of it: about 20 minutes on one H200 with 16 cores
+    python training/mini_nougat.py --resume               # goes on where an interrupted run stopped
+    python training/mini_nougat.py --evaluate-only        # scores what is in --out and rewrites the card
+    python training/mini_nougat.py --examples examples    # draws the example pages
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from training.nougat import evaluate, fonts
+from training.nougat.export import export, half_precision, write_card, write_results
+from training.nougat.loader import Loader
+from training.nougat.model import Trainer, build
+from training.nougat.pages import Renderer
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("vlm/assets/mini-nougat"), help="the model's folder")
+    parser.add_argument("--state", type=Path, default=Path("mini_nougat_state"), help="log and training state")
+    parser.add_argument("--fonts", type=Path, default=fonts.DEFAULT_FOLDER, help="folder to search for fonts")
+    parser.add_argument("--seconds", type=float, default=1150, help="length of the schedule, compilation not counted")
+    parser.add_argument("--batch-size", type=int, default=256, help="pages a batch; two steps are taken on each")
+    parser.add_argument("--learning-rate", type=float, default=1.5e-3)
+    parser.add_argument("--workers", type=int, default=14, help="rendering processes")
+    parser.add_argument("--pages", type=int, default=1024, help="held-out pages of the final evaluation")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--evaluate-only", action="store_true")
+    parser.add_argument("--examples", type=Path, help="only draw the example pages into this folder")
+    return parser.parse_args()
+
+
+def ramp(progress: float, start: float, end: float, high: float, low: float) -> float:
+    """`high` until `start`, `low` from `end`, straight in between."""
+    return high + (low - high) * min(1.0, max(0.0, (progress - start) / (end - start)))
+
+
+class Run:
+    """One training run: its model, optimizer, clock and log."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.device = args, torch.device(args.device)
+        args.state.mkdir(parents=True, exist_ok=True)
+        self.loader = Loader(args.fonts, args.batch_size, args.workers, self.device, seed=int(time.time()))
+        torch.manual_seed(0)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        self.model = build().to(self.device)
+        self.trainer = Trainer(self.model, compiled=self.device.type == "cuda").to(self.device)
+        self.optimizer = self._optimizer()
+        self.step, self.elapsed, self.batches = 0, 0.0, 0
+        if args.resume:
+            self._load()
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self.elapsed / self.args.seconds)
+
+    def train(self) -> None:
+        self.loader.start()
+        self._take_batch()  # compiles; not counted
+        begin, before, next_save = time.time(), self.elapsed, self.progress + 0.1
+        while self.progress < 1.0:
+            losses = self._take_batch()
+            self.elapsed = before + time.time() - begin
+            self.loader.progress.value = self.progress
+            if self.batches % 100 == 0:
+                self._log(losses, begin)
+            if self.progress >= next_save:
+                next_save += 0.1
+                self.save()
+        self.save()
+
+    def _take_batch(self):
+        batch = self.loader.next()
+        # many small steps learn faster than few large ones
+        for part in range(2):
+            size = len(batch["tokens"]) // 2
+            half = {name: value[part * size : (part + 1) * size] for name, value in batch.items()}
+            losses = self._take_step(half)
+        self.batches += 1
+        return losses
+
+    def _take_step(self, batch: dict[str, torch.Tensor]):
+        p = self.progress
+        rate = self.args.learning_rate * min(1.0, (self.step + 1) / 200)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * p)))
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            losses = self.trainer(batch["image"], batch["tokens"].long(), batch["cells"].long(), batch["dense"])
+        # the helpers lead at first and fade once reading has set in
+        helpers = (
+            ramp(p, 0.15, 0.5, 1.0, 0.02) * losses.attention
+            + ramp(p, 0.12, 0.45, 0.5, 0.02) * losses.dense
+            + ramp(p, 0.08, 0.3, 0.1, 0.0) * losses.place
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        (losses.text + helpers).backward()
+        torch.nn.utils.clip_grad_norm_(self.trainer.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        return losses
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        parameters = list(self.trainer.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": 0.02},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        fused = self.device.type == "cuda"
+        return torch.optim.AdamW(groups, lr=self.args.learning_rate, betas=(0.9, 0.98), fused=fused)
+
+    # --- state ---
+    def save(self) -> None:
+        state = {
+            "trainer": self.trainer.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+            "elapsed": self.elapsed, "batches": self.batches, "fresh": self.loader.fresh,
+        }  # fmt: skip
+        partial = self.args.state / "state.pt.partial"
+        torch.save(state, partial)
+        partial.replace(self.args.state / "state.pt")
+        export(self.model, self.args.out)
+
+    def _load(self) -> None:
+        state = torch.load(self.args.state / "state.pt", map_location=self.device, weights_only=True)
+        self.trainer.load_state_dict(state["trainer"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.elapsed, self.batches = state["step"], state["elapsed"], state["batches"]
+        self.loader.fresh, self.loader.progress.value = state["fresh"], self.progress
+
+    def _log(self, losses, begin: float) -> None:
+        values = {name: round(float(value.detach()), 4) for name, value in losses._asdict().items()}
+        rate = self.step * self.args.batch_size / 2 / max(self.elapsed, 1e-9)
+        say(self.args, f"step {self.step} seconds {self.elapsed:.0f} of {self.args.seconds:.0f} pages/s {rate:.0f} "
+                       f"fresh {self.loader.fresh / self.batches:.2f} {json.dumps(values)}")  # fmt: skip
+
+    def facts(self) -> dict:
+        name = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
+        return {
+            "minutes": round(self.elapsed / 60, 1), "device": name, "steps": self.step,
+            "pages": self.batches * self.args.batch_size, "batch_size": self.args.batch_size // 2,
+            "fresh": round(min(1.0, self.loader.fresh / max(self.batches, 1)), 3),
+        }  # fmt: skip
+
+
+def say(args: argparse.Namespace, line: str) -> None:
+    print(line, flush=True)
+    with (args.state / "log.txt").open("a") as log:
+        print(line, file=log)
+
+
+def assess(args: argparse.Namespace, model, run: dict) -> None:
+    """Scores the published weights and writes eval.json and the card."""
+    renderer, device = Renderer(fonts.installed(args.fonts)), torch.device(args.device)
+    model = half_precision(model).to(device).eval()
+    count = args.pages
+    sets = {
+        "held-out words": evaluate.held_out_pages(renderer, count, 12345),
+        "held-out font": evaluate.held_out_pages(renderer, count // 4, 777, family=fonts.HELD_OUT),
+        "drawn larger": evaluate.held_out_pages(renderer, count // 4, 778, scale=2),
+    }
+    results = {}
+    for name, pages in sets.items():
+        texts = evaluate.read(model, pages, device)
+        results[name] = evaluate.score(pages, texts)
+        say(args, f"{name}: {json.dumps(results[name])}")
+        wrong = [(p, t) for p, t in zip(pages, texts, strict=True) if p.text != t][:4]
+        for page, text in wrong:
+            say(args, f"  wanted {page.text!r}\n  read   {text!r}")
+    write_results(args.out, results, run)
+    write_card(args.out, results, run, sum(p.numel() for p in model.parameters()))
+
+
+def main() -> None:
+    args = arguments()
+    if args.examples:
+        from training.nougat.examples import draw_examples
+
+        draw_examples(Renderer(fonts.installed(args.fonts)), args.examples)
+    elif args.evaluate_only:
+        from transformers import VisionEncoderDecoderModel
+
+        run = json.loads((args.out / "eval.json").read_text())["run"]
+        assess(args, VisionEncoderDecoderModel.from_pretrained(args.out, dtype=torch.float32), run)
+    else:
+        run = Run(args)
+        run.train()
+        assess(args, run.model, run.facts())
+
+
+if __name__ == "__main__":
+    main()

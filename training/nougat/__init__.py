@@ -1,0 +1,1 @@
+"""Pages, model and loop behind `training/mini_nougat.py`."""

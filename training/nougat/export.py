@@ -1,0 +1,134 @@
+"""The trained model as a Hugging Face folder with tokenizer, image processor and card."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from training.nougat.fonts import FAMILIES, HELD_OUT
+from training.nougat.model import HEIGHT, MAX_POSITIONS, MEAN, STD, WIDTH
+from training.nougat.pages import KINDS
+from training.nougat.text import BOS, CHARACTERS, EOS, PAD, UNK
+
+SPECIAL = {"<s>": BOS, "<pad>": PAD, "</s>": EOS, "<unk>": UNK}
+
+
+def export(model, folder: Path) -> None:
+    """Weights in float16, configuration, tokenizer, image processor."""
+    half = copy.deepcopy(model).half().cpu()
+    half.save_pretrained(folder)
+    _drop_derived(folder / "model.safetensors")
+    _tokenizer().save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
+        "unk_token": "<unk>", "clean_up_tokenization_spaces": False, "model_max_length": MAX_POSITIONS,
+    })  # fmt: skip
+    _write(folder / "special_tokens_map.json", {f"{n}_token": t for n, t in zip(("bos", "pad", "eos", "unk"), SPECIAL, strict=True)})
+    _write(folder / "preprocessor_config.json", {
+        "image_processor_type": "NougatImageProcessor", "processor_class": "NougatProcessor", "do_crop_margin": False,
+        "do_resize": True, "size": {"height": HEIGHT, "width": WIDTH}, "resample": 2, "do_thumbnail": True,
+        "do_align_long_axis": False, "do_pad": True, "do_rescale": True, "rescale_factor": 1 / 255,
+        "do_normalize": True, "image_mean": list(MEAN), "image_std": list(STD),
+    })  # fmt: skip
+
+
+def _drop_derived(path: Path) -> None:
+    """Position indices follow from the window size; Hugging Face and vlm compute them."""
+    tensors = {k: v for k, v in load_file(path).items() if not k.endswith("relative_position_index")}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _tokenizer() -> Tokenizer:
+    """A token a character; decoding joins them and changes nothing."""
+    vocabulary = SPECIAL | {character: i + 4 for i, character in enumerate(CHARACTERS)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(_any_character(), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", BOS), ("</s>", EOS)])
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def _any_character():
+    from tokenizers import Regex
+
+    return Regex(r"[\s\S]")
+
+
+def _write(path: Path, value) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+CARD = """---
+license: apache-2.0
+pipeline_tag: image-to-text
+library_name: transformers
+tags: [nougat, ocr, document]
+---
+
+# mini-nougat
+
+A {parameters:.1f}M-parameter Nougat: the classes and configuration fields of facebook/nougat-base (Swin encoder, mBART
+decoder), only smaller, trained from scratch on rendered pages. It is packaged so that vlm can be tried and tested without a
+download, on weights that mean something.
+
+**It can** read a small printed page, {width}×{height} pixels after resizing, about 300 characters: paragraphs, headings
+(`# `), lists (`- `), `**bold**`, inline and displayed formulas (`\\(..\\)`, `\\[..\\]`), tables of two or three columns (`|`).
+**It cannot** read real scans, photographs, handwriting, dense A4 pages, several columns, or anything beyond printable ASCII
+and a few Greek letters in formulas. Look-alikes (I and l in some sans-serif faces) are guessed.
+
+## Figures
+
+Character error rate, greedy decoding of the published float16 weights, on pages whose words never occur in training
+(`eval.json`):
+
+{table}
+
+Held-out words: {main[pages]} pages, {main[exact_pages]:.0%} of them without a single error. Held-out font: the same in
+{held_out_font}, which training never shows. Drawn larger: pages drawn at twice the size and scaled down by the image processor's filter.
+
+## Training
+
+`python training/mini_nougat.py` reproduces it: {minutes:.0f} minutes on one {device}, {steps:,} steps, {pages:,} pages
+(freshly rendered: {fresh:.0%} of the batches), batches of {batch_size}, AdamW, cosine schedule, bfloat16. Text: frequent and
+rare English words, pseudo-words, random letters, numbers, dates, prices; a tenth of the words is held out. Light noise,
+blur, contrast changes, random place and size. Besides the text, three helper losses (characters in each encoder cell, place
+of a cell, cell to look at next), whose heads are not part of the model.
+
+Fonts, all free; none is included:
+
+{fonts}
+"""
+
+
+def write_card(folder: Path, results: dict, run: dict, parameters: int) -> None:
+    """README.md of the model folder from the evaluation (`eval.json`) and the run's facts."""
+    columns = list(results)
+    lines = ["| page kind | " + " | ".join(columns) + " |", "| --- |" + " ---: |" * len(columns)]
+    for kind in (*KINDS, "all"):
+        cells = [f"{100 * results[c]['cer'][kind]:.2f}%" for c in columns]
+        lines.append(f"| {'**all**' if kind == 'all' else kind} | " + " | ".join(cells) + " |")
+    fonts = [f"- {name} ({licence}; Debian package {package})" for name, (_, licence, package) in FAMILIES.items()]
+    text = CARD.format(
+        parameters=parameters / 1e6, width=WIDTH, height=HEIGHT, table="\n".join(lines),
+        main=results["held-out words"], held_out_font=HELD_OUT, fonts="\n".join(fonts), **run,
+    )  # fmt: skip
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def write_results(folder: Path, results: dict, run: dict) -> None:
+    _write(folder / "eval.json", {"results": results, "run": run})
+
+
+def half_precision(model) -> torch.nn.Module:
+    """The model with the weights as they are published."""
+    published = copy.deepcopy(model)
+    for parameter in published.parameters():
+        parameter.data = parameter.data.half().float()
+    return published

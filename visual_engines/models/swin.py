@@ -1,0 +1,252 @@
+"""Swin encoders as Donut and Nougat use them, from timm's parts, equal to Hugging Face's DonutSwinModel.
+
+Liu et al., Swin Transformer (arXiv:2103.14030). Three things differ from timm's own tower: the grid is padded before it
+is shifted (the other way round an uneven grid gives other windows), a grid as small as a window is not shifted in
+either direction, and there is no norm at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp, PatchEmbed, get_act_layer
+from timm.models.swin_transformer import PatchMerging, get_relative_position_index, window_partition, window_reverse
+from torch import Tensor, nn
+
+from vlm.config import VisionConfig
+from vlm.convert import Drop, Fuse, Rename
+from vlm.foreign_config import ForeignConfig
+from vlm.registry import ModelSpec
+
+# what Hugging Face calls the functions, and timm
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+SHIFT_MASK = -100.0  # finite, as published: a masked cell keeps a weight of e^-100
+
+
+@dataclass(frozen=True)
+class SwinConfig(VisionConfig):
+    patch_size: tuple[int, int]
+    embed_dim: int
+    depths: tuple[int, ...]
+    num_heads: tuple[int, ...]
+    window_size: int
+    mlp_ratio: float = 4.0
+    qkv_bias: bool = True
+    activation: str = "gelu"
+    layer_norm_eps: float = 1e-5
+
+    @property
+    def grids(self) -> list[tuple[int, int]]:
+        """(rows, columns) of each stage; odd grids are padded when they are merged."""
+        height, width = (-(-size // patch) for size, patch in zip(self.image_size, self.patch_size, strict=True))
+        found = [(height, width)]
+        for _ in self.depths[1:]:
+            height, width = (height + 1) // 2, (width + 1) // 2
+            found.append((height, width))
+        return found
+
+    @property
+    def num_features(self) -> int:
+        height, width = self.grids[-1]
+        return height * width
+
+    @property
+    def hidden_size(self) -> int:
+        return self.embed_dim * 2 ** (len(self.depths) - 1)
+
+
+def parse(hf: dict[str, Any]) -> SwinConfig:
+    """A Hugging Face `donut-swin` configuration -> SwinConfig; ConfigError names every field it cannot honour."""
+    fields = ForeignConfig(hf, "Swin encoder")
+    fields.allow("model_type", ["donut-swin"])
+    fields.allow("use_absolute_embeddings", [False], default=False)
+    fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "encoder_stride")
+    fields.ignore("hidden_size", "num_layers", "path_norm", "out_features", "out_indices", "stage_names")
+    config = SwinConfig(
+        image_size=_pair(fields.take("image_size", 224)),
+        num_channels=fields.take("num_channels", 3),
+        patch_size=_pair(fields.take("patch_size", 4)),
+        embed_dim=fields.take("embed_dim", 96),
+        depths=tuple(fields.take("depths", (2, 2, 6, 2))),
+        num_heads=tuple(fields.take("num_heads", (3, 6, 12, 24))),
+        window_size=fields.take("window_size", 7),
+        mlp_ratio=fields.take("mlp_ratio", 4.0),
+        qkv_bias=fields.take("qkv_bias", True),
+        activation=fields.allow("hidden_act", ACTIVATIONS, default="gelu"),
+        layer_norm_eps=fields.take("layer_norm_eps", 1e-5),
+    )
+    fields.wrong += _contradictions(config)
+    fields.finish()
+    return config
+
+
+def _contradictions(config: SwinConfig) -> list[str]:
+    found = []
+    if len(config.depths) != len(config.num_heads):
+        found.append(f"depths has {len(config.depths)} stages, num_heads {len(config.num_heads)}")
+    for stage, heads in enumerate(config.num_heads):
+        if (width := config.embed_dim * 2**stage) % heads:
+            found.append(f"stage {stage} has {width} channels, no multiple of its {heads} heads")
+    if smallest := [grid for grid in config.grids if min(grid) < config.window_size]:
+        found.append(f"a stage's grid {smallest[0]} is smaller than the window of {config.window_size}")
+    return found
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    return tuple(size) if isinstance(size, list | tuple) else (size, size)
+
+
+class WindowAttention(nn.Module):
+    """Attention inside windows with a learned bias by relative position."""
+
+    def __init__(self, config: SwinConfig, stage: int, shift: int):
+        super().__init__()
+        width = config.embed_dim * 2**stage
+        self.num_heads, self.window, self.shift = config.num_heads[stage], config.window_size, shift
+        self.grid = tuple(-(-side // self.window) * self.window for side in config.grids[stage])  # padded
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, self.num_heads))
+        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
+        self.proj = nn.Linear(width, width)
+        self.register_buffer("bias", None, persistent=False)
+
+    def init_buffers(self, device: torch.device) -> None:
+        """The bias of every head, with the shift mask of every window where there is one: made once, not per pass."""
+        area = self.window**2
+        index = get_relative_position_index(self.window, self.window).to(device)
+        bias = self.relative_position_bias_table.detach()[index.view(-1)].view(area, area, -1).permute(2, 0, 1)[None]
+        if self.shift:
+            bias = (self._shift_mask(device)[:, None] + bias).flatten(0, 1)[None]
+        # rows padded to 16 elements: the fused kernels take it without a copy
+        padded = F.pad(bias, (0, -area % 16))
+        self.bias = padded.contiguous()[..., :area]
+
+    def _shift_mask(self, device: torch.device) -> Tensor:
+        """[windows, area, area]: cells that were apart before the cyclic shift must not see each other."""
+        rows, columns = (
+            sum(
+                (torch.arange(side, device=device) >= side - edge).to(self.proj.weight.dtype)
+                for edge in (self.window, self.shift)
+            )
+            for side in self.grid
+        )
+        region = (rows[:, None] * 3 + columns[None])[None, :, :, None]
+        region = window_partition(region, (self.window, self.window)).flatten(1)
+        return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(self.proj.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [images, windows, area, C] -> the same"""
+        images, windows, area, width = x.shape
+        qkv = self.qkv(x).view(images, windows, area, 3, self.num_heads, -1).permute(3, 0, 1, 4, 2, 5)
+        # the mask differs by window and not by image: windows join the heads, so that it broadcasts over images
+        shape = (3, images, -1) if self.shift else (3, -1, self.num_heads)
+        q, k, v = qkv.reshape(*shape, area, width // self.num_heads).unbind(0)
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias.expand(len(q), -1, -1, -1))
+        y = y.reshape(images, windows, self.num_heads, area, -1).transpose(2, 3).reshape(x.shape)
+        return self.proj(y)
+
+
+class Block(nn.Module):
+    def __init__(self, config: SwinConfig, stage: int, index: int):
+        super().__init__()
+        width, grid = config.embed_dim * 2**stage, config.grids[stage]
+        # one window high or wide: there is nothing to shift to
+        self.shift = 0 if index % 2 == 0 or min(grid) <= config.window_size else config.window_size // 2
+        self.window = (config.window_size, config.window_size)
+        self.padding = tuple(-side % config.window_size for side in grid)
+        self.norm1 = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.attention = WindowAttention(config, stage, self.shift)
+        self.norm2 = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        self.mlp = Mlp(width, int(width * config.mlp_ratio), act_layer=get_act_layer(ACTIVATIONS[config.activation]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [images, rows, columns, C] -> the same"""
+        x = x + self._attend(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+    def _attend(self, x: Tensor) -> Tensor:
+        images, height, width, _ = x.shape
+        if any(self.padding):
+            x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
+        if self.shift:
+            x = torch.roll(x, (-self.shift, -self.shift), (1, 2))
+        padded = x.shape
+        windows = window_partition(x, self.window).view(images, -1, self.window[0] * self.window[1], padded[3])
+        y = self.attention(windows).view(-1, *self.window, padded[3])
+        y = window_reverse(y, self.window, padded[1], padded[2])
+        if self.shift:
+            y = torch.roll(y, (self.shift, self.shift), (1, 2))
+        return y[:, :height, :width]
+
+
+class Stage(nn.Module):
+    """Blocks of one resolution; then 2×2 cells become one, but for the last stage."""
+
+    def __init__(self, config: SwinConfig, stage: int):
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(config, stage, i) for i in range(config.depths[stage])))
+        last = stage == len(config.depths) - 1
+        self.downsample = nn.Identity() if last else PatchMerging(config.embed_dim * 2**stage)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.downsample(self.blocks(x))
+
+
+class SwinEncoder(nn.Module):
+    """Pixels -> feature rows. Call `init_buffers` once the weights are in place."""
+
+    def __init__(self, config: SwinConfig):
+        super().__init__()
+        self.config = config
+        self.patch_embed = PatchEmbed(
+            img_size=config.image_size,
+            patch_size=config.patch_size,
+            in_chans=config.num_channels,
+            embed_dim=config.embed_dim,
+            norm_layer=nn.LayerNorm,
+            output_fmt="NHWC",
+            strict_img_size=False,
+            dynamic_img_pad=True,
+        )
+        self.stages = nn.Sequential(*(Stage(config, i) for i in range(len(config.depths))))
+
+    def init_buffers(self, device: torch.device) -> None:
+        """Fills what follows from the weights and is not stored."""
+        for module in self.modules():
+            if isinstance(module, WindowAttention):
+                module.init_buffers(device)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """pixel_values [n, C, H, W] -> [n, num_features, hidden_size]"""
+        return self.stages(self.patch_embed(pixel_values)).flatten(1, 2)
+
+
+def rules(config: SwinConfig) -> list[Any]:
+    """Weight rules for `DonutSwinModel` (names without the role's prefix)."""
+    stage, block = "encoder.layers.{}", "encoder.layers.{}.blocks.{}"
+    renamed = {
+        "embeddings.patch_embeddings.projection": "patch_embed.proj",
+        "embeddings.norm": "patch_embed.norm",
+        f"{block}.layernorm_before": "stages.{}.blocks.{}.norm1",
+        f"{block}.layernorm_after": "stages.{}.blocks.{}.norm2",
+        f"{block}.attention.output.dense": "stages.{}.blocks.{}.attention.proj",
+        f"{block}.intermediate.dense": "stages.{}.blocks.{}.mlp.fc1",
+        f"{block}.output.dense": "stages.{}.blocks.{}.mlp.fc2",
+    }
+    found: list[Any] = [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in renamed.items() for kind in ("weight", "bias")]
+    merged = len(config.depths) == 1  # a single stage merges nothing
+    for name in ("reduction.weight", "norm.weight", "norm.bias"):
+        found.append(Rename(f"{stage}.downsample.{name}", f"stages.{{}}.downsample.{name}", optional=merged))
+    for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
+        source = f"{block}.attention.self.{{query,key,value}}.{kind}"
+        found.append(Fuse(source, f"stages.{{}}.blocks.{{}}.attention.qkv.{kind}"))
+    table = "relative_position_bias_table"
+    found.append(Rename(f"{block}.attention.self.{table}", f"stages.{{}}.blocks.{{}}.attention.{table}"))
+    index = f"{block}.attention.self.relative_position_index"
+    found.append(Drop(index, "follows from the window size", optional=True))
+    return found
+
+
+SPEC = ModelSpec("donut-swin", SwinConfig, parse, SwinEncoder, rules)

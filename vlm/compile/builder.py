@@ -1,0 +1,229 @@
+"""convert → build: Hugging Face folder -> Checkpoint -> EngineDir; also checkpoints of random weights, for measuring."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm import __version__
+from vlm.checkpoint import Checkpoint, Progress, RoleWeights, copy_processor, write_checkpoint, write_roles
+from vlm.compile.engine_dir import FORMAT_VERSION, WHAT, EngineDir, Manifest, built_on, file_entries, is_engine
+from vlm.compile.hf_folder import HFFolder, generation_defaults
+from vlm.config import DTYPES, BuildConfig, Config
+from vlm.convert import attempt
+from vlm.errors import CheckpointError, ConfigError, EngineError, listed
+from vlm.files import atomic_dir
+from vlm.registry import FamilySpec, ModelSpec, Role, architecture, family, match_family, model_spec
+from vlm.weights import Layout, Scoped, TensorSource
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def convert_folder(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
+    """A Hugging Face model folder -> our checkpoint at `out`, written whole or not at all.
+
+    Raises ConfigError for a model or field that is not supported; one CheckpointError with every reason why the
+    weights do not fit, or for a folder that is damaged.
+    """
+    folder = HFFolder(Path(source))
+    spec = match_family(folder.config)
+    configs = role_configs(spec, folder.config)
+    return write_checkpoint(
+        Path(out),
+        family=spec.name,
+        roles=_convert_roles(folder, spec, configs),
+        generation=folder.generation,
+        source=folder.path.resolve().name,
+        processor_files=folder.processor_files,
+        progress=progress,
+    )
+
+
+def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> dict[str, Config]:
+    """Every role's configuration out of a Hugging Face one; ConfigError when its part is missing or unsupported."""
+    keys = [role.config_key for role in spec.roles.values() if role.config_key]
+    if absent := [key for key in keys if not isinstance(hf.get(key), dict)]:
+        raise ConfigError(f"the configuration of this {spec.name} model lacks its part {listed(absent)}.")
+    parts = {name: hf[role.config_key] if role.config_key else hf for name, role in spec.roles.items()}
+    return {name: model_spec(role.model).parse(parts[name]) for name, role in spec.roles.items()}
+
+
+def module_layout(spec: ModelSpec, config: Config) -> Layout:
+    """Name -> (dtype, shape) of all that a module keeps; nothing is allocated."""
+    with torch.device("meta"):
+        state = spec.module(config).state_dict()
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+
+
+def _convert_roles(folder: HFFolder, spec: FamilySpec, configs: Mapping[str, Config]) -> dict[str, RoleWeights]:
+    owned, reasons = _share_out(folder.tensors, spec.roles), []
+    used = {name for names in owned.values() for name in names}
+    if strays := sorted(set(folder.tensors) - used):
+        reasons.append(f"tensors of no part of a {spec.name} model: {listed(strays)}")
+    roles = {}
+    for name, role in spec.roles.items():
+        model, config = model_spec(role.model), configs[name]
+        targets = {target: shape for target, (_, shape) in module_layout(model, config).items()}
+        source = Scoped(folder.tensors, owned[name], role.weight_prefix)
+        outcome = attempt(source, model.rules(config), targets, role.weight_prefix)
+        reasons += outcome.reasons
+        roles[name] = RoleWeights(role.model, config.to_dict(), TensorSource.of(outcome.tensors))
+    if reasons:
+        raise CheckpointError(f"the weights in {folder.path} do not fit its config.json: {'; '.join(reasons)}.")
+    return roles
+
+
+def _share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
+    """Each tensor goes to the role with the longest prefix of its name (to several, when they share that prefix)."""
+    owned: dict[str, list[str]] = {role: [] for role in roles}
+    for name in names:
+        fitting = [role for role, spec in roles.items() if name.startswith(spec.weight_prefix)]
+        longest = max((len(roles[role].weight_prefix) for role in fitting), default=0)
+        for role in fitting:
+            if len(roles[role].weight_prefix) == longest:
+                owned[role].append(name)
+    return owned
+
+
+def random_checkpoint(arch: str | dict[str, Any], out: Path, *, seed: int = 0, dtype: str = "float32") -> Checkpoint:
+    """A checkpoint of a published shape (`nougat-base`), or of a Hugging Face configuration, with random weights.
+
+    Norm weights are 1, all else is normal with deviation 0.02. The same seed gives the same bytes. It has no processor.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}, allowed are {listed(DTYPES)}.")
+    spec, hf = (match_family(arch), arch) if isinstance(arch, dict) else architecture(arch)
+    configs = role_configs(spec, hf)
+    roles = {
+        name: RoleWeights(role.model, configs[name].to_dict(), _random_source(role, configs[name], name, seed, dtype))
+        for name, role in spec.roles.items()
+    }
+    label = arch if isinstance(arch, str) else spec.name
+    return write_checkpoint(
+        Path(out),
+        family=spec.name,
+        roles=roles,
+        generation=generation_defaults(hf),
+        source=f"{label}, random weights, seed {seed}",
+    )
+
+
+def _random_source(role: Role, config: Config, role_name: str, seed: int, dtype: str) -> TensorSource:
+    kind: torch.dtype = getattr(torch, dtype)
+    layout = module_layout(model_spec(role.model), config)
+    # a table of integers is computed, not learned: the module must not keep it in its state
+    assert all(kept.is_floating_point for kept, _ in layout.values()), role.model
+
+    def draw(name: str) -> Tensor:
+        shape = layout[name][1]
+        if len(shape) == 1 and name.endswith("weight"):  # of a norm
+            return torch.ones(shape, dtype=kind)
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{role_name}/{name}".encode()))
+        return torch.empty(shape).normal_(std=0.02, generator=generator).to(kind)
+
+    return TensorSource({name: (kind, shape) for name, (_, shape) in layout.items()}, draw)
+
+
+def build_engine(
+    checkpoint: Checkpoint, out: Path, build: BuildConfig, *, progress: Progress | None = None
+) -> EngineDir:
+    """A checkpoint -> an engine at `out`, written whole or not at all; an older engine there is replaced.
+
+    Raises ConfigError for limits beyond what the model allows, CheckpointError for weights that are damaged or that
+    `build.dtype` cannot hold.
+    """
+    spec = family(checkpoint.family)
+    configs = {
+        role: model_spec(name).config.from_dict(checkpoint.config(role)) for role, name in checkpoint.roles.items()
+    }
+    build = resolve_limits(build, configs)
+    roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
+    with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
+        files = write_roles(draft, roles, "Building the engine", progress)
+        files |= file_entries(draft, copy_processor(checkpoint.processor_files, draft))
+        _manifest(checkpoint, spec, roles, build, files).write(draft)
+    return EngineDir.open(out, verify=False)
+
+
+def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
+    """`None` becomes what the model allows; ConfigError for more than that."""
+    allowed = {"max_seq_len": configs["decoder"].max_positions, "max_encoder_input_len": None}
+    if "visual" in configs:
+        allowed["max_encoder_input_len"] = configs["visual"].num_features
+    elif "encoder" in configs:
+        allowed["max_encoder_input_len"] = configs["encoder"].max_positions
+    wrong = []
+    for name, most in allowed.items():
+        asked = getattr(build, name)
+        if asked is not None and (most is None or asked > most):
+            wrong.append(f"{name} is {asked}, this model allows at most {most or 0}")
+    rows, asked = allowed["max_encoder_input_len"], build.max_encoder_input_len
+    if "visual" in configs and asked is not None and asked < rows:
+        wrong.append(f"max_encoder_input_len is {asked}, but one image takes {rows} rows")
+    if wrong:
+        raise ConfigError("; ".join(wrong) + ".")
+    return dataclasses.replace(
+        build, **{n: most if getattr(build, n) is None else getattr(build, n) for n, most in allowed.items()}
+    )
+
+
+def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> RoleWeights:
+    """The role's weights in the engine's dtype, each cast when it is written."""
+    kind: torch.dtype = getattr(torch, dtype)
+    model, weights = checkpoint.roles[role], checkpoint.weights(role)
+    expected = {name: shape for name, (_, shape) in module_layout(model_spec(model), config).items()}
+    stored = TensorSource.of(weights).layout
+    if wrong := sorted(
+        n for n in expected.keys() | stored.keys() if n not in stored or stored[n][1] != expected.get(n)
+    ):
+        raise CheckpointError(
+            f"{checkpoint.weight_file(role)} does not fit its config.json in {listed(wrong)}; convert it again."
+        )
+    layout = {n: (kind if old.is_floating_point else old, shape) for n, (old, shape) in stored.items()}
+
+    def read(name: str) -> Tensor:
+        tensor = weights[name].to(layout[name][0])
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise CheckpointError(_not_finite(checkpoint, role, name, dtype, weights[name]))
+        return tensor
+
+    return RoleWeights(model, checkpoint.config(role), TensorSource(layout, read))
+
+
+def _not_finite(checkpoint: Checkpoint, role: str, name: str, dtype: str, tensor: Tensor) -> str:
+    if torch.isfinite(tensor).all():
+        return f"{role} weight {name} holds values that {dtype} cannot; build with dtype bfloat16 or float32."
+    return (
+        f"{checkpoint.weight_file(role)} holds NaN or infinity in {name}; the model it was converted from is damaged."
+    )
+
+
+def _manifest(
+    checkpoint: Checkpoint,
+    spec: FamilySpec,
+    roles: Mapping[str, RoleWeights],
+    build: BuildConfig,
+    files: dict[str, Any],
+) -> Manifest:
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        vlm_version=__version__,
+        family=spec.name,
+        roles={role: {"model": weights.model, "config": weights.config} for role, weights in roles.items()},
+        backend=build.backend,
+        limits={n: getattr(build, n) for n in ("max_batch_size", "max_seq_len", "max_encoder_input_len")},
+        dtype=build.dtype,
+        mapping={"tp": 1, "pp": 1},
+        quantization=None,
+        generation=checkpoint.generation,
+        source=checkpoint.source,
+        built_on=built_on(),
+        built_for={"devices": ["cpu", "cuda"]},  # the torch backend's files are portable
+        files=files,
+    )

@@ -1,0 +1,155 @@
+"""A Hugging Face model folder: its configuration, its tensors read lazily, its generation defaults, its processor."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import CheckpointError, listed
+from vlm.files import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WHAT = "Hugging Face model folder"
+WEIGHTS = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+PROCESSOR_FILES = (
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "image_processor_config.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "sentencepiece*.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer*.json",
+    "tokenizer*.model",
+    "vocab*.json",
+    "vocab*.txt",
+)
+TOKEN_IDS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+# what a configuration of before generation_config.json may say about generation
+GENERATION_FIELDS = (
+    *TOKEN_IDS,
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "do_sample",
+    "early_stopping",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "repetition_penalty",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+)
+
+
+def generation_defaults(config: dict[str, Any], generation: dict[str, Any] | None = None) -> dict[str, Any]:
+    """generation_config.json over config.json; the latter gives token ids only where the former exists, as HF does."""
+    fields = GENERATION_FIELDS if generation is None else TOKEN_IDS
+    merged: dict[str, Any] = {}
+    for values in (config.get("decoder"), config):
+        if isinstance(values, dict):
+            merged |= {name: values[name] for name in fields if values.get(name) is not None}
+    kept = {k: v for k, v in (generation or {}).items() if v is not None and not k.startswith("_")}
+    kept.pop("transformers_version", None)
+    return merged | kept
+
+
+@dataclass(frozen=True)
+class HFFolder:
+    """Raises CheckpointError, at the look-up, for whatever is missing, damaged or unsafe. Executes nothing of it."""
+
+    path: Path
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        if not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is no folder; give a {WHAT} (config.json and weights).")
+        return read_json(self.path / "config.json", CheckpointError, WHAT)
+
+    @functools.cached_property
+    def generation(self) -> dict[str, Any]:
+        path = self.path / "generation_config.json"
+        return generation_defaults(self.config, read_json(path, CheckpointError, WHAT) if path.exists() else None)
+
+    @functools.cached_property
+    def processor_files(self) -> tuple[Path, ...]:
+        found = {path for pattern in PROCESSOR_FILES for path in self.path.glob(pattern) if path.is_file()}
+        return tuple(sorted(found))
+
+    @functools.cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor by name, mapped from disk: safetensors first, then pickles, whole or in shards."""
+        for name in WEIGHTS:
+            if (self.path / name).exists():
+                return self._indexed(name) if name.endswith(".index.json") else self._read([name])
+        others = sorted(p.name for p in self.path.iterdir() if p.suffix in {".h5", ".msgpack", ".gguf", ".pt", ".onnx"})
+        instead = f", only {listed(others)}" if others else ""
+        raise CheckpointError(f"{self.path} holds no weights{instead}; expected is {listed(WEIGHTS)}.")
+
+    def _indexed(self, name: str) -> Mapping[str, Tensor]:
+        places = read_json(self.path / name, CheckpointError, WHAT).get("weight_map")
+        if not isinstance(places, dict) or not places or not all(isinstance(f, str) for f in places.values()):
+            raise CheckpointError(f"{self.path / name} is damaged: it has no weight_map of tensor names to files.")
+        shards = sorted(set(places.values()))
+        if outside := [shard for shard in shards if Path(shard).name != shard]:
+            raise CheckpointError(f"{self.path / name} names files outside its folder: {listed(outside)}.")
+        if absent := [shard for shard in shards if not (self.path / shard).exists()]:
+            raise CheckpointError(f"{self.path} lacks {listed(absent)}, which {name} names; fetch the folder again.")
+        tensors = self._read(shards)
+        if absent := sorted(set(places) - set(tensors)):
+            raise CheckpointError(f"{self.path / name} names tensors that no shard holds: {listed(absent)}.")
+        return tensors
+
+    def _read(self, names: list[str]) -> Mapping[str, Tensor]:
+        from vlm.weights import TensorFiles
+
+        paths = [self.path / name for name in names]
+        if not names[0].endswith(".bin"):
+            return TensorFiles(paths)
+        return {name: tensor for path in paths for name, tensor in read_pickle(path).items()}
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """A pickled state dict by torch's restricted unpickler; anything but tensors by name is a CheckpointError."""
+    import torch
+
+    try:
+        # only the zip format of torch >= 1.6 can be mapped
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path} is damaged or holds Python objects other than tensors, which could run code, so it is not loaded;"
+            " save the model as safetensors."
+        ) from None
+    except Exception as reason:  # a damaged pickle may end in any of them
+        first = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+        raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{path} is no state dict of tensors by name; save the model as safetensors.")
+    return state

@@ -1,0 +1,258 @@
+"""Weight rules: how a foreign checkpoint's tensors become a module's, said as data and closed on both sides.
+
+In a name pattern `{}` stands for a run of digits (a layer index) and is carried over to the target in order; `{q,k,v}`
+stands for several tensors, the parts of one fused tensor, in that order:
+
+    Rename("model.layers.{}.fc1.weight", "blocks.{}.ffn.up.weight")
+    Fuse("model.layers.{}.attn.{q,k,v}_proj.weight", "blocks.{}.attention.qkv.weight")
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.errors import CheckpointError, listed
+
+_PLACE = re.compile(r"\{([^{}]*)\}")
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    literals, places = _PLACE.split(pattern)[::2], _PLACE.findall(pattern)
+    groups = [rf"(?:{'|'.join(map(re.escape, p.split(',')))})" if p else r"(\d+)" for p in places]
+    return re.compile("".join(a + b for a, b in itertools.zip_longest(map(re.escape, literals), groups, fillvalue="")))
+
+
+def _indices(pattern: str, name: str) -> tuple[str, ...] | None:
+    """The layer indices with which `pattern` gives `name`; None when it does not."""
+    match = _compiled(pattern).fullmatch(name)
+    return match.groups() if match else None
+
+
+def _expand(pattern: str, indices: tuple[str, ...]) -> tuple[str, ...]:
+    """The names a pattern stands for once the indices are put in: one, or one per part."""
+    given = iter(indices)
+    filled = _PLACE.sub(lambda m: m[0] if m[1] else next(given), pattern)
+    if not (parts := _PLACE.search(filled)):
+        return (filled,)
+    return tuple(filled[: parts.start()] + part + filled[parts.end() :] for part in parts[1].split(","))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A rule at one place: reads `sources` (and `beside`, where present), fills `targets`."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    run: Callable[[list[Tensor]], list[Tensor]]  # ValueError says what is wrong with the tensors
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Base of the rules. One that matches no tensor is an error unless it is `optional`."""
+
+    source: str
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        for pattern in (self.source, self.target):
+            if sum("," in place for place in _PLACE.findall(pattern)) > 1:
+                raise ValueError(f"the pattern {pattern!r} may hold one list of parts")
+        if self.target.count("{}") > self.source.count("{}"):
+            raise ValueError(f"the target {self.target!r} has more indices than the source {self.source!r}")
+
+    @property
+    def target(self) -> str:
+        return getattr(self, "to", "")
+
+    def steps(self, names: Iterable[str]) -> list[Step]:
+        found = dict.fromkeys(i for name in names if (i := _indices(self.source, name)) is not None)
+        return [self.step(indices) for indices in found]
+
+    def step(self, indices: tuple[str, ...]) -> Step:
+        return Step(_expand(self.source, indices), _expand(self.target, indices), self.run)
+
+    def sources_of(self, target: str) -> tuple[str, ...] | None:
+        """The tensors this rule would make `target` of; None when it makes no such target."""
+        if not self.target or self.target.count("{}") != self.source.count("{}"):
+            return None
+        indices = _indices(self.target, target)
+        return None if indices is None else _expand(self.source, indices)
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Rename(Rule):
+    """The tensor as it is, under another name."""
+
+    to: str
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        return tensors
+
+
+@dataclass(frozen=True)
+class Fuse(Rule):
+    """Parts joined along `dim`: `Fuse("layers.{}.{q,k,v}.weight", "layers.{}.qkv.weight")`."""
+
+    to: str
+    dim: int = 0
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        others = {(t.dim(), *(s for d, s in enumerate(t.shape) if d != self.dim % t.dim())) for t in tensors if t.dim()}
+        if len(others) != 1 or any(t.dim() == 0 for t in tensors):
+            raise ValueError(f"shapes {listed(list(t.shape) for t in tensors)} cannot be joined along {self.dim}")
+        return [torch.cat(tensors, dim=self.dim)]
+
+
+@dataclass(frozen=True)
+class Split(Rule):
+    """Equal parts along `dim`: `Split("h.{}.kv.weight", "h.{}.{k,v}.weight")`."""
+
+    to: str
+    dim: int = 0
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        [tensor], parts = tensors, len(_expand(self.to, ("0",) * self.to.count("{}")))
+        if tensor.dim() == 0 or tensor.shape[self.dim] % parts:
+            raise ValueError(f"shape {list(tensor.shape)} has no {parts} equal parts along {self.dim}")
+        return list(tensor.chunk(parts, dim=self.dim))
+
+
+@dataclass(frozen=True)
+class Transpose(Rule):
+    """A matrix with its two dimensions exchanged (GPT-2 keeps [in, out])."""
+
+    to: str
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        if tensors[0].dim() != 2:
+            raise ValueError(f"shape {list(tensors[0].shape)} is no matrix")
+        return [tensors[0].T]
+
+
+@dataclass(frozen=True)
+class Apply(Rule):
+    """One tensor through a pure function, a permutation or an elementwise change; `reason` says why it is needed."""
+
+    to: str
+    fn: Callable[[Tensor], Tensor]
+    reason: str
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [self.fn(tensors[0])]
+
+
+@dataclass(frozen=True)
+class Drop(Rule):
+    """A tensor the model does not need, and why. `same_as` names the tensor that a tied duplicate must equal."""
+
+    reason: str
+    same_as: str | None = None
+
+    def step(self, indices: tuple[str, ...]) -> Step:
+        beside = _expand(self.same_as, indices) if self.same_as else ()
+        return Step(_expand(self.source, indices), (), self.run, beside)
+
+    def steps(self, names: Iterable[str]) -> list[Step]:
+        # of a list of parts only those that exist: there is nothing to fill
+        present = set(names)
+        steps = super().steps(present)
+        return [Step(tuple(s for s in step.sources if s in present), (), step.run, step.beside) for step in steps]
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        if self.same_as and len(tensors) > 1 and not all(torch.equal(tensors[0], t) for t in tensors[1:]):
+            raise ValueError(f"differs from {self.same_as}, but the configuration ties them")
+        return []
+
+
+@dataclass
+class Conversion:
+    """The outcome of applying rules: the targets filled, and every reason why the weights do not fit."""
+
+    prefix: str = ""  # put before source names in reasons
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    superfluous: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def reasons(self) -> list[str]:
+        named = lambda names: listed(self.prefix + n for n in dict.fromkeys(names))  # noqa: E731
+        parts = [f"missing tensors {named(self.missing)}"] if self.missing else []
+        parts += [f"unexpected tensors {named(self.superfluous)}"] if self.superfluous else []
+        return [*parts, listed(self.wrong)] if self.wrong else parts
+
+    def fill(self, step: Step, source: Mapping[str, Tensor], targets: Mapping[str, Sequence[int]]) -> None:
+        """Runs one step whose sources all exist."""
+        tensors = [source[name] for name in (*step.sources, *step.beside) if name in source]
+        named = listed(self.prefix + name for name in step.sources)
+        try:
+            results = step.run(tensors)
+        except (ValueError, RuntimeError, IndexError) as error:  # torch refuses the shapes: one more reason
+            self.wrong.append(f"{named}: {error}")
+            return
+        for name, result in zip(step.targets, results, strict=True):
+            if tuple(result.shape) != tuple(targets[name]):
+                self.wrong.append(f"{named}: shape {list(result.shape)} should be {list(targets[name])}")
+            self.tensors[name] = result
+
+
+def attempt(
+    source: Mapping[str, Tensor], rules: Iterable[Rule], targets: Mapping[str, Sequence[int]], prefix: str = ""
+) -> Conversion:
+    """`convert`, but hands back the reasons instead of raising them."""
+    outcome, rules, names = Conversion(prefix), list(rules), sorted(source)
+    by_rule = [(rule, rule.steps(names)) for rule in rules]
+    steps = [step for _, found in by_rule for step in found]
+    _claims(outcome, steps, names, targets)
+    for step in steps:
+        if absent := [name for name in step.sources if name not in source]:
+            outcome.missing += absent
+        elif all(target in targets for target in step.targets):
+            outcome.fill(step, source, targets)
+    attempted = {target for step in steps for target in step.targets}
+    for target in (t for t in targets if t not in attempted):
+        outcome.missing += next((s for r in rules if (s := r.sources_of(target))), (f"for {target}",))
+    for rule in (rule for rule, found in by_rule if not found and not rule.optional):
+        if not any(_indices(rule.source, name) is not None for name in outcome.missing):
+            outcome.missing.append(rule.source)
+    outcome.tensors = {name: outcome.tensors[name] for name in targets if name in outcome.tensors}
+    return outcome
+
+
+def _claims(outcome: Conversion, steps: list[Step], names: list[str], targets: Mapping[str, Any]) -> None:
+    """Every source tensor belongs to exactly one step, every target to at most one."""
+    used = Counter(name for step in steps for name in step.sources)
+    filled = Counter(name for step in steps for name in step.targets)
+    outcome.superfluous += [name for name in names if name not in used]
+    # a layer that the configuration does not count
+    outcome.superfluous += [n for step in steps if not set(step.targets) <= set(targets) for n in step.sources]
+    outcome.wrong += [f"{outcome.prefix}{name} is used by {n} rules" for name, n in used.items() if n > 1]
+    outcome.wrong += [f"{name} is filled by {n} rules" for name, n in filled.items() if n > 1]
+
+
+def convert(
+    source: Mapping[str, Tensor], rules: Iterable[Rule], targets: Mapping[str, Sequence[int]]
+) -> dict[str, Tensor]:
+    """Source tensors -> the targets, in their order. `source` may read lazily; `targets` maps names to shapes.
+
+    Raises one CheckpointError with every reason: tensors missing, unexpected, or of the wrong shape.
+    """
+    outcome = attempt(source, rules, targets)
+    if outcome.reasons:
+        raise CheckpointError(f"the weights do not fit the model: {'; '.join(outcome.reasons)}.")
+    return outcome.tensors

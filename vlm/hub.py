@@ -1,0 +1,137 @@
+"""Models from the Hugging Face Hub: what is needed of a repository, nothing more, resumed where it broke off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.compile.hf_folder import PROCESSOR_FILES
+from vlm.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in all
+
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")  # owner/name, owner/name@revision
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
+TIMEOUT_SECONDS = 10
+
+
+def is_repo_id(name: str) -> bool:
+    """Says whether `name` has the form `owner/name` or `owner/name@revision`."""
+    return REPO_ID.fullmatch(name) is not None
+
+
+def needed_files(names: Iterable[str]) -> list[str]:
+    """Of a repository's files: configurations, processor, and one set of weights, safetensors before pickles."""
+    names = sorted(name for name in names if "/" not in name)
+    weights = _matching(names, SAFETENSORS) or _matching(names, PICKLES)
+    return _matching(names, ("config.json", *PROCESSOR_FILES)) + weights
+
+
+def download(
+    repo_id: str, revision: str | None = None, *, endpoint: str | None = None, progress: Progress | None = None
+) -> Path:
+    """A repository -> its folder in the Hub's own cache (`$HF_HOME`). Without a network an earlier download serves.
+
+    `repo_id` may carry the revision: `owner/name@revision`. `endpoint` None: the public Hub, or `$HF_ENDPOINT`.
+    Raises ModelNotFoundError: no such repository or revision, no access, no network, no weights in it.
+    """
+    from huggingface_hub import errors
+
+    repo_id, _, tag = repo_id.partition("@")
+    revision = revision or tag or None
+    try:
+        return _snapshot(repo_id, revision, endpoint, progress)
+    except errors.GatedRepoError:
+        reason = f"needs its owner's permission: ask for it on the model's page, then log in with `{_LOGIN}`"
+    except errors.RevisionNotFoundError:
+        reason = f"has no revision {revision!r}; leave it out for the newest"
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        reason = f"is not there, or is private (then log in with `{_LOGIN}`); check the spelling"
+    except (errors.HTTPError, OSError) as error:
+        return _cached(repo_id, revision, error)
+    raise ModelNotFoundError(f"the Hub's model {repo_id} {reason}.")
+
+
+_LOGIN = "hf auth login"
+
+
+def _snapshot(repo_id: str, revision: str | None, endpoint: str | None, progress: Progress | None) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    info = HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    files = needed_files(file.rfilename for file in info.siblings or ())
+    _check_usable(repo_id, files)
+    options: dict[str, Any] = {"tqdm_class": _meter(f"Downloading {repo_id}", _size(info, files), progress)}
+    return Path(snapshot_download(repo_id, revision=info.sha, allow_patterns=files, endpoint=endpoint, **options))
+
+
+def _cached(repo_id: str, revision: str | None, error: Exception) -> Path:
+    """What an earlier download left, complete, when the Hub cannot be asked."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(repo_id, revision=revision, allow_patterns=["config.json"], local_files_only=True)
+        _check_usable(repo_id, needed_files(file.name for file in Path(folder).iterdir()))
+        return Path(folder)
+    except (LocalEntryNotFoundError, ModelNotFoundError):
+        raise ModelNotFoundError(
+            f"the Hub's model {repo_id} could not be fetched ({_first_line(error)}) and is not in the local cache;"
+            " check the network and run again (a broken download resumes), or give a folder on disk."
+        ) from error
+
+
+def _check_usable(repo_id: str, files: list[str]) -> None:
+    if "config.json" not in files:
+        raise ModelNotFoundError(f"the Hub's model {repo_id} has no config.json; it is no transformers model.")
+    if not _matching(files, (*SAFETENSORS, *PICKLES)):
+        raise ModelNotFoundError(
+            f"the Hub's model {repo_id} has no {SAFETENSORS[0]} or {PICKLES[0]}; other formats are not read."
+        )
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _size(info: ModelInfo, files: list[str]) -> int:
+    return sum(file.size or 0 for file in info.siblings or () if file.rfilename in files)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _meter(description: str, total: int, progress: Progress | None) -> type:
+    """A tqdm class that shows nothing and reports bytes to `progress`.
+
+    huggingface_hub makes several bars for one download (files, bytes received, bytes written; which ones differs by
+    version): the furthest one in bytes counts.
+    """
+    from tqdm import tqdm
+
+    furthest = 0
+
+    class Meter(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any):
+            kwargs.pop("name", None)
+            self._bytes = kwargs.get("unit") == "B"
+            self._count = kwargs.get("initial") or 0
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal furthest
+            self._count += n or 0
+            if self._bytes and progress and self._count > furthest:
+                furthest = self._count
+                progress(description, min(int(furthest), total), total)
+            return super().update(n)
+
+    return Meter
