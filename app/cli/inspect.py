@@ -180,7 +180,7 @@ def _plain(value: Any) -> str:
 
 def _role_text(part: dict[str, Any]) -> str:
     types = ", ".join(part["dtypes"])
-    return f"{part['model']}, {part['parameters'] / 1e6:.1f} M parameters, {_size(part['bytes'])}, {types}"
+    return f"{part['model']}, {part['parameters']:,} parameters, {_size(part['bytes'])}, {types}"
 
 
 def _size(count: int) -> str:

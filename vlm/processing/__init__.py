@@ -1,1 +1,1 @@
-
+"""What stands between files and tensors: images, documents, tokens, text."""

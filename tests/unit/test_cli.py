@@ -1,0 +1,289 @@
+"""The command line: what goes where, exit codes, one sentence a mistake. Verbs that run a model see a fake of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import vlm
+from app.cli.main import main
+from tests.unit import artifact_kit
+from vlm.errors import ImageError, OutOfMemoryError
+from vlm.runtime.request import SamplingParams
+
+
+class FakePipeline:
+    """Reads an image's name; a name that starts with `bad` cannot be read."""
+
+    def __init__(self):
+        self.calls = []
+        self.timings = {"preprocess": 0.1, "encode": 0.2, "prefill": 0.0, "decode": 0.5, "total": 0.8, "tokens": 3}
+
+    def as_completed(self, inputs, *, on_error, **sampling):
+        assert on_error == "yield"
+        self.calls.append(sampling)
+        # a later input may be done first
+        for index, given in sorted(enumerate(inputs), reverse=True):
+            yield index, self._read(given)
+
+    def stream(self, given, **sampling):
+        self.calls.append(sampling)
+        self.last_output = self._read(given)
+        if isinstance(self.last_output, Exception):
+            raise self.last_output
+        yield from ("raw ", str(given["images"][0]))
+
+    def close(self):
+        pass
+
+    @staticmethod
+    def _read(given):
+        name = given["images"][0]
+        if str(name).startswith("bad"):
+            return ImageError(f"{name} is not an image.")
+        return _output(f"text of {name} {given['prompt'] or ''}".strip())
+
+
+def _output(text):
+    import dataclasses
+
+    fields = [(name, object) for name in ("text", "raw_text", "token_ids", "finish_reason", "logprobs", "seed")]
+    return dataclasses.make_dataclass("Output", fields)(text, f"raw {text}", [5, 6, 2], "eos", [-0.1, -0.2, -0.3], 7)
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Every call of vlm.load; the pipeline is the last element's `pipeline`."""
+    calls = []
+
+    def load(model, **options):
+        calls.append(SimpleNamespace(model=model, options=options, pipeline=FakePipeline()))
+        return calls[-1].pipeline
+
+    monkeypatch.setitem(vlm.__dict__, "load", load)
+    return calls
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """Runs a command line -> (exit code, stdout, stderr)."""
+    monkeypatch.delenv("VLM_DEBUG", raising=False)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as done:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return done.value.code, captured.out, captured.err
+
+    return call
+
+
+def one_sentence(err):
+    lines = err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("vlm: ") and lines[0].endswith("."), err
+    return lines[0]
+
+
+# --- start-up ---
+def _modules_after(code):
+    code += "; import sys; print([m for m in ('torch', 'transformers', 'PIL', 'numpy') if m in sys.modules])"
+    return subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1]
+
+
+def test_help_and_import_load_nothing_heavy():
+    assert _modules_after("import vlm") == "[]"
+    code = "import sys; from app.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "print([m for m in ('torch', 'transformers', 'PIL', 'numpy') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("verb", ["run", "ocr", "convert", "build", "inspect", "models", "bench"])
+def test_every_verb_has_help_with_examples(cli, verb):
+    commands = ["latency", "throughput", "table"] if verb == "bench" else [None]
+    for command in commands:
+        code, out, _ = cli(verb, *filter(None, [command]), "--help")
+        assert code == 0 and "Examples:" in out and f"vlm {verb}" in out
+
+
+def test_defaults_come_from_the_dataclasses(cli):
+    _, out, _ = cli("run", "--help")
+    assert f"[default: {SamplingParams.temperature}]" in out
+    assert cli("--version")[:2] == (0, f"vlm {vlm.__version__}\n")
+
+
+# --- run ---
+def test_run_prints_text_in_order(cli, loads):
+    code, out, err = cli("run", "--image", "a.png", "--image", "b.png", "--seed", 3, "--max-new-tokens", 9)
+    assert (code, out) == (0, "text of a.png\ntext of b.png\n")
+    assert "6 tokens (eos)" in err and "12 tokens/s" in err
+    assert loads[0].model == "mini-nougat" and loads[0].options["device"] == "auto"
+    wanted = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 3, "max_new_tokens": 9}
+    assert loads[0].pipeline.calls == [wanted]
+
+
+def test_run_json(cli, loads):
+    code, out, _ = cli("run", "--image", "a.png", "--image", "b.png", "--json", "--prompt", "# Title")
+    first, second = map(json.loads, out.splitlines())
+    assert code == 0 and (first["image"], second["image"]) == ("a.png", "b.png")
+    assert first["text"] == "text of a.png # Title"
+    assert first["token_ids"] == [5, 6, 2] and first["tokens"] == 3 and first["finish_reason"] == "eos"
+
+
+def test_run_raw_streams(cli, loads):
+    assert cli("run", "--image", "a.png", "--raw")[:2] == (0, "raw a.png\n")
+
+
+def test_run_reads_stdin(cli, loads, monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(b"bytes")))
+    assert cli("run", "--image", "-")[:2] == (0, "text of b'bytes'\n")
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO()))
+    code, _, err = cli("run", "--image", "-")
+    assert code == 2 and "stdin is empty" in one_sentence(err)
+
+
+@pytest.mark.parametrize("flags", [[], ["--raw"], ["--json"]])
+def test_run_one_bad_image_costs_that_image(cli, loads, flags):
+    code, out, err = cli("run", "--image", "bad.png", "--image", "b.png", *flags)
+    assert code == 2 and "b.png" in out and "bad" not in out
+    assert "vlm: bad.png is not an image." in err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--temperature", "-1", "temperature is -1.0; it must be 0"),
+        ("--top-p", "0", "top_p is 0.0; it must lie"),
+        ("--top-k", "-3", "top_k is -3"),
+        ("--max-new-tokens", "0", "max_new_tokens is 0; it must be at least 1"),
+        ("--seed", "-1", "seed is -1"),
+    ],
+)
+def test_run_bad_values_are_found_before_loading(cli, loads, option, value, says):
+    code, out, err = cli("run", "--image", "a.png", option, value)
+    assert (code, out) == (2, "") and says in one_sentence(err) and not loads
+
+
+def test_usage_errors(cli, loads):
+    assert cli("run")[0] == 2
+    assert cli("run", "--image", "a.png", "--no-such-option")[0] == 2
+    assert cli("run", "--image", "a.png", "--top-k", "many")[0] == 2
+    assert not loads
+
+
+def test_unknown_model(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["inspect", "nothing"], ["convert", "nothing", "-o", "x"], ["build", "nothing", "-o", "x"]):
+        code, out, err = cli(*arguments)
+        assert (code, out) == (2, "") and "model 'nothing' does not exist; give a packaged name" in one_sentence(err)
+
+
+# --- errors ---
+def _failing(monkeypatch, error):
+    def load(model, **options):
+        raise error
+
+    monkeypatch.setitem(vlm.__dict__, "load", load)
+
+
+def test_errors_become_sentences(cli, monkeypatch):
+    _failing(monkeypatch, OutOfMemoryError("too large; lower --max-batch-size."))
+    assert cli("run", "--image", "a.png") == (2, "", "vlm: too large; lower --max-batch-size.\n")
+    _failing(monkeypatch, KeyError("bug"))
+    code, _, err = cli("run", "--image", "a.png")
+    assert code == 70 and "internal error, KeyError: 'bug'" in one_sentence(err) and "--debug" in err
+    _failing(monkeypatch, KeyboardInterrupt())
+    assert cli("run", "--image", "a.png") == (130, "", "vlm: interrupted.\n")
+
+
+def test_debug_shows_the_traceback(monkeypatch):
+    _failing(monkeypatch, OutOfMemoryError("too large."))
+    monkeypatch.setenv("VLM_DEBUG", "")
+    with pytest.raises(OutOfMemoryError):
+        main(["run", "--image", "a.png", "--debug"])
+
+
+def test_closed_stdout_is_no_error():
+    code = "import sys; from app.cli.main import main; main(['models', '--json'])"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- convert, build, inspect, models ---
+@pytest.fixture
+def hf(tmp_path, monkeypatch):
+    artifact_kit.install(monkeypatch)
+    return artifact_kit.write_hf(tmp_path / "toy-model")
+
+
+def test_convert_build_inspect(cli, hf, tmp_path):
+    code, out, err = cli("convert", hf, "-o", tmp_path / "ckpt")
+    assert (code, out) == (0, f"{tmp_path / 'ckpt'}\n") and "Writing the checkpoint" in err
+    described = json.loads(cli("inspect", tmp_path / "ckpt", "--json")[1])
+    assert described["kind"] == "checkpoint" and described["family"] == "toy"
+    code, out, _ = cli("build", tmp_path / "ckpt", "-o", tmp_path / "engine", "--max-seq-len", 8, "--dtype", "bfloat16")
+    assert (code, out) == (0, f"{tmp_path / 'engine'}\n")
+    described = json.loads(cli("inspect", tmp_path / "engine", "--json")[1])
+    assert described["build"] == {
+        "dtype": "bfloat16", "max_batch_size": 8, "max_seq_len": 8, "max_encoder_input_len": 6, "backend": "torch"
+    }  # fmt: skip
+    assert described["roles"]["visual"]["parameters"] == 4 * 3 + 4
+    # 8 sequences of 1 self- and 1 cross-attention block each and the spare one; 16 rows of K and V, 2 layers, width 4
+    assert described["memory"]["kv_cache_full_batch"] == 17 * 16 * 2 * 2 * 4 * 2
+    text = cli("inspect", tmp_path / "engine")[1]
+    assert "family       toy" in text and "max_seq_len 8" in text
+    folder = json.loads(cli("inspect", hf, "--json")[1])
+    assert folder["kind"] == "hugging face folder" and folder["roles"].keys() == {"visual", "decoder"}
+
+
+def test_build_from_a_folder_and_from_random_weights(cli, hf, tmp_path):
+    assert cli("build", hf, "-o", tmp_path / "a")[0] == 0
+    assert cli("build", "--random-weights", "--arch", "toy-base", "-o", tmp_path / "b")[0] == 0
+    assert cli("build", "--random-weights", "--arch", hf / "config.json", "-o", tmp_path / "c")[0] == 0
+    assert {json.loads(cli("inspect", tmp_path / x, "--json")[1])["kind"] for x in "abc"} == {"engine"}
+
+
+def test_build_mistakes(cli, hf, tmp_path):
+    out = ["-o", tmp_path / "engine"]
+    for arguments, says in [
+        ([], "there is nothing to build from"),
+        ([hf, "--random-weights", "--arch", "toy-base"], "not both"),
+        (["--random-weights"], "go together"),
+        (["--random-weights", "--arch", "toy-huge"], "architecture 'toy-huge' is unknown; known are toy-base"),
+        (["--random-weights", "--arch", "none.json"], "does not exist"),
+        ([hf, "--dtype", "int3"], "dtype is 'int3', allowed are"),
+        ([hf, "--backend", "abacus"], "backend is 'abacus'"),
+        ([hf, "--max-batch-size", "0"], "max_batch_size is 0, it must be at least 1"),
+        ([hf, "--max-seq-len", "17"], "max_seq_len is 17, this model allows at most 16"),
+    ]:
+        code, stdout, err = cli("build", *arguments, *out)
+        assert (code, stdout) == (2, "") and says in err, err
+        one_sentence(err.splitlines()[-1])
+    assert not (tmp_path / "engine").exists()
+
+
+def test_inspect_finds_damage(cli, hf, tmp_path):
+    cli("build", hf, "-o", tmp_path / "engine")
+    weights = tmp_path / "engine" / "decoder" / "rank0.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    code, _, err = cli("inspect", tmp_path / "engine")
+    assert code == 2 and "decoder/rank0.safetensors was edited" in one_sentence(err)
+
+
+def test_models(cli, monkeypatch, hf):
+    monkeypatch.setattr("vlm.resolve.ASSETS", hf.parent)
+    found = json.loads(cli("models", "--json")[1])
+    assert found["families"][0]["architectures"] == ["toy-base"]
+    assert found["packaged"][0]["name"] == "toy-model" and found["packaged"][0]["family"] == "toy"
+    text = cli("models")[1]
+    assert "toy" in text and "toy-base" in text and "toy-model" in text

@@ -1,0 +1,131 @@
+"""Documents of pages: PDFs by pypdfium2, and images, of which a TIFF may hold several."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from PIL import Image
+
+from vlm.errors import DocumentError, ImageError, listed
+from vlm.processing.images import MAX_PIXELS, load_image, to_rgb
+
+IMAGE_SUFFIXES = frozenset(
+    {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".jp2"}
+)
+PDF_SUFFIX = ".pdf"
+DPI = 200  # enough for any model's input after its own scaling down
+POINTS = 72  # of a PDF, per inch
+
+
+def is_document(path: str | Path) -> bool:
+    """By its suffix: may `open_document` be tried on it?"""
+    suffix = Path(path).suffix.lower()
+    return suffix == PDF_SUFFIX or suffix in IMAGE_SUFFIXES
+
+
+def open_document(path: str | Path) -> Document:
+    """Raises DocumentError or ImageError, with the file's name, for what is missing, encrypted or broken."""
+    path = Path(path)
+    if not path.is_file():
+        raise DocumentError(f"{path} does not exist; give the path of a PDF or an image.")
+    return PdfDocument(path) if _is_pdf(path) else ImageDocument(path)
+
+
+def _is_pdf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return b"%PDF-" in file.read(1024) or path.suffix.lower() == PDF_SUFFIX
+
+
+class Document:
+    """Pages by index, from 0."""
+
+    path: Path
+    num_pages: int
+
+    def render(self, page: int, dpi: int = DPI) -> Image.Image:
+        """A page as an RGB picture; DocumentError or ImageError for this page alone."""
+        raise NotImplementedError
+
+
+class PdfDocument(Document):
+    def __init__(self, path: Path):
+        import pypdfium2
+
+        self.path = path
+        try:
+            self._pdf = pypdfium2.PdfDocument(path)
+            self.num_pages = len(self._pdf)
+        except pypdfium2.PdfiumError as error:
+            raise DocumentError(_why_not(path, str(error))) from None
+        if not self.num_pages:
+            raise DocumentError(f"{path} is a PDF without pages.")
+
+    def render(self, page: int, dpi: int = DPI) -> Image.Image:
+        import pypdfium2
+
+        name = f"{self.path} page {page + 1}"
+        try:
+            opened = self._pdf[page]
+            width, height = opened.get_size()
+            scale = _scale(width, height, dpi, name)
+            return opened.render(scale=scale).to_pil().convert("RGB")
+        except (pypdfium2.PdfiumError, ValueError, MemoryError) as error:
+            raise DocumentError(f"{name} cannot be rendered: {error}.") from None
+
+
+def _why_not(path: Path, reason: str) -> str:
+    if "assword" in reason:
+        return f"{path} is encrypted; remove its password first."
+    return f"{path} is no readable PDF ({reason}); repair it or print it to a new one."
+
+
+def _scale(width: float, height: float, dpi: int, name: str) -> float:
+    """Pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
+    if width < 1 or height < 1:
+        raise DocumentError(f"{name} is {width:g}×{height:g} points; a page has at least one.")
+    return min(dpi / POINTS, (MAX_PIXELS / (width * height)) ** 0.5 * 0.99)
+
+
+class ImageDocument(Document):
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            with Image.open(path) as image:
+                # an animation is one picture, a TIFF of several frames a document
+                self.num_pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+        except Exception:  # any damage: loading it says in one sentence what is wrong
+            load_image(path)
+            raise
+
+    def render(self, page: int, dpi: int = DPI) -> Image.Image:
+        if not page:
+            return load_image(self.path)
+        try:
+            with Image.open(self.path) as image:
+                image.seek(page)
+                return to_rgb(image)
+        except (OSError, EOFError, ValueError, SyntaxError) as error:
+            raise ImageError(f"{self.path} page {page + 1} is damaged ({error}).") from None
+
+
+def parse_pages(pages: str, num_pages: int) -> list[int]:
+    """`1-4,7` -> [0, 1, 2, 3, 6], in the order given, none twice; DocumentError for what is no range or outside."""
+    found: dict[int, None] = {}
+    for part in pages.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:(-)\s*(\d*)\s*)?", part)
+        if not match:
+            raise DocumentError(
+                f"the page range {pages!r} is not understood; write 1-4,7 or 5- for all from the fifth."
+            )
+        first = int(match[1])
+        last = first if not match[2] else int(match[3]) if match[3] else num_pages
+        if not 1 <= first <= last <= num_pages:
+            have = "1 page" if num_pages == 1 else f"{num_pages} pages"
+            raise DocumentError(f"pages {part.strip()} were asked for, the document has {have}.")
+        found.update(dict.fromkeys(range(first - 1, last)))
+    return list(found)
+
+
+def supported_suffixes() -> str:
+    return listed(sorted(IMAGE_SUFFIXES | {PDF_SUFFIX}), 40)

@@ -1,0 +1,155 @@
+"""Nougat's text -> markdown: the published post-processing, step by step.
+
+The steps are those of Blecher et al. (arXiv:2308.13418) as their NougatTokenizer applies them. Two differ on purpose:
+near-equal lines are compared with difflib, which needs no further package, and no blank is added at the ends of a page,
+since pages are joined as paragraphs here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+MISSING = "[MISSING_PAGE_POST]"
+MIN_REPETITION = 30  # characters
+MIN_RUN = 15  # near-equal lines that are no list any more
+
+# (what, by what); all see the text as lines
+_BEFORE_LISTS = [
+    # headings: too long to be one; without a title; an enumeration alone
+    (r"(?:\n|^)#+ \d*\W? ?(.{100,})", r"\n\1"),
+    (r"\n\* \[leftmargin=\*\]\n", r"\n"),
+    (r"^#+ (?:[\d+\.]+|[ixv\.]+)?\s*(?:$|\n\s*)", ""),
+]
+_AFTER_REPETITIONS = [
+    # references: endless initials; an empty bracket behind the number
+    (r"^\* \[\d+\](\s?[A-W]\.+\s?){10,}.*$", ""),
+    (r"^(\* \[\d+\])\[\](.*)$", r"\1\2"),
+    # variables that came out as _x__i_ or _x_
+    (r"([\s.,()])_([a-zA-Z0-9])__([a-zA-Z0-9]){1,3}_([\s.,:()])", r"\1\\(\2_{\3}\\)\4"),
+    (r"([\s.,\d])_([a-zA-Z0-9])_([\s.,\d;])", r"\1\\(\2\\)\3"),
+    # footnotes
+    (r"(\nFootnote .*?:) (?:footnotetext|thanks):\W*(.*(?:\n\n|$))", r"\1 \2"),
+    (r"\[FOOTNOTE:.+?\](.*?)\[ENDFOOTNOTE\]", ""),
+]
+_AFTER_TABLES = [
+    (r"\\begin{array}\[\]{", r"\\begin{array}{"),
+    (r"\\begin{tabular}{([clr ]){2,}}\s*[& ]*\s*(\\\\)? \\end{tabular}", ""),
+    (r"(\*\*S\. A\. B\.\*\*\n+){2,}", ""),
+    (r"^#+( [\[\d\w])?$", ""),
+    (r"^\.\s*$", ""),
+]
+_MARKDOWN = [
+    # an equation's number beside it becomes its tag
+    (r"^\(([\d.]+[a-zA-Z]?)\) \\\[(.+?)\\\]$", r"\\[\2 \\tag{\1}\\]"),
+    (r"^\\\[(.+?)\\\] \(([\d.]+[a-zA-Z]?)\)$", r"\\[\1 \\tag{\2}\\]"),
+    (r"^\\\[(.+?)\\\] \(([\d.]+[a-zA-Z]?)\) (\\\[.+?\\\])$", r"\\[\1 \\tag{\2}\\] \3"),
+    (r"\\\. ", ". "),
+    # bold in formulas
+    (r"\\bm{", r"\\mathbf{"),
+    (r"{\\\\bm ", r"\\mathbf{"),
+    (r"\\mbox{ ?\\boldmath\$(.*?)\$}", r"\\mathbf{\1}"),
+    # addresses become links
+    (r"((?:https?|ftp)://[\w-]+(?:\.[\w-]+)+[\w.,@?^=%&:/~+#-]*[\w@?^=%&/~+#-])", r"[\1](\1)"),
+]
+
+
+def to_markdown(text: str) -> str:
+    """A page as Nougat wrote it -> tidy markdown, without blanks at its ends."""
+    text = _apply(_BEFORE_LISTS, text.strip())
+    text = _without_dangling_title(text)
+    text = truncate_repetition(text)
+    text = _apply(_AFTER_REPETITIONS, mark_hallucinated_lines(text))
+    text = "\n".join(_split_run_on_list(line) for line in text.split("\n"))
+    text = _apply(_AFTER_TABLES, correct_tables(text))
+    text = _apply(_MARKDOWN, re.sub(r"\n{3,}", "\n\n", text))
+    return re.sub(r"```\s*(.+?)\s*```", r"```\n\1\n```", text, flags=re.DOTALL).strip()
+
+
+def _apply(steps: list[tuple[str, str]], text: str) -> str:
+    for pattern, replacement in steps:
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
+
+
+def _without_dangling_title(text: str) -> str:
+    """A heading at the very end, with nothing below it, is most likely made up."""
+    body, _, last = text.rpartition("\n")
+    return body.rstrip() if body.strip() and re.match(r"#+ ", last) else text
+
+
+def truncate_repetition(text: str) -> str:
+    """Text that repeats itself at its end, by `MIN_REPETITION` characters or more, keeps the first turn alone."""
+    lower = text.lower()
+    lengths = range(MIN_REPETITION, len(lower) // 2 + 1)
+    length = next((n for n in lengths if lower[-n:] == lower[-2 * n : -n]), None)
+    if length is None:
+        return text
+    end = len(lower)
+    while end >= 2 * length and lower[end - length : end] == lower[end - 2 * length : end - length]:
+        end -= length
+    return text[:end].rstrip()
+
+
+def mark_hallucinated_lines(text: str) -> str:
+    """A long run of lines that are equal but for their numbers (references that never end) becomes a mark."""
+    lines = text.split("\n")
+    cleaned = [re.sub(r"[\d_]|\*\*", "", line).strip() for line in lines]
+    kept, at = [], 0
+    while at < len(lines):
+        end = _run_end(cleaned, at)
+        if end - at > MIN_RUN:
+            kept += ["", MISSING, ""]
+        else:
+            kept += lines[at:end]
+        at = end
+    return re.sub(r"## References\n+(\[MISSING_PAGE_POST\])", r"\n\n\1", "\n".join(kept))
+
+
+def _run_end(cleaned: list[str], start: int) -> int:
+    """The line after the run of near-equal lines that begins at `start`; blank lines inside it do not count."""
+    last = start
+    for i in range(start + 1, len(cleaned)):
+        if not cleaned[i]:
+            continue
+        if not _alike(cleaned[last], cleaned[i]):
+            break
+        last = i
+    return last + 1
+
+
+def _alike(a: str, b: str) -> bool:
+    if not (3 < len(a) < 200 and 3 < len(b) < 200) or a.startswith("[MISSING_PAGE"):
+        return False
+    return a == b or difflib.SequenceMatcher(None, a, b, autojunk=False).ratio() > 0.9
+
+
+def _split_run_on_list(line: str) -> str:
+    """`- one - two - three` on one line -> a line an item, deeper by the dots of its number."""
+    match = re.search(r". ([-*]) ", line)
+    if not match or line[0] not in "-*":
+        return line
+    sign = f"{match[1]} "
+    items = [item.strip() for item in line.split(sign)[1:]]
+    found = []
+    for item in items:
+        number, _, rest = item.partition(" ")
+        if not rest and len(items) > 1 and not item:
+            continue
+        numbered = rest and re.fullmatch(r"[\dixv]+(?:\.[\dixv]*)*", number, flags=re.IGNORECASE)
+        found.append("\t" * (number.count(".") if numbered else 0) + sign + item)
+    return "\n".join(found)
+
+
+def correct_tables(text: str) -> str:
+    """Drops lines that are no table any more, and puts LaTeX tables on lines of their own."""
+    broken = lambda line: (  # noqa: E731
+        line.count("\\begin{tabular}") > 15 or line.count("\\multicolumn") > 60 or line.count("&") > 400
+    )
+    text = "\n".join("" if broken(line) else line for line in text.split("\n"))
+    text = text.replace("\\begin{table} \\begin{tabular}", "\\begin{table}\n\\begin{tabular}")
+    text = text.replace("\\end{tabular} \\end{table}", "\\end{tabular}\n\\end{table}")
+    text = text.replace("\\end{table} Tab", "\\end{table}\nTab")
+    text = re.sub(r"(^.+)\\begin{tab", r"\1\n\\begin{tab", text, flags=re.MULTILINE)
+    text = text.replace(r"\begin{tabular}{l l}  & \\ \end{tabular}", "")
+    return text.replace("\\begin{tabular}{}\n\n\\end{tabular}", "")
