@@ -12,8 +12,8 @@ import typer
 from app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
 from app.cli.options import DEFAULT_MODEL, Device, DType, MaxNewTokens, Model
 from app.cli.progress import Progress
-from app.ocr.job import Job, JobConfig, Summary, open_pages
-from app.ocr.sources import Target, find_documents, plan_outputs
+from app.ocr.job import Job, JobConfig, Summary
+from app.ocr.sources import Target, check_pages, find_documents, open_pages, plan_outputs
 from app.ocr.writers import FORMATS
 from vlm.errors import InputError, listed
 from vlm.runtime.request import SamplingParams
@@ -80,6 +80,7 @@ def _plan(paths: list[Path], out: Path, config: JobConfig) -> list[Target]:
         raise InputError(f"--format is {config.format!r}; allowed are {listed(FORMATS)}.")
     if out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder.")
+    check_pages(config.pages)
     targets = plan_outputs(find_documents(paths), out, f".{config.format}")
     if len(targets) == 1:
         open_pages(targets[0].source, config.pages)

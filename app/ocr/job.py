@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.ocr import writers
-from app.ocr.sources import PageInput, Target
+from app.ocr.sources import OpenDocument, PageInput, Target, open_pages
 from app.ocr.writers import Draft
 from vlm.errors import VlmError
 
 if TYPE_CHECKING:
-    from vlm.processing.documents import Document
-
     from vlm.pipeline import Output, Pipeline
 
 
@@ -91,9 +89,9 @@ class Job:
             for page in pages:
                 self._under_way[count] = (draft, page)
                 count += 1
-                yield PageInput(document, target.source, page)
+                yield PageInput(document, page)
 
-    def _open(self, target: Target) -> tuple[Document, list[int]] | None:
+    def _open(self, target: Target) -> tuple[OpenDocument, list[int]] | None:
         if target.out.exists() and not self.config.overwrite:
             self.summary.skipped += 1
             return None
@@ -127,11 +125,3 @@ class Job:
             if draft.has_text:
                 self.summary.partial.append(writers.write_partial(draft, self.config.format))
         self._drafts.clear()
-
-
-def open_pages(source: Path, pages: str | None) -> tuple[Document, list[int]]:
-    """A document and the indices of the pages asked for; DocumentError or ImageError."""
-    from vlm.processing.documents import open_document, parse_pages
-
-    document = open_document(source)
-    return document, parse_pages(pages, document.num_pages) if pages else list(range(document.num_pages))

@@ -42,7 +42,7 @@ def test_fp32_gives_the_cpus_tokens(case, burst, graphs):
 def test_preemption(case):
     engine, images, want = case
     cross = 9 * -(-engine.build.max_encoder_input_len // 8)
-    total = cross + engine.build.max_seq_len // 8 + 3
+    total = cross + engine.build.max_seq_len // 8
     fraction = cross / total + 1e-9
     pipe = Pipeline(
         engine, RuntimeConfig(device="cuda", block_size=8, burst=4, max_kv_blocks=total, cross_kv_cache_fraction=fraction)

@@ -44,14 +44,18 @@ def heading(page: Page, writer: Writer, level: int) -> bool:
     return page.block(words, size * 1.25, size=size, center=rng.random() < 0.15)
 
 
-def bullets(page: Page, writer: Writer, count: int) -> bool:
-    """A list, `- ` or numbered; as many items as fit."""
+def random_items(writer: Writer, count: int) -> list[list[str]]:
+    return [[writer.word() for _ in range(writer.rng.randint(1, 6))] for _ in range(count)]
+
+
+def bullets(page: Page, items: list[list[str]]) -> bool:
+    """A list of items of words, `- ` or numbered; as many items as fit."""
     rng, path = page.rng, page.faces["regular"]
     numbered, x = rng.random() < 0.2, page.left + rng.uniform(0, 12)
     sign, loose, done = rng.choice("•••–-"), rng.uniform(0.0, 0.3), 0
     hang = advance(path, page.size, "0") * (2.4 if numbered else 1.6)
-    for i in range(count):
-        words = [page.plain(writer.word()) for _ in range(rng.randint(1, 6))]
+    for i, item in enumerate(items):
+        words = [page.plain(text) for text in item]
         lines = page.wrap(words, page.right - x - hang)
         if lines is None or page.y + page.line_height * len(lines) > page.height - 4:
             break
@@ -145,11 +149,21 @@ class _Formula:
         self.x = start + width
 
 
-def table(page: Page, writer: Writer, rows: int, columns: int) -> bool:
-    """A ruled table, read as `| a | b |` lines; False when it does not fit."""
-    rng, space = page.rng, page.space()
+def random_grid(writer: Writer, rows: int, columns: int) -> list[list[list[str]]]:
+    return [[_random_cell(writer) for _ in range(columns)] for _ in range(rows)]
+
+
+def _random_cell(writer: Writer) -> list[str]:
+    rng = writer.rng
+    texts = [writer.number()] if rng.random() < 0.4 else [writer.word() for _ in range(1 if rng.random() < 0.8 else 2)]
+    return [text.replace("|", "/") for text in texts]
+
+
+def table(page: Page, texts: list[list[list[str]]]) -> bool:
+    """A ruled table from rows of cells of words, read as `| a | b |` lines; False when it does not fit."""
+    rng, space, rows, columns = page.rng, page.space(), len(texts), len(texts[0])
     head = "bold" if rng.random() < 0.7 else "regular"
-    grid = [[_cell(page, writer, head if i == 0 else "regular") for _ in range(columns)] for i in range(rows)]
+    grid = [[[page.plain(t, head if i == 0 else "regular") for t in cell] for cell in row] for i, row in enumerate(texts)]
     breadth = lambda cell: sum(w.width for w in cell) + space * (len(cell) - 1)  # noqa: E731
     pad, height = rng.uniform(4, 9), max(page.line_height, page.size * rng.uniform(1.3, 1.7))
     widths = [max(breadth(row[c]) for row in grid) + 2 * pad for c in range(columns)]
@@ -172,12 +186,6 @@ def table(page: Page, writer: Writer, rows: int, columns: int) -> bool:
         page.y += height
     page.y += page.gap
     return True
-
-
-def _cell(page: Page, writer: Writer, face: str) -> list[Word]:
-    rng = page.rng
-    texts = [writer.number()] if rng.random() < 0.4 else [writer.word() for _ in range(1 if rng.random() < 0.8 else 2)]
-    return [page.plain(text.replace("|", "/"), face) for text in texts]
 
 
 def _set_cell(page: Page, cell: list[Word], x: float, baseline: float) -> None:

@@ -111,7 +111,7 @@ def _fill(page: Page, writer: Writer, kind: str, max_chars: int, greek: bool) ->
             blocks.paragraph(page, writer, words(0.4, 0.8))
     elif kind == "list":
         _opening(page, writer, words(0.15, 0.35), rng.random() < 0.7)
-        blocks.bullets(page, writer, rng.randint(2, max(2, min(6, left() // 30))))
+        blocks.bullets(page, blocks.random_items(writer, rng.randint(2, max(2, min(6, left() // 30)))))
         _closing(page, writer, words(0.4, 0.7), left() > 60 and rng.random() < 0.6)
     elif kind == "bold":
         for _ in range(rng.randint(1, 2)):
@@ -124,7 +124,8 @@ def _fill(page: Page, writer: Writer, kind: str, max_chars: int, greek: bool) ->
     elif kind == "table":
         _opening(page, writer, words(0.15, 0.35), True)
         columns = rng.randint(2, 3)
-        blocks.table(page, writer, rng.randint(2, max(2, min(5, (left() - 20) // (columns * 9)))), columns)
+        rows = rng.randint(2, max(2, min(5, (left() - 20) // (columns * 9))))
+        blocks.table(page, blocks.random_grid(writer, rows, columns))
         _closing(page, writer, words(0.4, 0.7), left() > 50 and rng.random() < 0.5)
     else:
         _mixture(page, writer, left, words, greek)
@@ -153,9 +154,9 @@ def _mixture(page: Page, writer: Writer, left, words, greek: bool) -> None:
         if chance < 0.35:
             blocks.paragraph(page, writer, words(0.3, 0.6), bold=rng.randint(0, 1), math=rng.randint(0, 1), greek=greek)
         elif chance < 0.55:
-            blocks.bullets(page, writer, rng.randint(2, max(2, min(4, left() // 30))))
+            blocks.bullets(page, blocks.random_items(writer, rng.randint(2, max(2, min(4, left() // 30)))))
         elif chance < 0.75:
-            blocks.table(page, writer, rng.randint(2, 3), 2)
+            blocks.table(page, blocks.random_grid(writer, rng.randint(2, 3), 2))
         elif chance < 0.9:
             blocks.display(page, greek)
         else:

@@ -1,0 +1,261 @@
+"""Batch jobs without a model: sources, file names, writers, and what a job does with what its pipeline says."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from app.ocr import sources, writers
+from app.ocr.job import Failure, Job, JobConfig
+from app.ocr.sources import OpenDocument, PageInput, Source, check_pages, find_documents, open_pages, plan_outputs
+from app.ocr.writers import Draft
+from vlm.errors import DocumentError, ImageError, InputError
+
+
+def image(path: Path, shade: int = 255) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (shade,) * 3).save(path)
+    return path
+
+
+def pages(path: Path, count: int) -> Path:
+    """A PDF or TIFF of so many pages, each darker than the next."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    first, *rest = [Image.new("RGB", (16, 16), (40 * i,) * 3) for i in range(count)]
+    first.save(path, save_all=True, append_images=rest)
+    return path
+
+
+# --- what is read, and where it goes ---
+def test_folders_are_searched_and_each_document_comes_once(tmp_path):
+    root = tmp_path / "in"
+    wanted = [image(root / "b.png"), pages(root / "a.pdf", 1), image(root / "sub" / "c.JPG")]
+    image(root / ".hidden.png")
+    image(root / ".git" / "d.png")
+    (root / "notes.txt").write_text("no document")
+    found = find_documents([root, root / "b.png", root / "sub"])
+    assert [source.path for source in found] == [wanted[1], wanted[0], wanted[2]]
+    assert [str(source.below) for source in found] == [".", ".", "sub"]
+
+
+def test_what_cannot_be_searched(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"nothing\.pdf does not exist"):
+        find_documents([tmp_path, tmp_path / "nothing.pdf"])
+    with pytest.raises(InputError, match=r"there is no document in .*empty; read are .*\.pdf"):
+        find_documents([tmp_path / "empty"])
+
+
+def test_output_names_never_clash():
+    given = [
+        ("in/report.pdf", ""), ("in/a.png", ""), ("in/a.pdf", ""), ("x/b.png", ""), ("y/b.png", ""),
+        ("in/s/a.pdf", "s"), ("in/B.tif", ""),
+    ]  # fmt: skip
+    targets = plan_outputs([Source(Path(path), Path(below)) for path, below in given], Path("out"), ".md")
+    names = [target.out.relative_to("out").as_posix() for target in targets]
+    assert names == ["report.md", "a.png.md", "a.pdf.md", "b.png.md", "b.png.2.md", "s/a.md", "B.tif.md"]
+
+
+@pytest.mark.parametrize("given", ["x", "0", "4-1", "1,,2", "-3"])
+def test_page_ranges_that_suit_no_document(given):
+    with pytest.raises(InputError, match=r"--pages is .*; write 1-4,7"):
+        check_pages(given)
+    check_pages("1-4,7,9-")
+    check_pages(None)
+
+
+def test_open_pages(tmp_path):
+    path = pages(tmp_path / "a.pdf", 5)
+    assert open_pages(path, None)[1] == [0, 1, 2, 3, 4]
+    assert open_pages(path, "4-,1")[1] == [3, 4, 0]
+    with pytest.raises(DocumentError, match="the document has 5 pages"):
+        open_pages(path, "4-6")
+
+
+def test_pages_render_when_looked_up_and_one_pdf_at_a_time(tmp_path, monkeypatch):
+    document = OpenDocument(pages(tmp_path / "a.pdf", 3))
+    inside, most = [], []
+    render = type(document._document).render
+
+    def watched(self, page):
+        inside.append(page)
+        most.append(len(inside))
+        time.sleep(0.01)
+        picture = render(self, page)
+        inside.remove(page)
+        return picture
+
+    monkeypatch.setattr(type(document._document), "render", watched)
+    inputs = [PageInput(document, page) for page in range(3)]
+    assert most == []
+    pictures = {}
+    threads = [threading.Thread(target=lambda i=i: pictures.update({i: dict(inputs[i])})) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1]
+    assert [pictures[i]["images"][0].getpixel((4, 4))[0] // 40 for i in range(3)] == [0, 1, 2]
+
+
+def test_what_a_renderer_trips_over_costs_a_page(tmp_path):
+    document = OpenDocument(image(tmp_path / "a.png"))
+    document._document = SimpleNamespace(render=lambda page: 1 / 0)
+    with pytest.raises(DocumentError, match=r"a\.png page 1 cannot be rendered: division by zero"):
+        dict(PageInput(document, 0))
+
+
+# --- writers ---
+def output(text, reason="eos"):
+    return SimpleNamespace(text=text, raw_text=f"raw {text}", finish_reason=reason, token_ids=[1, 2])
+
+
+def draft(tmp_path, results, count=3, suffix=".md"):
+    target = sources.Target(Path("in/a.pdf"), tmp_path / "out" / f"a{suffix}")
+    return Draft(target, list(range(count)), results)
+
+
+def test_markdown(tmp_path):
+    given = draft(tmp_path, {2: output("three\n"), 0: output("# one"), 1: DocumentError("no -- page.")})
+    assert writers.markdown(given) == "# one\n\n<!-- page 2: no - - page. -->\n\nthree\n"
+    assert writers.raw_text(given).startswith("raw # one\n\n<!-- page 2")
+
+
+def test_json_lines(tmp_path):
+    given = draft(tmp_path, {0: output("ä", "loop"), 1: ImageError("broken.")})
+    first, second = map(json.loads, writers.json_lines(given).splitlines())
+    assert first == {
+        "document": "in/a.pdf", "page": 1, "text": "ä", "raw_text": "raw ä", "finish_reason": "loop", "tokens": 2,
+        "error": None,
+    }  # fmt: skip
+    assert second["error"] == "broken." and second["text"] is None and second["page"] == 2
+
+
+def test_files_are_written_whole_and_partial_ones_go(tmp_path):
+    given = draft(tmp_path, {0: output("one")})
+    partial = writers.write_partial(given, "md")
+    assert partial.name == "a.partial.md"
+    assert partial.read_text() == "one\n\n<!-- interrupted: pages 2, 3 were not read -->\n"
+    given.results |= {1: output("two"), 2: output("three")}
+    writers.write(given, "md")
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["a.md"]
+    (tmp_path / "file").write_text("")
+    blocked = Draft(sources.Target(Path("a"), tmp_path / "file" / "a.md"), [0], {0: output("x")})
+    with pytest.raises(InputError, match="cannot be written"):
+        writers.write(blocked, "md")
+
+
+# --- jobs ---
+class FakePipeline:
+    """Holds at most `window` inputs; answers the newest first; says what it saw of each picture."""
+
+    def __init__(self, window=3, interrupt_after=None):
+        self.window, self.interrupt_after, self.pulled, self.answered, self.most = window, interrupt_after, 0, 0, 0
+
+    def as_completed(self, inputs, *, on_error, **sampling):
+        assert on_error == "yield" and set(sampling) == {"max_new_tokens"}
+        inputs, held = iter(enumerate(inputs)), []
+        while True:
+            while len(held) < self.window and (pair := next(inputs, None)):
+                held.append(pair)
+            self.most = max(self.most, len(held))
+            if not held:
+                return
+            if self.answered == self.interrupt_after:
+                raise KeyboardInterrupt
+            self.answered += 1
+            index, given = held.pop()
+            try:
+                yield index, output(f"shade {dict(given)['images'][0].getpixel((0, 0))[0]}")
+            except (DocumentError, ImageError) as error:
+                yield index, error
+
+
+def run(paths, out, pipeline=None, **options):
+    config = JobConfig(**options)
+    job = Job(pipeline or FakePipeline(), plan_outputs(find_documents(paths), out, f".{config.format}"), config)
+    return job.run()
+
+
+def test_job_writes_a_file_a_document(tmp_path):
+    root, out = tmp_path / "in", tmp_path / "out"
+    image(root / "a.png", 7)
+    pages(root / "sub" / "b.pdf", 3)
+    pipeline = FakePipeline()
+    summary = run([root], out, pipeline)
+    assert (summary.documents, summary.pages, summary.tokens, summary.failures) == (2, 4, 8, [])
+    assert (out / "a.md").read_text() == "shade 7\n"
+    assert (out / "sub" / "b.md").read_text().startswith("shade 0\n\nshade ")
+    assert (out / "sub" / "b.md").read_text().count("shade") == 3
+    assert summary.finish_reasons == {"eos": 4} and pipeline.most == 3
+
+
+def test_existing_outputs_are_skipped(tmp_path):
+    path, out = image(tmp_path / "a.png", 7), tmp_path / "out"
+    run([path], out)
+    (out / "a.md").write_text("mine")
+    assert run([path], out).skipped == 1 and (out / "a.md").read_text() == "mine"
+    assert run([path], out, overwrite=True).documents == 1 and (out / "a.md").read_text() == "shade 7\n"
+
+
+def test_a_bad_page_costs_a_page_and_a_bad_document_a_document(tmp_path):
+    root, out = tmp_path / "in", tmp_path / "out"
+    several = pages(root / "several.tif", 3)
+    image(root / "good.png", 5)
+    (root / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    (root / "text.png").write_text("no image")
+
+    class Failing(FakePipeline):
+        def as_completed(self, inputs, **options):
+            for index, result in super().as_completed(inputs, **options):
+                yield index, ImageError("page is damaged.") if getattr(result, "text", "") == "shade 40" else result
+
+    summary = run([root], out, Failing())
+    assert {p.name for p in out.iterdir()} == {"good.md", "several.md"}
+    assert (out / "several.md").read_text() == "shade 0\n\n<!-- page 2: page is damaged. -->\n\nshade 80\n"
+    assert Failure(several, 2, "page is damaged.") in summary.failures
+    assert {f.document.name for f in summary.failures if f.page is None} == {"broken.pdf", "text.png"}
+    assert len(summary.failures) == 3
+
+
+def test_pages_outside_a_document(tmp_path):
+    root = tmp_path / "in"
+    pages(root / "long.pdf", 4)
+    pages(root / "short.pdf", 1)
+    summary = run([root], tmp_path / "out", pages="2-3")
+    assert summary.pages == 2 and [f.document.name for f in summary.failures] == ["short.pdf"]
+    assert "the document has 1 page" in summary.failures[0].reason
+
+
+def test_interrupt_keeps_what_is_finished(tmp_path):
+    root, out = tmp_path / "in", tmp_path / "out"
+    image(root / "a.png", 7)
+    pages(root / "b.pdf", 6)
+    summary = run([root], out, FakePipeline(window=2, interrupt_after=4))
+    assert summary.interrupted and summary.documents + len(summary.partial) >= 1
+    partial = (out / "b.partial.md").read_text()
+    assert partial.count("shade") == summary.pages - summary.documents and "<!-- interrupted: pages" in partial
+    assert not (out / "b.md").exists()
+    again = run([root], out)
+    assert not again.interrupted and (out / "b.md").read_text().count("shade") == 6
+    assert {p.name for p in out.iterdir()} == {"a.md", "b.md"}
+
+
+def test_memory_stays_bounded(tmp_path, monkeypatch):
+    """A document is opened when its pages are due, not before."""
+    root = tmp_path / "in"
+    for i in range(20):
+        image(root / f"{i:02}.png", i)
+    opened, done = [], []
+    init = OpenDocument.__init__
+    monkeypatch.setattr(OpenDocument, "__init__", lambda self, path: (opened.append(path), init(self, path))[1])
+    config = JobConfig(format="jsonl")
+    targets = plan_outputs(find_documents([root]), tmp_path / "out", ".jsonl")
+    Job(FakePipeline(), targets, config, lambda s: done.append(len(opened) - s.pages)).run()
+    assert len(opened) == 20 and max(done) <= 3
