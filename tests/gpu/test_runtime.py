@@ -45,7 +45,8 @@ def test_preemption(case):
     total = cross + engine.build.max_seq_len // 8
     fraction = cross / total + 1e-9
     pipe = Pipeline(
-        engine, RuntimeConfig(device="cuda", block_size=8, burst=4, max_kv_blocks=total, cross_kv_cache_fraction=fraction)
+        engine,
+        RuntimeConfig(device="cuda", block_size=8, burst=4, max_kv_blocks=total, cross_kv_cache_fraction=fraction),
     )
     assert joined(pipe, images, LIMITS, [0] * 9) == want
     assert joined.preemptions > 0

@@ -163,7 +163,9 @@ def table(page: Page, texts: list[list[list[str]]]) -> bool:
     """A ruled table from rows of cells of words, read as `| a | b |` lines; False when it does not fit."""
     rng, space, rows, columns = page.rng, page.space(), len(texts), len(texts[0])
     head = "bold" if rng.random() < 0.7 else "regular"
-    grid = [[[page.plain(t, head if i == 0 else "regular") for t in cell] for cell in row] for i, row in enumerate(texts)]
+    grid = [
+        [[page.plain(t, head if i == 0 else "regular") for t in cell] for cell in row] for i, row in enumerate(texts)
+    ]
     breadth = lambda cell: sum(w.width for w in cell) + space * (len(cell) - 1)  # noqa: E731
     pad, height = rng.uniform(4, 9), max(page.line_height, page.size * rng.uniform(1.3, 1.7))
     widths = [max(breadth(row[c]) for row in grid) + 2 * pad for c in range(columns)]

@@ -33,7 +33,9 @@ def _blank(renderer: Renderer, family: str, size: float, seed: int) -> Page:
 
 def _heading(page: Page, text: str, level: int = 1) -> None:
     size = round(page.size * (1.7 if level == 1 else 1.3) * 2) / 2
-    words = [page.plain(t, "bold", size, before="#" * level + " " if i == 0 else "") for i, t in enumerate(text.split())]
+    words = [
+        page.plain(t, "bold", size, before="#" * level + " " if i == 0 else "") for i, t in enumerate(text.split())
+    ]
     assert page.block(words, size * 1.25, size=size)
 
 

@@ -29,7 +29,10 @@ def export(model, folder: Path) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>",
         "unk_token": "<unk>", "clean_up_tokenization_spaces": False, "model_max_length": MAX_POSITIONS,
     })  # fmt: skip
-    _write(folder / "special_tokens_map.json", {f"{n}_token": t for n, t in zip(("bos", "pad", "eos", "unk"), SPECIAL, strict=True)})
+    _write(
+        folder / "special_tokens_map.json",
+        {f"{n}_token": t for n, t in zip(("bos", "pad", "eos", "unk"), SPECIAL, strict=True)},
+    )
     _write(folder / "preprocessor_config.json", {
         "image_processor_type": "NougatImageProcessor", "processor_class": "NougatProcessor", "do_crop_margin": False,
         "do_resize": True, "size": {"height": HEIGHT, "width": WIDTH}, "resample": 2, "do_thumbnail": True,
@@ -95,7 +98,7 @@ Held-out words: {main[pages]} pages, {main[exact_pages]:.0%} of them without a s
 
 ## Training
 
-`python training/mini_nougat.py` reproduces it: {minutes:.0f} minutes on one {device}, {steps:,} steps, {pages:,} pages
+`python training/mini_nougat.py` reproduces it: {minutes:.1f} minutes on one {device}, about {steps:,} steps and {pages:,} pages
 (freshly rendered: {fresh:.0%} of the batches), batches of {batch_size}, AdamW, cosine schedule, bfloat16. Text: frequent and
 rare English words, pseudo-words, random letters, numbers, dates, prices; a tenth of the words is held out. Light noise,
 blur, contrast changes, random place and size. Besides the text, three helper losses (characters in each encoder cell, place

@@ -21,7 +21,15 @@ FAMILIES = {
     "OpenSans": (("OpenSans-Regular", "OpenSans-Bold", "OpenSans-Italic"), "Apache-2.0", "fonts-open-sans"),
 }  # fmt: skip
 HELD_OUT = "OpenSans"  # never trained on
-WITH_GREEK = {"LiberationSans", "LiberationSerif", "DejaVuSans", "DejaVuSerif", "DejaVuSansCondensed", "Roboto", "Carlito"}
+WITH_GREEK = {
+    "LiberationSans",
+    "LiberationSerif",
+    "DejaVuSans",
+    "DejaVuSerif",
+    "DejaVuSansCondensed",
+    "Roboto",
+    "Carlito",
+}
 DEFAULT_FOLDER = Path("/usr/share/fonts")
 
 

@@ -129,7 +129,9 @@ class Page:
             x += advance(path, size, character)
 
     # --- lines ---
-    def plain(self, text: str, face: str = "regular", size: float | None = None, before: str = "", after: str = "") -> Word:
+    def plain(
+        self, text: str, face: str = "regular", size: float | None = None, before: str = "", after: str = ""
+    ) -> Word:
         return Word([Run(text, self.faces[face], size or self.size, before=before, after=after)])
 
     def space(self, size: float | None = None) -> float:
@@ -148,7 +150,9 @@ class Page:
             line.append(word)
         return [*lines, (line, used)]
 
-    def flow(self, words: list[Word], x0: float, line_height: float, *, size=None, first=0.0, center=False, justify=False):
+    def flow(
+        self, words: list[Word], x0: float, line_height: float, *, size=None, first=0.0, center=False, justify=False
+    ):
         """Draws words from x0 to the right margin at `y`; False, with nothing drawn, when they do not fit."""
         lines = self.wrap(words, self.right - x0, first, size)
         if lines is None or self.y + line_height * len(lines) > self.height - 4:

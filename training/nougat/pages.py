@@ -45,7 +45,9 @@ class Renderer:
         while True:
             name = family or rng.choice(self.training)
             width, height = _size(rng)
-            page = Page(rng, self.faces[name], rng.randint(22, 32) / 2, width, height, scale or rng.choice((1, 1, 1, 2)))
+            page = Page(
+                rng, self.faces[name], rng.randint(22, 32) / 2, width, height, scale or rng.choice((1, 1, 1, 2))
+            )
             writer, greek = Writer(rng, held_out), name in fonts.WITH_GREEK
             if lines:
                 page.y = rng.uniform(4, height - 4 - page.line_height * (lines + 0.5))

