@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from transformers import DonutSwinConfig, MBartConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
 
-
 END_SCALE = 1.4
 
 

@@ -198,6 +198,8 @@ class Conversion:
 
     def fill(self, step: Step, source: Mapping[str, Tensor], targets: Mapping[str, Sequence[int]]) -> None:
         """Runs one step whose sources all exist."""
+        if not step.targets and not step.beside:
+            return  # dropped unread
         tensors = [source[name] for name in (*step.sources, *step.beside) if name in source]
         named = listed(self.prefix + name for name in step.sources)
         try:

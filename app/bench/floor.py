@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # a row of the position table a token; K and V of the encoder's rows are in the cache since the prefill
 NOT_READ = ("positions.*", "*.cross_attention.kv.*")
+FLOATS = {"cuda": 2**30, "cpu": 2**26}  # of a bandwidth test, far more than any cache holds
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,8 @@ def decoder_bytes(engine: EngineDir) -> int:
 
 
 def bandwidth(device: torch.device, repeats: int = 10) -> float:
-    """Bytes a second: the best of a reduction (reads only) and a copy (reads and writes) far larger than any cache."""
-    count = 2**30 if device.type == "cuda" else 2**26  # floats
-    source = torch.ones(count, device=device)
+    """Bytes a second: the best of a reduction (reads only) and a copy (reads and writes)."""
+    source = torch.ones(FLOATS[device.type], device=device)
     target = torch.empty_like(source)
     calls = ((source.nbytes, source.sum), (2 * source.nbytes, lambda: target.copy_(source)))
     best = 0.0

@@ -11,12 +11,21 @@ from torch import Tensor
 from app.bench.clock import milliseconds, per_token, repeated
 
 
+def quiet() -> None:
+    """Its progress bars and hints are not this program's output."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
 class Baseline:
     """A VisionEncoderDecoderModel on the device."""
 
     def __init__(self, folder: Path, dtype: str, device: torch.device):
         from transformers import VisionEncoderDecoderModel
 
+        quiet()
         model = VisionEncoderDecoderModel.from_pretrained(folder, dtype=getattr(torch, dtype))
         self.model, self.device = model.to(device).eval(), device
 

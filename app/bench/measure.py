@@ -20,8 +20,9 @@ from app.bench.config import BenchConfig
 from app.bench.environment import environment
 from app.bench.floor import Floor, bandwidth, decode_floor
 from app.bench.huggingface import Baseline
-from app.bench.subject import Progress, Subject, prepare
+from app.bench.subject import Progress, prepare
 from vlm.compile.engine_dir import EngineDir
+from vlm.errors import LimitError
 from vlm.registry import model_spec
 from vlm.runtime.loader import resolve_device
 
@@ -54,14 +55,17 @@ def _run(
         subject = prepare(config, config.dtype, Path(scratch), progress)
         engine = EngineDir.open(subject.engine)
         config = dataclasses.replace(config, dtype=engine.build.dtype)
+        _check_limits(engine, config)
         images = random_images(engine, config.seed)
         say = progress or (lambda *_: None)
         say("Measuring the memory bandwidth", 0, 0)
-        floor = decode_floor(
-            engine, batch_size=config.batch_size, new_tokens=config.new_tokens, bandwidth=bandwidth(device)
-        )
-        say("Measuring Hugging Face", 0, 0)
-        hf = _baseline(subject, images, config, device)
+        speed = bandwidth(device)
+        floor = decode_floor(engine, batch_size=config.batch_size, new_tokens=config.new_tokens, bandwidth=speed)
+        hf = None
+        if config.hf and subject.folder is not None:
+            say("Measuring Hugging Face", 0, 0)
+            hf = _baseline(subject.folder, images, config, device)
+        _release(device)
         say("Measuring vlm", 0, 0)
         with _pipeline(subject.engine, device) as pipeline:
             ours = measure(pipeline, images, config)
@@ -90,18 +94,29 @@ def _pipeline(engine: Path, device: torch.device) -> Iterator[Pipeline]:
         pipeline.close()
 
 
-def _baseline(subject: Subject, images: list[Tensor], config: BenchConfig, device: torch.device) -> Results | None:
-    if not config.hf or subject.folder is None:
-        return None
+def _check_limits(engine: EngineDir, config: BenchConfig) -> None:
+    """Before minutes are spent; only an engine that was given can be too small in its batch."""
+    build = engine.build
+    if config.new_tokens + 1 > build.max_seq_len:
+        raise LimitError(
+            f"--new-tokens is {config.new_tokens}; this model generates at most {build.max_seq_len - 1} tokens a page."
+        )
+    if config.batch_size > build.max_batch_size:
+        raise LimitError(f"--batch-size is {config.batch_size}; the engine was built for {build.max_batch_size}.")
+
+
+def _baseline(folder: Path, images: list[Tensor], config: BenchConfig, device: torch.device) -> Results:
     size = config.hf_batch_size or config.batch_size
     batch = torch.stack([images[i % len(images)] for i in range(size)])
-    baseline = Baseline(subject.folder, config.dtype, device)
-    measured = baseline.measure(batch, min(config.hf_new_tokens, config.new_tokens), config.repeats)
-    del baseline
-    gc.collect()  # the engine sizes its cache by what is free
+    baseline = Baseline(folder, config.dtype, device)
+    return baseline.measure(batch, min(config.hf_new_tokens, config.new_tokens), config.repeats)
+
+
+def _release(device: torch.device) -> None:
+    """The engine sizes its cache by what is free."""
+    gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    return measured
 
 
 def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Results:

@@ -10,6 +10,7 @@ import torch
 
 from app.architecture import hf_config, read_arch
 from app.bench.config import BenchConfig
+from app.bench.huggingface import quiet
 from vlm.checkpoint import Checkpoint
 from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
 from vlm.config import BuildConfig
@@ -47,6 +48,7 @@ def _random_source(config: BenchConfig, dtype: str, scratch: Path) -> Source:
         return Source(config.subject, checkpoint.path, "checkpoint")
     from transformers import VisionEncoderDecoderConfig, VisionEncoderDecoderModel
 
+    quiet()
     torch.manual_seed(config.seed)
     model = VisionEncoderDecoderModel(VisionEncoderDecoderConfig.from_dict(hf_config(config.arch)))
     model.to(getattr(torch, dtype)).save_pretrained(scratch / "hf")

@@ -55,10 +55,14 @@ def rows(result: dict[str, Any]) -> list[Row]:
 
 
 def markdown(results: Iterable[dict[str, Any]]) -> str:
-    """The README's table and what it was measured on."""
+    """The README's table and what it was measured on; nothing where nothing was measured."""
     results = list(results)
+    if not results:
+        return ""
     lines = [_line(HEADER), _line(["---", "---", *["---:"] * 5])]
-    lines += [_line(astuple(row)) for result in results for row in rows(result)]
+    for result in results:
+        first, *others = rows(result)
+        lines += [_line(astuple(first)), *(_line(["", *astuple(row)[1:]]) for row in others)]
     return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
 
 
@@ -80,16 +84,20 @@ def _row(result: dict[str, Any], field: str, name: str, more_is_better: bool) ->
     ours, hf, floor = result["vlm"][field], (result["hf"] or {}).get(field), result["floor"].get(field)
     faster = floored = reached = "–"
     if hf is not None:
-        faster = f"{(ours / hf if more_is_better else hf / ours):.1f}"
+        faster = _number(ours / hf if more_is_better else hf / ours)
     if floor is not None:
-        floored, reached = _number(floor), f"{result['floor']['reached']:.0%}"
+        floored, reached = _number(floor), _percent(result["floor"]["reached"])
     return Row(workload(result), name, "–" if hf is None else _number(hf), _number(ours), faster, floored, reached)
 
 
 def _number(value: float) -> str:
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value < 10 else f"{value:.1f}"
+    if value >= 10:
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def _percent(part: float) -> str:
+    return f"{part:.0%}" if part >= 0.1 else f"{part:.1%}"
 
 
 def _line(cells: Iterable[str]) -> str:

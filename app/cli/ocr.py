@@ -98,11 +98,10 @@ def _load(model: str, device: str, dtype: str | None, batch_size: int | None, pr
 
 
 def _show(progress: Progress, summary: Summary, documents: int, started: float) -> None:
-    done = summary.documents + summary.skipped
     rate = summary.pages / (time.perf_counter() - started)
     failed = f", {len(summary.failures)} failed" if summary.failures else ""
-    note = f"{done} of {documents} documents, {summary.pages} pages, {rate:.1f} pages/s{failed}"
-    progress("Reading", done, documents, note)
+    note = f"{summary.done} of {documents} documents, {summary.pages} pages, {rate:.1f} pages/s{failed}"
+    progress("Reading", summary.done, documents, note)
 
 
 def _report(summary: Summary, seconds: float) -> None:

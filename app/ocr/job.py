@@ -40,6 +40,7 @@ class Failure:
 class Summary:
     """What a job did."""
 
+    done: int = 0  # documents that the job is through with, whatever came of them
     documents: int = 0  # written
     skipped: int = 0  # their output was there
     pages: int = 0  # read
@@ -94,11 +95,13 @@ class Job:
     def _open(self, target: Target) -> tuple[OpenDocument, list[int]] | None:
         if target.out.exists() and not self.config.overwrite:
             self.summary.skipped += 1
+            self.summary.done += 1
             return None
         try:
             return open_pages(target.source, self.config.pages)
         except VlmError as error:
             self.summary.failures.append(Failure(target.source, None, str(error)))
+            self.summary.done += 1
             return None
 
     def _take(self, draft: Draft, page: int, result: Output | VlmError) -> None:
@@ -117,6 +120,7 @@ class Job:
         if draft.has_text:
             writers.write(draft, self.config.format)
             self.summary.documents += 1
+        self.summary.done += 1
         del self._drafts[draft.target.out]
 
     def _keep_partial(self) -> None:

@@ -10,7 +10,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -56,21 +55,21 @@ def parse(hf: dict[str, Any]) -> BartConfig:
     hidden, heads = fields.take("d_model", 1024), fields.take("decoder_attention_heads", 16)
     if hidden % heads:
         fields.wrong.append(f"d_model {hidden} is no multiple of decoder_attention_heads {heads}")
-    config = dict(
-        vocab_size=fields.take("vocab_size", 50265),
-        hidden_size=hidden,
-        num_layers=fields.take("decoder_layers", 12),
-        num_heads=heads,
-        max_positions=fields.take("max_position_embeddings", 1024),
-        ffn_size=fields.take("decoder_ffn_dim", 4096),
-        activation=fields.allow("activation_function", ACTIVATIONS, default="gelu"),
-        scale_embedding=fields.take("scale_embedding", False),
-        tied=hf.get("tie_word_embeddings", True),
-        bos_token_id=_id(hf, "bos_token_id", 0),
-        eos_token_id=_id(hf, "eos_token_id", 2),
-        pad_token_id=_id(hf, "pad_token_id", 1),
-        decoder_start_token_id=_id(hf, "decoder_start_token_id", _id(hf, "bos_token_id", 0)),
-    )
+    config = {
+        "vocab_size": fields.take("vocab_size", 50265),
+        "hidden_size": hidden,
+        "num_layers": fields.take("decoder_layers", 12),
+        "num_heads": heads,
+        "max_positions": fields.take("max_position_embeddings", 1024),
+        "ffn_size": fields.take("decoder_ffn_dim", 4096),
+        "activation": fields.allow("activation_function", ACTIVATIONS, default="gelu"),
+        "scale_embedding": fields.take("scale_embedding", False),
+        "tied": hf.get("tie_word_embeddings", True),
+        "bos_token_id": _id(hf, "bos_token_id", 0),
+        "eos_token_id": _id(hf, "eos_token_id", 2),
+        "pad_token_id": _id(hf, "pad_token_id", 1),
+        "decoder_start_token_id": _id(hf, "decoder_start_token_id", _id(hf, "bos_token_id", 0)),
+    }
     fields.finish()
     return BartConfig(**config)
 
@@ -156,9 +155,7 @@ def rules(config: BartConfig) -> list[Any]:
     found = [
         Rename(f"{d}.embed_tokens.weight", "embedding.weight"),
         Rename(f"{d}.embed_positions.weight", "positions.weight"),
-        Drop("lm_head.weight", "tied to the embedding", optional=True)
-        if config.tied
-        else Rename("lm_head.weight", "head.weight"),
+        _head(config),
     ]
     norms = {
         f"{d}.layernorm_embedding": "embedding_norm",
@@ -179,6 +176,12 @@ def rules(config: BartConfig) -> list[Any]:
         found.append(Fuse(f"{layer}.self_attn.{{q,k,v}}_proj.{kind}", f"blocks.{{}}.self_attention.qkv.{kind}"))
         found.append(Fuse(f"{layer}.encoder_attn.{{k,v}}_proj.{kind}", f"blocks.{{}}.cross_attention.kv.{kind}"))
     return found
+
+
+def _head(config: BartConfig) -> Any:
+    if not config.tied:
+        return Rename("lm_head.weight", "head.weight")
+    return Drop("lm_head.weight", "tied to the embedding", same_as="model.decoder.embed_tokens.weight", optional=True)
 
 
 SPEC = ModelSpec("bart", BartConfig, parse, BartDecoder, rules)

@@ -14,6 +14,8 @@ import pytest
 from PIL import Image
 
 from app.cli.main import main
+from tests.unit.hub_server import Hub, serve
+from vlm.resolve import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # a test runner that was started in the background ignores Ctrl-C, and its children with it
@@ -148,3 +150,22 @@ def test_run_streams_and_counts(cli):
         2,
         f"vlm: {EXAMPLES / 'nothing.png'} does not exist; give the path of an image file.\n",
     )
+
+
+def test_a_hub_id_is_fetched_converted_and_run(tmp_path):
+    """The real client, against a server on the loopback interface that $HF_ENDPOINT names."""
+    files = {path.name: path.read_bytes() for path in packaged_models()["mini-nougat"].iterdir()}
+    command = [sys.executable, "-m", "app.cli.main", "run", "--image", EXAMPLES / "page.png", "--model", "org/pages"]
+    with serve(Hub("org/pages", files)) as hub:
+        env = {
+            **os.environ,
+            "HF_ENDPOINT": hub.url,
+            "HF_HOME": str(tmp_path / "hf"),
+            "VLM_CACHE": str(tmp_path / "vlm"),
+        }
+        env.pop("HF_HUB_OFFLINE", None)
+        options = ["--max-new-tokens", "16", "--device", "cpu"]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("# Harbour") and "Downloading org/pages" in done.stderr
+    assert "README.md" not in hub.fetched() and "model.safetensors" in hub.fetched()

@@ -221,7 +221,7 @@ def test_a_bad_page_costs_a_page_and_a_bad_document_a_document(tmp_path):
     assert (out / "several.md").read_text() == "shade 0\n\n<!-- page 2: page is damaged. -->\n\nshade 80\n"
     assert Failure(several, 2, "page is damaged.") in summary.failures
     assert {f.document.name for f in summary.failures if f.page is None} == {"broken.pdf", "text.png"}
-    assert len(summary.failures) == 3
+    assert len(summary.failures) == 3 and (summary.done, summary.documents) == (4, 2)
 
 
 def test_pages_outside_a_document(tmp_path):

@@ -77,14 +77,15 @@ tags: [nougat, ocr, document]
 
 # mini-nougat
 
-A {parameters:.1f}M-parameter Nougat: the classes and configuration fields of facebook/nougat-base (Swin encoder, mBART
-decoder), only smaller, trained from scratch on rendered pages. It is packaged so that vlm can be tried and tested without a
-download, on weights that mean something.
+A {parameters:.1f}M-parameter Nougat: the classes and configuration fields of facebook/nougat-base (Swin encoder,
+mBART decoder), only smaller, trained from scratch on rendered pages. It is packaged so that vlm can be tried and
+tested without a download, on weights that mean something.
 
-**It can** read a small printed page, {width}×{height} pixels after resizing, about 300 characters: paragraphs, headings
-(`# `), lists (`- `), `**bold**`, inline and displayed formulas (`\\(..\\)`, `\\[..\\]`), tables of two or three columns (`|`).
-**It cannot** read real scans, photographs, handwriting, dense A4 pages, several columns, or anything beyond printable ASCII
-and a few Greek letters in formulas. Look-alikes (I and l in some sans-serif faces) are guessed.
+**It can** read a small printed page, {width}×{height} pixels after resizing, of about 300 characters: paragraphs,
+headings (`# `), lists (`- `), `**bold**`, inline and displayed formulas (`\\(..\\)`, `\\[..\\]`), tables of two or
+three columns (`|`). **It cannot** read real scans, photographs, handwriting, dense A4 pages, several columns, or
+anything beyond printable ASCII and a few Greek letters in formulas. Look-alikes (I and l in some sans-serif faces) are
+guessed.
 
 ## Figures
 
@@ -94,15 +95,15 @@ Character error rate, greedy decoding of the published float16 weights, on pages
 {table}
 
 Held-out words: {main[pages]} pages, {main[exact_pages]:.0%} of them without a single error. Held-out font: the same in
-{held_out_font}, which training never shows. Drawn larger: pages drawn at twice the size and scaled down by the image processor's filter.
+{held_out_font}, which training never shows. Drawn larger: pages drawn at twice the size and scaled down on reading.
 
 ## Training
 
-`python training/mini_nougat.py` reproduces it: {minutes:.1f} minutes on one {device}, about {steps:,} steps and {pages:,} pages
-(freshly rendered: {fresh:.0%} of the batches), batches of {batch_size}, AdamW, cosine schedule, bfloat16. Text: frequent and
-rare English words, pseudo-words, random letters, numbers, dates, prices; a tenth of the words is held out. Light noise,
-blur, contrast changes, random place and size. Besides the text, three helper losses (characters in each encoder cell, place
-of a cell, cell to look at next), whose heads are not part of the model.
+`python training/mini_nougat.py` reproduces it: {minutes:.1f} minutes on one {device}, about {steps:,} steps and
+{pages:,} pages (freshly rendered: {fresh:.0%} of the batches), {batch_size} pages a step, AdamW, cosine schedule,
+bfloat16. Text: frequent and rare English words, pseudo-words, random letters, numbers, dates, prices; a tenth of the
+words is held out. Light noise, blur, contrast changes, random place and size. Besides the text, three helper losses
+(characters in each encoder cell, place of a cell, cell to look at next), whose heads are not part of the model.
 
 Fonts, all free; none is included:
 

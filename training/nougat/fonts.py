@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PIL import ImageFont
 
+# ruff: noqa: E501
 # family -> (regular, bold, italic) file stems; licence; Debian package
 FAMILIES = {
     "LiberationSans": (("LiberationSans-Regular", "LiberationSans-Bold", "LiberationSans-Italic"), "OFL-1.1", "fonts-liberation"),

@@ -83,7 +83,7 @@ def _size(rng: random.Random) -> tuple[int, int]:
 
 
 def _padded(page: Page) -> Sample:
-    """As NougatImageProcessor takes it in: the short side to the image's (up, too), into the frame, padded with zeros."""
+    """As NougatImageProcessor takes it in: the short side to the image's, into the frame, padded with zeros."""
     drawn, short = page.image, min(page.width, page.height)
     resized = (WIDTH * page.width // short, WIDTH * page.height // short)
     if drawn.size != resized:

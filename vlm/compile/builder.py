@@ -1,4 +1,4 @@
-"""convert → build: Hugging Face folder -> Checkpoint -> EngineDir; also checkpoints of random weights, for measuring."""
+"""convert → build: Hugging Face folder -> Checkpoint -> EngineDir; also checkpoints of random weights, to measure."""
 
 from __future__ import annotations
 

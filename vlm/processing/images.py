@@ -110,8 +110,13 @@ class ImageProcessor:
     def __init__(self, config: dict[str, Any]):
         from transformers import NougatImageProcessor
 
-        # AutoImageProcessor's default; the older names carry a suffix
-        self._processor = NougatImageProcessor(**{k: v for k, v in config.items() if k not in _NOT_ARGUMENTS})
+        class Processor(NougatImageProcessor):
+            def crop_margin(self, image: Any, *args: Any, **kwargs: Any) -> Any:
+                """Keeps the margin where nothing but a sliver would be left: it cannot be scaled to the frame."""
+                cropped = super().crop_margin(image, *args, **kwargs)
+                return image if _is_sliver(*cropped.shape[-2:]) else cropped
+
+        self._processor = Processor(**{k: v for k, v in config.items() if k not in _NOT_ARGUMENTS})
 
     @classmethod
     def from_dir(cls, folder: Path) -> ImageProcessor:
@@ -133,19 +138,23 @@ class ImageProcessor:
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """RGB images -> pixel values [n, 3, H, W] float32"""
-        return self._processor([_croppable(image) for image in images], return_tensors="pt")["pixel_values"].float()
+        return self._processor([_widened(image) for image in images], return_tensors="pt")["pixel_values"].float()
 
 
 _NOT_ARGUMENTS = {"image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"}
 _SLIMMEST = 64  # longest side over shortest
 
 
-def _croppable(image: Image.Image) -> Image.Image:
+def _is_sliver(height: int, width: int) -> bool:
+    return max(height, width) > _SLIMMEST * min(height, width)
+
+
+def _widened(image: Image.Image) -> Image.Image:
     """Pads slivers with white: scaled to the frame's height they would have a width of no pixel."""
     width, height = image.size
-    least = -(-max(width, height) // _SLIMMEST)
-    if min(width, height) >= least:
+    if not _is_sliver(height, width):
         return image
+    least = -(-max(width, height) // _SLIMMEST)
     padded = Image.new("RGB", (max(width, least), max(height, least)), "white")
     padded.paste(image, (0, 0))
     return padded

@@ -1,0 +1,154 @@
+"""`vlm bench`: what is measured, on a tiny model on the CPU; the floor's bytes; the README's table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.bench import floor, measure, table
+from app.bench.config import BenchConfig
+from app.cli.main import main
+from tests import tiny
+from vlm.compile.builder import build_engine, random_checkpoint
+from vlm.config import BuildConfig
+from vlm.errors import InputError, LimitError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(measure, "bandwidth", lambda device: 1e10)
+
+
+@pytest.fixture(scope="module")
+def arch(tmp_path_factory):
+    path = tmp_path_factory.mktemp("arch") / "config.json"
+    path.write_text(json.dumps(tiny.nougat_config().to_dict()))
+    return str(path)
+
+
+def bench(kind, arch, **options):
+    values = {"device": "cpu", "new_tokens": 12, "hf_new_tokens": 6, "repeats": 1}
+    return getattr(measure, kind)(BenchConfig(arch=arch, **(values | options)))
+
+
+def test_latency(arch):
+    result = bench("latency", arch)
+    for system, tokens in (("vlm", 12), ("hf", 6)):
+        part = result[system]
+        assert part["new_tokens"] == tokens and part["batch_size"] == 1
+        assert 0 < part["encode_ms"] < part["first_token_ms"] and part["ms_per_token"] > 0
+        (first,), (whole,) = part["seconds"]["first_token"], part["seconds"]["whole"]
+        assert part["ms_per_token"] == pytest.approx((whole - first) * 1e3 / (tokens - 1))
+    assert result["floor"]["reached"] == result["floor"]["ms_per_token"] / result["vlm"]["ms_per_token"]
+    assert result["config"]["dtype"] == "float32" and result["environment"]["torch"] == torch.__version__
+    json.dumps(result)
+
+
+def test_throughput(arch):
+    result = bench("throughput", arch, batch_size=3, pages=5)
+    ours, hf = result["vlm"], result["hf"]
+    assert ours["pages"] == 5 and ours["pages_per_s"] == pytest.approx(5 / ours["seconds"][0])
+    assert ours["tokens_per_s"] == pytest.approx(12 * ours["pages_per_s"]) and ours["timings"]["tokens"] == 60
+    assert hf["batch_size"] == 3 and hf["extrapolated"]
+    seconds = (hf["first_token_ms"] + 11 * hf["ms_per_token"]) / 1e3
+    assert hf["pages_per_s"] == pytest.approx(3 / seconds)
+    assert result["floor"]["pages_per_s"] > ours["pages_per_s"]
+
+
+def test_without_hugging_face_and_limits(arch):
+    result = bench("throughput", arch, batch_size=2, pages=2, hf=False)
+    assert result["hf"] is None
+    assert [row.hf for row in table.rows(result)] == ["–", "–"]
+    with pytest.raises(LimitError, match="at most 95 tokens a page"):
+        bench("latency", arch, new_tokens=96, hf=False)
+
+
+def test_both_systems_get_the_same_weights(arch, tmp_path):
+    """The baseline is no straw man: greedy tokens of one image are the same."""
+    from app.bench.huggingface import Baseline
+    from app.bench.subject import prepare
+    from vlm.compile.engine_dir import EngineDir
+
+    subject = prepare(BenchConfig(arch=arch), "float32", tmp_path)
+    image = measure.random_images(EngineDir.open(subject.engine), 0)[0]
+    expected = Baseline(subject.folder, "float32", torch.device("cpu")).generate(image[None], 8)[0, 1:].tolist()
+    with measure._pipeline(subject.engine, torch.device("cpu")) as pipeline:
+        assert pipeline.generate(pixel_values=image, **measure._fixed(8)).token_ids == expected
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_floor_counts_what_a_step_reads(tmp_path, tied):
+    config = tiny.nougat_config(tied=tied, layers=2, vocab=60, ffn=48).to_dict()
+    engine = build_engine(random_checkpoint(config, tmp_path / "c"), tmp_path / "e", BuildConfig())
+    width = 32
+    linear = 4 * (width * width + width) + 2 * (width * width + width)  # self: q k v out; cross: q out
+    block = linear + 2 * width * 48 + 48 + width + 3 * 2 * width  # feed-forward, three norms
+    assert floor.decoder_bytes(engine) == 4 * (2 * block + 2 * 2 * width + 60 * width)
+    found = floor.decode_floor(engine, batch_size=3, new_tokens=20, bandwidth=1e9)
+    assert found.kv_bytes == 3 * (48 + 10) * 2 * 2 * width * 4
+    assert found.step_ms == pytest.approx((found.weight_bytes + found.kv_bytes) / 1e6)
+
+
+def test_bandwidth_is_measured(monkeypatch):
+    monkeypatch.setattr(floor, "FLOATS", {"cpu": 2**16, "cuda": 2**16})
+    assert floor.bandwidth(torch.device("cpu"), repeats=2) > 1e6
+
+
+def test_command_line(arch, tmp_path, capsys):
+    out = tmp_path / "results" / "latency.json"
+    options = ["--new-tokens", "8", "--hf-new-tokens", "4", "--repeats", "1", "--device", "cpu", "--json", str(out)]
+    with pytest.raises(SystemExit) as done:
+        main(["bench", "latency", "--arch", arch, "--random-weights", *options])
+    shown = capsys.readouterr().out
+    assert not done.value.code and "a further token, ms" in shown and "memory 10 GB/s measured" in shown
+    assert json.loads(out.read_text())["kind"] == "latency"
+    with pytest.raises(SystemExit):
+        main(["bench", "table", str(out)])
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[0].startswith("| workload | measure | Hugging Face | vlm |")
+    assert printed.count("\n| ") == 4 and "commit" in printed.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["latency"], "give either --model NAME, or --random-weights --arch NAME"),
+        (["latency", "--arch", "nougat-base"], "--random-weights and --arch go together"),
+        (["latency", "--model", "x", "--arch", "y", "--random-weights"], "give either"),
+        (["latency", "--model", "mini-nougat", "--new-tokens", "1"], "--new-tokens is 1; it must be at least 2"),
+        (["throughput", "--model", "mini-nougat", "--pages", "0"], "--pages is 0; it must be at least 1"),
+        (["throughput", "--random-weights", "--arch", "nougat-vast"], "architecture 'nougat-vast' is unknown"),
+        (["table", "README.md"], "README.md is no result of `vlm bench"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys, monkeypatch, arguments, says):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit) as done:
+        main(["bench", *arguments])
+    err = capsys.readouterr().err
+    assert done.value.code == 2 and says in err and len(err.splitlines()) == 1
+
+
+def test_numbers_read_well():
+    numbers = [table._number(value) for value in (1234.5, 58.04, 4.0, 0.4501, 0.0032)]
+    assert numbers == ["1,234", "58.0", "4.00", "0.450", "0.003"]
+    assert (table._percent(0.244), table._percent(0.0321)) == ("24%", "3.2%")
+
+
+def test_result_files_are_checked(tmp_path):
+    (tmp_path / "bad.json").write_text('{"kind": "latency"}')
+    with pytest.raises(InputError, match=r"bad\.json is no result"):
+        table.load([tmp_path / "bad.json"])
+
+
+def test_readme_shows_the_committed_results():
+    readme = ROOT / "README.md"
+    shown = table.in_readme(readme.read_text(encoding="utf-8")) if readme.is_file() else None
+    if shown is None:
+        pytest.skip("the README has no bench table yet (its markers are missing)")
+    assert shown == table.markdown(table.load((ROOT / "benchmarks" / "results").glob("*.json")))

@@ -1,0 +1,107 @@
+"""PDFs and images as documents of pages."""
+
+from __future__ import annotations
+
+import pypdfium2
+import pytest
+from PIL import Image
+
+from vlm.errors import DocumentError, ImageError
+from vlm.processing.documents import is_document, open_document, parse_pages
+
+COLOURS = ["red", "lime", "blue"]
+
+
+@pytest.fixture
+def pdf(tmp_path):
+    pages = [Image.new("RGB", (120, 180), colour) for colour in COLOURS]
+    pages[0].save(tmp_path / "x.pdf", save_all=True, append_images=pages[1:], resolution=72)
+    return tmp_path / "x.pdf"
+
+
+def test_pages_of_a_pdf(pdf):
+    document = open_document(pdf)
+    assert document.num_pages == 3
+    shades = [document.render(i, dpi=72).getpixel((60, 90)) for i in range(3)]
+    assert [max(range(3), key=shade.__getitem__) for shade in shades] == [0, 1, 2]
+    assert document.render(0, dpi=144).size == (240, 360)
+
+
+def test_an_image_is_a_document_of_one_page_and_a_tiff_of_its_frames(tmp_path):
+    frames = [Image.new("RGB", (9, 9), colour) for colour in COLOURS]
+    frames[0].save(tmp_path / "x.png")
+    frames[0].save(tmp_path / "x.tif", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / "x.gif", save_all=True, append_images=frames[1:])
+    assert open_document(tmp_path / "x.png").num_pages == 1
+    assert open_document(tmp_path / "x.gif").num_pages == 1
+    tiff = open_document(tmp_path / "x.tif")
+    assert [tiff.render(i).getpixel((4, 4)) for i in range(3)] == [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+
+
+def test_broken_documents_are_refused_in_one_sentence(tmp_path, pdf):
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.7\nnothing of the kind")
+    (tmp_path / "text.pdf").write_bytes(b"hello")
+    (tmp_path / "text.png").write_bytes(b"hello")
+    cut = tmp_path / "cut.pdf"
+    cut.write_bytes(pdf.read_bytes()[:200])
+    encrypted = tmp_path / "encrypted.pdf"
+    encrypted.write_bytes(ENCRYPTED)
+    for name, reason in {
+        "missing.pdf": "does not exist", "broken.pdf": "no readable PDF", "text.pdf": "no readable PDF",
+        "cut.pdf": "no readable PDF", "encrypted.pdf": "encrypted", "text.png": "no image",
+    }.items():  # fmt: skip
+        with pytest.raises((DocumentError, ImageError), match=reason) as error:
+            open_document(tmp_path / name)
+        assert name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_document_without_pages(tmp_path):
+    empty = pypdfium2.PdfDocument.new()
+    empty.save(tmp_path / "empty.pdf")
+    with pytest.raises(DocumentError, match=r"empty\.pdf"):
+        open_document(tmp_path / "empty.pdf")
+
+
+def test_huge_pages_are_drawn_smaller(tmp_path):
+    huge = pypdfium2.PdfDocument.new()
+    huge.new_page(14000, 14000)
+    huge.save(tmp_path / "huge.pdf")
+    page = open_document(tmp_path / "huge.pdf").render(0)
+    assert page.width * page.height <= 200_000_000
+
+
+@pytest.mark.parametrize(
+    ("pages", "want"),
+    [
+        ("1", [0]),
+        ("1-3", [0, 1, 2]),
+        ("2,1", [1, 0]),
+        ("1-2,2-3", [0, 1, 2]),
+        ("2-", [1, 2, 3, 4]),
+        (" 1 , 5 ", [0, 4]),
+    ],
+)
+def test_page_ranges(pages, want):
+    assert parse_pages(pages, 5) == want
+
+
+@pytest.mark.parametrize("pages", ["0", "6", "3-2", "1-9", "x", "", "1;2", "-3", "1-2-3"])
+def test_page_ranges_that_are_none(pages):
+    with pytest.raises(DocumentError, match="page"):
+        parse_pages(pages, 5)
+
+
+def test_is_document_goes_by_the_suffix():
+    assert is_document("a.PDF") and is_document("b.jpeg") and not is_document("c.txt") and not is_document("d")
+
+
+# RC4-40, user password "x": a catalogue, a page tree and one page, no content
+ENCRYPTED = b"""%PDF-1.4
+1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj
+2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj
+3 0 obj<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]>>endobj
+4 0 obj<</Filter/Standard/V 1/R 2/P -4
+/O<0000000000000000000000000000000000000000000000000000000000000000>
+/U<0000000000000000000000000000000000000000000000000000000000000000>>>endobj
+trailer<</Root 1 0 R/Size 5/Encrypt 4 0 R/ID[<00000000000000000000000000000000><00000000000000000000000000000000>]>>
+"""

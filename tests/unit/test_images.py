@@ -1,0 +1,136 @@
+"""Any picture comes out as the RGB that a person sees; what is none is refused by name."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import NougatImageProcessor
+
+from vlm.errors import ImageError
+from vlm.processing.images import ImageProcessor, load_image
+
+RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))
+
+
+def colour(width: int = 40, height: int = 20) -> Image.Image:
+    image = Image.new("RGB", (width, height), (200, 30, 90))
+    image.putpixel((0, 0), (0, 0, 255))
+    return image
+
+
+def saved(tmp_path, image: Image.Image, name: str, **options):
+    path = tmp_path / name
+    image.save(path, **options)
+    return path
+
+
+def close(found: Image.Image, want: np.ndarray, tolerance: int) -> bool:
+    return np.abs(np.asarray(found).astype(int) - want.astype(int)).max() <= tolerance
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "1", "RGBA", "LA", "CMYK"])
+def test_modes(tmp_path, mode):
+    suffix = "tif" if mode in ("CMYK", "LA") else "png"
+    image = colour().quantize(4) if mode == "P" else colour().convert(mode)
+    found = load_image(saved(tmp_path, image, f"x.{suffix}"))
+    assert found.mode == "RGB" and found.size == (40, 20)
+    if mode not in ("1", "L", "LA"):
+        assert close(found.crop((5, 5, 30, 15)), np.full((10, 25, 3), (200, 30, 90)), 3)
+
+
+@pytest.mark.parametrize("bits", [np.uint16, np.int32])
+def test_16_bits_keep_their_range(tmp_path, bits):
+    wide = Image.fromarray((RAMP.astype(bits) * 257).astype(bits))
+    found = load_image(saved(tmp_path, wide, "x.png" if bits == np.uint16 else "x.tif"))
+    assert close(found, np.repeat(RAMP[:, :, None], 3, 2), 1)
+
+
+def test_transparency_lies_on_white(tmp_path):
+    clear = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    assert close(load_image(saved(tmp_path, clear, "x.png")), np.full((4, 4, 3), 255), 0)
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([10, 10, 10, 20, 20, 20])
+    assert close(load_image(saved(tmp_path, palette, "p.gif", transparency=1)), np.full((4, 4, 3), 255), 0)
+
+
+def test_an_animation_gives_its_first_frame(tmp_path):
+    frames = [Image.new("RGB", (8, 8), c) for c in ("red", "blue")]
+    path = saved(tmp_path, frames[0], "x.gif", save_all=True, append_images=frames[1:])
+    assert load_image(path).getpixel((3, 3)) == (255, 0, 0)
+
+
+def test_exif_rotation(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn a quarter clockwise
+    found = load_image(saved(tmp_path, colour(), "x.png", exif=exif))
+    assert found.size == (20, 40) and found.getpixel((19, 0)) == (0, 0, 255)
+
+
+def test_sources(tmp_path):
+    path = saved(tmp_path, colour(), "x.png")
+    want = np.asarray(colour())
+    with path.open("rb") as file:
+        for source in (str(path), path, path.read_bytes(), file, colour(), want):
+            assert np.array_equal(np.asarray(load_image(source)), want)
+
+
+def png(width: int, height: int) -> bytes:
+    """A PNG header that promises a size, with hardly any data."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0" * 64)) + chunk(b"IEND", b"")
+
+
+def test_what_is_no_image_is_refused_in_one_sentence(tmp_path):
+    whole = io.BytesIO()
+    colour(300, 300).save(whole, "JPEG")
+    cases = {
+        "missing.png": (None, "does not exist"),
+        "text.png": (b"hello", "no image"),
+        "empty.png": (b"", "empty"),
+        "short.jpg": (whole.getvalue()[:600], "damaged or truncated"),
+        "bomb.png": (png(60000, 60000), "limit"),
+        "zero.png": (png(0, 10), "zero.png"),
+        "hollow.png": (png(900, 900), "damaged or truncated"),
+    }
+    for name, (data, reason) in cases.items():
+        path = tmp_path / name
+        if data is not None:
+            path.write_bytes(data)
+        with pytest.raises(ImageError, match=reason) as error:
+            load_image(path)
+        assert name in str(error.value) and "\n" not in str(error.value), name
+    with pytest.raises(ImageError, match="folder"):
+        load_image(tmp_path)
+    with pytest.raises(ImageError, match="limit is 100"):
+        load_image(saved(tmp_path, colour(), "x.png"), max_pixels=100)
+    for array in (np.zeros((2, 2)), np.zeros((0, 4), np.uint8), np.zeros((2, 2, 7), np.uint8)):
+        with pytest.raises(ImageError, match="the array"):
+            load_image(array)
+
+
+@pytest.mark.parametrize("crop", [True, False])
+@pytest.mark.parametrize("size", [(300, 500), (640, 480), (50, 40), (1000, 1000)])
+def test_pixel_values_equal_hugging_faces(size, crop):
+    config = {"size": {"height": 96, "width": 64}, "do_crop_margin": crop}
+    image = Image.new("RGB", size, "white")
+    image.paste((20, 40, 60), (size[0] // 5, size[1] // 6, size[0] // 2, size[1] // 2))
+    want = NougatImageProcessor(**config)([image], return_tensors="pt")["pixel_values"]
+    assert torch.equal(ImageProcessor(config)([image]), want)
+    assert want.shape == (1, 3, 96, 64)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (2, 2)])
+@pytest.mark.parametrize("shade", ["white", "black"])
+def test_tiny_thin_and_blank_pages_go_through(size, shade):
+    found = ImageProcessor.default((96, 64))([Image.new("RGB", size, shade)])
+    assert found.shape == (1, 3, 96, 64) and found.isfinite().all()
