@@ -39,7 +39,11 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
             return to_rgb(image)
         # decoders raise many kinds of error on damaged data
         except (OSError, SyntaxError, ValueError, EOFError, IndexError, MemoryError) as error:
-            raise ImageError(f"{name} is a damaged or truncated image ({error}); repair it or save it anew.") from None
+            raise _damaged(name, error) from None
+
+
+def _damaged(name: str, error: Exception) -> ImageError:
+    return ImageError(f"{name} is a damaged or truncated image ({error}); repair it or save it anew.")
 
 
 def _opened(source: ImageSource, name: str) -> Image.Image:
@@ -59,7 +63,9 @@ def _opened(source: ImageSource, name: str) -> Image.Image:
         kind = "empty" if _is_empty(source) else "no image that can be read (PNG, JPEG, TIFF, WebP, GIF, BMP, …)"
         raise ImageError(f"{name} is {kind}.") from None
     except (OSError, ValueError, SyntaxError) as error:
-        raise ImageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+        if getattr(error, "strerror", None):  # of the file system, not of the decoder
+            raise ImageError(f"{name} cannot be read: {error.strerror}.") from None
+        raise _damaged(name, error) from None
 
 
 def _is_empty(source: ImageSource) -> bool:
