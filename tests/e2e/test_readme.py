@@ -1,0 +1,80 @@
+"""The README's commands do what it says, and its tables are what the programs print."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def section(name: str) -> str:
+    """What stands between two marks, without code fences."""
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README, re.DOTALL)
+    assert found, f"the README has no part {name}"
+    return re.sub(r"^```.*\n?", "", found[1], flags=re.MULTILINE).strip()
+
+
+def test_the_first_command_prints_what_the_readme_shows(tmp_path):
+    install, _, run = section("run-command").partition(" && ")
+    assert install == "pip install ."
+    arguments = shlex.split(run)
+    assert arguments[0] == "vlm"
+    command = [sys.executable, "-m", "app.cli.main", *arguments[1:]]
+    environment = {**os.environ, "VLM_CACHE": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == section("run-output")
+    assert done.stdout.strip() == (ROOT / "examples" / "page.txt").read_text().strip()
+
+
+def test_what_pip_installs_is_complete(tmp_path):
+    """A wheel, not the checkout, must hold every package and the packaged model."""
+    pytest.importorskip("setuptools", reason="building a wheel offline needs setuptools")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-q",
+        "-w",
+        str(tmp_path),
+        ".",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for package in ("vlm", "visual_engines", "llm_engines", "app"):
+        for file in (ROOT / package).rglob("*.py"):
+            assert file.relative_to(ROOT).as_posix() in names
+    for file in (ROOT / "vlm" / "assets").rglob("*"):
+        assert not file.is_file() or file.relative_to(ROOT).as_posix() in names
+    assert not [name for name in names if name.startswith(("tests", "training"))]
+
+
+def test_the_second_command_is_what_ci_runs():
+    assert section("test-command") == "pip install -e '.[test]' && pytest"
+    assert "test-command" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_the_speed_table_comes_from_the_committed_results():
+    from app.bench.table import load, markdown
+
+    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    assert files and section("bench") == markdown(load(files)).strip()
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("http") or (ROOT / target).exists(), target
