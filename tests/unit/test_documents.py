@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pypdfium2
 import pytest
 from PIL import Image
 
 from vlm.errors import DocumentError, ImageError
 from vlm.processing.documents import is_document, open_document, parse_pages
+
+pypdfium2 = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can be read")
 
 COLOURS = ["red", "lime", "blue"]
 

@@ -50,7 +50,10 @@ class Document:
 
 class PdfDocument(Document):
     def __init__(self, path: Path):
-        import pypdfium2
+        try:
+            import pypdfium2
+        except ImportError:
+            raise DocumentError(f"{path} is a PDF, which needs the package pypdfium2: pip install pypdfium2.") from None
 
         self.path = path
         try:
