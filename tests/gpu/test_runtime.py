@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+import vlm
 from tests import tiny
 from tests.engines import pipeline
 from tests.parity.test_nougat import RAGGED_SEED, joined
@@ -17,6 +20,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
 ]
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMITS = [40, 3, 25, 1, 60, 12, 33, 50, 7]
 
 
@@ -61,6 +65,14 @@ def test_sampling_draws_the_cpus_tokens(case):
         for device in ("cpu", "cuda")
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_packaged_model_reads_its_examples(tmp_path, dtype):
+    model = vlm.load("mini-nougat", device="cuda", dtype=dtype, cache_dir=tmp_path)
+    paths = [EXAMPLES / f"{name}.png" for name in ("page", "table", "math")]
+    for path, out in zip(paths, model.generate(paths), strict=True):
+        assert out.text == path.with_suffix(".txt").read_text().strip()
 
 
 def logits(engine: EngineDir, device: str, image: torch.Tensor, tokens: list[int]) -> torch.Tensor:

@@ -8,29 +8,34 @@ tokens of that slot's block table. In a prefill all rows of a sequence are writt
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
 def reference(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, lengths: Tensor, scale: float
 ) -> Tensor:
-    block_size = keys.shape[2]
     longest = int(lengths.max())
-    blocks = tables[slots.long(), : -(-longest // block_size)].long()  # [R, n]
-    k, v = (_rows(cache[blocks])[:, :, :longest] for cache in (keys, values))  # [R, H, T, D]
-    hidden = torch.arange(longest, device=q.device) >= lengths[:, None]  # [R, T]
-    # float32 throughout, as the kernel accumulates
-    scores = torch.einsum("rhd,rhtd->rht", q.float() * scale, k.float())
-    weights = scores.masked_fill(hidden[:, None], float("-inf")).softmax(-1)
-    # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
-    v = v.float().masked_fill(hidden[:, None, :, None], 0.0)
-    return torch.einsum("rht,rhtd->rhd", weights, v).to(q.dtype)
+    blocks = tables[slots.long(), : -(-longest // keys.shape[2])].long()  # [R, n]
+    k, v = (_gathered(cache, blocks)[:, :, :longest] for cache in (keys, values))
+    seen = torch.arange(longest, device=q.device) < lengths[:, None]  # [R, T]
+    mask = None
+    if not bool(seen.all()):
+        mask = seen[:, None, None]
+        # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
+        for gathered in (k, v):
+            gathered.masked_fill_(~seen[:, None, :, None], 0.0)
+    y = F.scaled_dot_product_attention(q.float().unsqueeze(2), k, v, attn_mask=mask, scale=scale)
+    return y[:, :, 0].to(q.dtype)
 
 
-def _rows(blocks: Tensor) -> Tensor:
-    """[R, n, H, block, D] -> [R, H, n * block, D]"""
-    r, n, h, b, d = blocks.shape
-    return blocks.transpose(1, 2).reshape(r, h, n * b, d)
+def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
+    """cache [N, H, block, D], blocks [R, n] -> [R, H, n * block, D] float32, a view of one copy.
+
+    Whole blocks are copied where a block's memory holds its tokens one after the other, as the CPU's cache does.
+    """
+    found = cache.transpose(1, 2).index_select(0, blocks.reshape(-1))  # [R * n, block, H, D]
+    return found.view(len(blocks), -1, *found.shape[2:]).transpose(1, 2).float()
 
 
 def paged_attention(

@@ -67,6 +67,13 @@ def plan_cache(
 def allocate(
     model: ModelConfig, shape: CacheShape, block_size: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[layers, 2, blocks, kv_heads, block_size, head_dim] of zeros"""
-    size = (model.num_layers, 2, shape.num_blocks, model.num_kv_heads, block_size, model.head_dim)
-    return torch.zeros(size, dtype=dtype, device=device)
+    """[layers, 2, blocks, kv_heads, block_size, head_dim] of zeros.
+
+    In memory a block holds head after head on CUDA, where a program reads one head, and token after token on the CPU,
+    which copies whole blocks.
+    """
+    sizes = (model.num_layers, 2, shape.num_blocks)
+    if device.type == "cuda":
+        return torch.zeros((*sizes, model.num_kv_heads, block_size, model.head_dim), dtype=dtype, device=device)
+    tokens_first = torch.zeros((*sizes, block_size, model.num_kv_heads, model.head_dim), dtype=dtype, device=device)
+    return tokens_first.transpose(3, 4)
