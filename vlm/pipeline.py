@@ -6,6 +6,7 @@ import importlib
 import itertools
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,12 @@ from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
+# what a generation_config.json may ask for and this runtime does not do yet -> the values that ask for nothing
+NOT_APPLIED = {
+    "num_beams": (1,), "repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,), "length_penalty": (1.0,),
+    "min_length": (0,), "do_sample": (False,), "forced_bos_token_id": (), "bad_words_ids": (), "suppress_tokens": (),
+    "begin_suppress_tokens": (),
+}  # fmt: skip
 INPUT_KEYS = ("images", "prompt", "pixel_values", "encoder_output", "prompt_token_ids", "decoder_prompt_token_ids")
 
 
@@ -89,6 +96,7 @@ class Pipeline:
         self._postprocess = _imported(self.family.postprocess) if self.family.postprocess else str
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._reset_timings()
+        _warn_of_what_is_not_applied(engine)
 
     # --- calls ---
     def generate(self, inputs: Any = None, **options: Any) -> Output | list[Output]:
@@ -304,6 +312,17 @@ class _Prefetch:
             self._futures.append((index, self._pool.submit(self._prepare, value)))
             self._room -= 1
         self._exhausted = self._room > 0
+
+
+def _warn_of_what_is_not_applied(engine: EngineDir) -> None:
+    wanted = engine.generation
+    left = [f"{n} {wanted[n]}" for n, neutral in NOT_APPLIED.items() if wanted.get(n) not in (None, *neutral)]
+    if left:
+        warnings.warn(
+            f"{engine.path.name}: the model's generation settings {listed(left)} are not applied; decoding is greedy or"
+            " as its options say.",
+            stacklevel=4,
+        )
 
 
 def _without_loop(tokens: list[int], period: int) -> list[int]:

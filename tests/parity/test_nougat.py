@@ -115,6 +115,25 @@ def test_forced_preemption(ragged, burst, block_size):
     assert joined.preemptions > 0
 
 
+def test_generation_settings_that_are_not_applied_are_said(tmp_path, recwarn):
+    model = tiny.nougat()
+    pipeline(model, tmp_path / "plain")
+    assert not [w for w in recwarn if "not applied" in str(w.message)]
+    model.generation_config.num_beams, model.generation_config.repetition_penalty = 4, 1.2
+    with pytest.warns(UserWarning, match=r"num_beams 4, repetition_penalty 1\.2 are not applied"):
+        pipeline(model, tmp_path / "other")
+
+
+def test_forced_end_token(tmp_path):
+    model = tiny.nougat(seed=3)
+    model.generation_config.forced_eos_token_id = 2
+    images = tiny.images(model, 3)
+    want = tiny.hf_tokens(model, images, 9)
+    assert any(len(tokens) == 9 and tokens[-1] == 2 for tokens in want)
+    found = pipeline(model, tmp_path).generate([{"pixel_values": i} for i in images], max_new_tokens=9)
+    assert [out.token_ids for out in found] == want
+
+
 def test_a_decoder_prefix(ragged, tmp_path):
     engine, images, *_ = ragged
     pipe = Pipeline(engine, cpu(block_size=8))
