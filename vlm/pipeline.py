@@ -27,12 +27,18 @@ from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
-# what a generation_config.json may ask for and this runtime does not do yet -> the values that ask for nothing
+# what a generation_config.json may ask for: applied to requests that do not say otherwise, as Hugging Face does
+MODEL_DEFAULTS = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids")
+# not done yet -> the values that ask for nothing
 NOT_APPLIED = {
-    "num_beams": (1,), "repetition_penalty": (1.0,), "no_repeat_ngram_size": (0,), "length_penalty": (1.0,),
-    "min_length": (0,), "do_sample": (False,), "forced_bos_token_id": (), "bad_words_ids": (), "suppress_tokens": (),
+    "num_beams": (1,),
+    "length_penalty": (1.0,),
+    "min_length": (0,),
+    "do_sample": (False,),
+    "forced_bos_token_id": (),
+    "suppress_tokens": (),
     "begin_suppress_tokens": (),
-}  # fmt: skip
+}
 INPUT_KEYS = ("images", "prompt", "pixel_values", "encoder_output", "prompt_token_ids", "decoder_prompt_token_ids")
 
 
@@ -193,8 +199,12 @@ class Pipeline:
             raise InputError(f"{listed(unknown)} is no option; options are {listed((*INPUT_KEYS, *known), 40)}.")
         if sampling.get("loop_detection") is None:
             sampling = {**sampling, "loop_detection": self.family.loop_detection}
+        defaults = {k: v for k in MODEL_DEFAULTS if (v := self.engine.generation.get(k)) is not None}
+        sampling = {**defaults, **sampling}
         if "stop_token_ids" in sampling:
-            sampling = {**sampling, "stop_token_ids": tuple(sampling["stop_token_ids"])}
+            sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+        if "bad_words_ids" in sampling:
+            sampling["bad_words_ids"] = tuple(tuple(word) for word in sampling["bad_words_ids"])
         return SamplingParams(**sampling)
 
     def _request(self, source: Any, params: SamplingParams) -> Request:

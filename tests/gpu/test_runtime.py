@@ -67,6 +67,22 @@ def test_sampling_draws_the_cpus_tokens(case):
     assert found[0] == found[1]
 
 
+def test_controls_choose_the_cpus_tokens(case):
+    engine, images, _ = case
+    options = {
+        "repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_penalty": 0.2, "min_p": 0.02,
+        "no_repeat_ngram_size": 2, "bad_words_ids": [[53], [17, 53]], "min_new_tokens": 9, "max_new_tokens": 20,
+    }  # fmt: skip
+    inputs = [{"pixel_values": image} for image in images]
+    for temperature in (0.0, 0.8):
+        found = [
+            [out.token_ids for out in Pipeline(engine, RuntimeConfig(device=device)).generate(
+                inputs, temperature=temperature, seed=4, loop_detection=False, **options)]
+            for device in ("cpu", "cuda")
+        ]  # fmt: skip
+        assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_packaged_model_reads_its_examples(tmp_path, dtype):
     model = vlm.load("mini-nougat", device="cuda", dtype=dtype, cache_dir=tmp_path)

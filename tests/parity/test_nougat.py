@@ -119,9 +119,48 @@ def test_generation_settings_that_are_not_applied_are_said(tmp_path, recwarn):
     model = tiny.nougat()
     pipeline(model, tmp_path / "plain")
     assert not [w for w in recwarn if "not applied" in str(w.message)]
-    model.generation_config.num_beams, model.generation_config.repetition_penalty = 4, 1.2
-    with pytest.warns(UserWarning, match=r"num_beams 4, repetition_penalty 1\.2 are not applied"):
+    model.generation_config.num_beams, model.generation_config.length_penalty = 4, 1.2
+    with pytest.warns(UserWarning, match=r"num_beams 4, length_penalty 1\.2 are not applied"):
         pipeline(model, tmp_path / "other")
+
+
+CONTROLS = [
+    {},
+    {"repetition_penalty": 1.5},
+    {"no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[17], [53, 52], [3]]},
+    {"min_new_tokens": 14},
+    {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[50]], "min_new_tokens": 4},
+    {"no_repeat_ngram_size": 1},
+]
+
+
+def test_controls_of_each_request_in_one_batch(ragged):
+    """Different settings side by side give each request Hugging Face's tokens for its own."""
+    engine, images, *_ = ragged
+    model, pipe = tiny.nougat(seed=RAGGED_SEED), Pipeline(engine, cpu(burst=4))
+    want = [tiny.hf_tokens(model, images[i : i + 1], 30, **given)[0] for i, given in enumerate(CONTROLS)]
+    ids, found = {}, {}
+    for i, given in enumerate(CONTROLS):
+        words = tuple(tuple(word) for word in given.get("bad_words_ids", ()))
+        params = SamplingParams(max_new_tokens=30, **{**given, "bad_words_ids": words})
+        ids[pipe.llm.add(Request((0,), pixel_values=images[i], params=params))] = i
+    while pipe.llm.has_work:
+        found |= {ids[u.sequence.id]: u.sequence.generated for u in pipe.llm.step() if u.finished}
+    assert [found[i] for i in range(len(CONTROLS))] == want
+    assert len({tuple(tokens) for tokens in want}) == len(CONTROLS)
+
+
+def test_the_models_own_settings_are_defaults(tmp_path):
+    model = tiny.nougat(seed=RAGGED_SEED)
+    model.generation_config.repetition_penalty, model.generation_config.bad_words_ids = 1.4, [[53]]
+    images = tiny.images(model, 2)
+    pipe = pipeline(model, tmp_path)
+    found = pipe.generate([{"pixel_values": i} for i in images], max_new_tokens=20, loop_detection=False)
+    assert [out.token_ids for out in found] == tiny.hf_tokens(model, images, 20)
+    free = pipe.generate(pixel_values=images[0], max_new_tokens=20, repetition_penalty=1.0, bad_words_ids=())
+    model.generation_config.repetition_penalty, model.generation_config.bad_words_ids = None, None
+    assert free.token_ids == tiny.hf_tokens(model, images[:1], 20)[0]
 
 
 def test_forced_end_token(tmp_path):

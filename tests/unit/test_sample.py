@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from vlm.ops import sample
 
 
-def hugging_face(logits, temperature, top_k, top_p):
+def hugging_face(logits, temperature, top_k, top_p, min_p):
     if temperature != 1:
         logits = TemperatureLogitsWarper(temperature)(None, logits)
     if top_k:
         logits = TopKLogitsWarper(top_k)(None, logits)
     if top_p < 1:
         logits = TopPLogitsWarper(top_p)(None, logits)
+    if min_p > 0:
+        logits = MinPLogitsWarper(min_p)(None, logits)
     return logits
 
 
-SETTINGS = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.9, 12, 0.5), (0.5, 1, 0.9), (2.0, 400, 0.95)]
+SETTINGS = [
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 5, 1.0, 0.0),
+    (1.3, 0, 0.8, 0.0),
+    (0.9, 12, 0.5, 0.0),
+    (0.5, 1, 0.9, 0.0),
+    (2.0, 400, 0.95, 0.0),
+    (1.0, 0, 1.0, 0.1),
+    (1.4, 15, 0.95, 0.05),
+]
 
 
 def test_filters_equal_hugging_faces_row_by_row_in_one_batch():
@@ -39,7 +50,7 @@ def test_draws_follow_the_exact_distribution(setting):
     logits, draws = torch.randn(1, 20) * 1.5, 6000
     params = [torch.tensor([value]).expand(draws) for value in setting]
     seeds = torch.full((draws,), 1234567890123)
-    token, _ = sample.sample(logits.expand(draws, -1), *params, seeds, torch.arange(draws))
+    token = sample.sample(logits.expand(draws, -1), *params, seeds, torch.arange(draws))
     exact = hugging_face(logits, *setting).softmax(-1)[0]
     counts = torch.bincount(token, minlength=20).double()
     kept = exact > 0
@@ -54,20 +65,21 @@ def test_draws_follow_the_exact_distribution(setting):
 def test_a_row_draws_the_same_in_any_batch_and_another_with_another_seed():
     torch.manual_seed(2)
     logits = torch.randn(8, 500)
-    columns = [torch.full((8,), 0.9), torch.full((8,), 50), torch.full((8,), 0.95)]
+    columns = [torch.full((8,), 0.9), torch.full((8,), 50), torch.full((8,), 0.95), torch.full((8,), 0.01)]
     seeds, positions = torch.arange(8) * 7919 + 2**40, torch.arange(8) + 3
-    together, _ = sample.sample(logits, *columns, seeds, positions)
+    together = sample.sample(logits, *columns, seeds, positions)
     for row in range(8):
-        alone, _ = sample.sample(logits[[row]], *(c[:1] for c in columns), seeds[[row]], positions[[row]])
+        alone = sample.sample(logits[[row]], *(c[:1] for c in columns), seeds[[row]], positions[[row]])
         assert alone == together[row]
-    others = [sample.sample(logits, *columns, seeds + n, positions)[0] for n in range(1, 20)]
+    others = [sample.sample(logits, *columns, seeds + n, positions) for n in range(1, 20)]
     assert torch.stack(others).ne(together).any(0).all()
 
 
 def test_temperature_zero_is_greedy_with_the_models_log_probability():
     logits = torch.randn(3, 50)
     zeros = torch.zeros(3)
-    token, logprob = sample.sample(logits, zeros, zeros.int(), zeros + 1, zeros.long(), zeros.int())
+    token = sample.sample(logits, zeros, zeros.int(), zeros + 1, zeros, zeros.long(), zeros.int())
+    logprob = sample.log_probability(logits, token)
     want, want_logprob = sample.greedy(logits)
     assert torch.equal(token, want) and torch.equal(token, logits.argmax(-1))
     torch.testing.assert_close(logprob, want_logprob)

@@ -28,23 +28,36 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seeds: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
     """One draw a row; rows of temperature 0 are greedy.
 
-    logits [R, V]; temperature, top_p [R] float32; top_k [R] (0: off); seeds [R] int64; positions [R], the place of the
-    token to draw -> token [R] int64, its log-probability under the unfiltered model at temperature 1 [R] float32
+    logits [R, V]; temperature, top_p, min_p [R] float32; top_k [R] (0: off); seeds [R] int64; positions [R], the place
+    of the token to draw -> token [R] int64
     """
     logits = logits.float()
-    drawn = (filtered(logits, temperature, top_k, top_p) + gumbel(seeds, positions, logits.shape[-1])).argmax(-1)
-    token = torch.where(temperature > 0, drawn, logits.argmax(-1))
-    return token, logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
+    kept = filtered(logits, temperature, top_k, top_p, min_p)
+    drawn = (kept + gumbel(seeds, positions, logits.shape[-1])).argmax(-1)
+    return torch.where(temperature > 0, drawn, logits.argmax(-1))
 
 
-def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits [R, V] after temperature, top-k and top-p, the dropped ones -inf; each row keeps at least one.
+def log_probability(logits: Tensor, token: Tensor) -> Tensor:
+    """Of each row's token [R] under its logits [R, V] -> [R] float32"""
+    logits = logits.float()
+    return logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
 
-    As Hugging Face: top-k keeps ties with the k-th, top-p keeps the smallest set whose mass reaches p.
+
+def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Logits [R, V] after temperature, top-k, top-p and min-p, the dropped ones -inf; each row keeps at least one.
+
+    As Hugging Face: top-k keeps ties with the k-th, top-p keeps the smallest set whose mass reaches p, min-p those of
+    at least p times the likeliest's probability.
     """
     scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
     ordered, order = scaled.sort(descending=True, stable=True)
@@ -52,7 +65,7 @@ def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) 
     ordered = ordered.masked_fill(ordered < ordered.gather(-1, k[:, None] - 1), float("-inf"))
     mass = ordered.softmax(-1)
     before = mass.cumsum(-1) - mass  # mass of the likelier ones
-    dropped = before >= top_p[:, None]
+    dropped = (before >= top_p[:, None]) | (mass < min_p[:, None] * mass[:, :1])
     dropped[:, 0] = False
     return torch.empty_like(scaled).scatter_(-1, order, ordered.masked_fill(dropped, float("-inf")))
 

@@ -6,12 +6,16 @@ once, and the stream's order keeps them behind the bursts that still read the ol
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from vlm.limits import MAX_STOP_IDS, MAX_WORD, MAX_WORDS
 from vlm.ops.advance import MAX_PERIOD, SlotState, loop_runs_of
+from vlm.ops.controls import ControlState
 from vlm.runtime.kv_cache import CacheShape
-from vlm.runtime.request import MAX_STOP_IDS, Sequence
+from vlm.runtime.request import Sequence
 
 
 class BatchState:
@@ -34,6 +38,8 @@ class BatchState:
         )
         self.temperature = torch.zeros(size, device=device)
         self.top_p = torch.ones(size, device=device)
+        self.min_p = torch.zeros(size, device=device)
+        self.controls = ControlState.empty(size, device)
         self.top_k = ints()
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
@@ -60,11 +66,23 @@ class BatchState:
         put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
         put(self.temperature, [p.temperature for p in params])
         put(self.top_p, [p.top_p for p in params])
+        put(self.min_p, [p.min_p for p in params])
         put(self.top_k, [p.top_k for p in params])
         put(self.seeds, [s.seed for s in sequences])
         put(self.cross_lengths, [s.num_features for s in sequences])
         put(self.cross_tables, _padded([s.cross_blocks for s in sequences], self.cross_tables.shape[1], 0))
+        self._admit_controls(sequences, put)
         self._table_sizes.update((s.slot, 0) for s in sequences)
+
+    def _admit_controls(self, sequences: list[Sequence], put: Callable[[Tensor, list], object]) -> None:
+        params, controls = [s.request.params for s in sequences], self.controls
+        put(controls.repetition, [p.repetition_penalty for p in params])
+        put(controls.presence, [p.presence_penalty for p in params])
+        put(controls.frequency, [p.frequency_penalty for p in params])
+        put(controls.prompt_lengths, [s.prompt_length for s in sequences])
+        put(controls.min_lengths, [s.prompt_length + s.request.params.min_new_tokens for s in sequences])
+        put(controls.ngrams, [p.no_repeat_ngram_size for p in params])
+        put(controls.words, [_words(p.bad_words_ids) for p in params])
 
     def update_tables(self, sequences: list[Sequence]) -> None:
         """Uploads the self block tables that have grown."""
@@ -79,6 +97,12 @@ class BatchState:
 
     def _upload(self, values: list, like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype).to(self.device, non_blocking=True)
+
+
+def _words(words: tuple[tuple[int, ...], ...]) -> list[list[int]]:
+    """[MAX_WORDS, MAX_WORD], each word at the right end of its row"""
+    rows = [[-1] * (MAX_WORD - len(word)) + list(word) for word in words]
+    return rows + [[-1] * MAX_WORD] * (MAX_WORDS - len(rows))
 
 
 def _padded(rows: list[list], width: int, fill: float) -> list[list]:

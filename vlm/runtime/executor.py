@@ -1,7 +1,7 @@
 """Runs batches of one engine with torch: encoder passes, prefills and decode bursts.
 
-On CUDA a decode step is one CUDA graph per batch bucket and sampling mode, replayed `steps` times without looking at
-the result; the CPU runs the same step eagerly.
+On CUDA a decode step is one CUDA graph per batch bucket and way of choosing tokens, replayed `steps` times without
+looking at the result; the CPU runs the same step eagerly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vlm.config import ModelConfig
 from vlm.layers.attention import PagedRows
-from vlm.ops import sample
+from vlm.ops import controls, sample
 from vlm.ops.advance import advance
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.request import Sequence
@@ -83,9 +83,8 @@ class TorchExecutor:
         self.rows[:bucket].copy_(torch.tensor(slots, dtype=torch.int32), non_blocking=True)
         rows = self.rows[:bucket]
         start = self.state.slots.lengths[rows.long()].long()
-        sampling = any(s.request.params.temperature > 0 for s in sequences)
         with self.timer("decode"):
-            self._decode(rows, sampling, steps)
+            self._decode(rows, choice_of(sequences), steps)
         return self._fetch(sequences, rows, start, steps)
 
     def encode(self, pixel_values: Tensor) -> Tensor:
@@ -121,36 +120,38 @@ class TorchExecutor:
         self.decoder(tokens, self._paged(slots, positions))
 
     # --- decode ---
-    def _decode(self, rows: Tensor, sampling: bool, steps: int) -> None:
+    def _decode(self, rows: Tensor, choice: str, steps: int) -> None:
         if self.graphs is None:
             for _ in range(steps):
-                self._step(rows, sampling)
+                self._step(rows, choice)
             return
-        key = ("decode", len(rows), sampling)
+        key = ("decode", len(rows), choice)
         if key not in self.graphs:
-            self._capture_step(key, rows, sampling)
+            self._capture_step(key, rows, choice)
         for _ in range(steps):
             self.graphs.run(key)
 
-    def _capture_step(self, key: tuple, rows: Tensor, sampling: bool) -> None:
+    def _capture_step(self, key: tuple, rows: Tensor, choice: str) -> None:
         """Captures over spare rows: what is run before a capture must not advance a sequence."""
         wanted = rows.clone()
         rows.fill_(self.state.spare)
-        self.graphs.capture(key, lambda: self._step(rows, sampling))
+        self.graphs.capture(key, lambda: self._step(rows, choice))
         rows.copy_(wanted)
 
-    def _step(self, rows: Tensor, sampling: bool) -> None:
+    def _step(self, rows: Tensor, choice: str) -> None:
         """One token for every row: embedding -> layers -> logits -> sampling -> append -> stop checks."""
         state = self.state
         slots = rows.long()
         positions = state.slots.lengths[slots] - 1
         token_ids = state.slots.tokens[slots, positions.long()]
         logits = self.decoder.logits(self.decoder(token_ids, self._paged(rows, positions)))
-        if sampling:
-            params = (t[slots] for t in (state.temperature, state.top_k, state.top_p, state.seeds))
-            token, logprob = sample.sample(logits, *params, positions + 1)
-        else:
+        if choice == "greedy":
             token, logprob = sample.greedy(logits)
+        else:
+            allowed = logits if choice == "sample" else controls.apply(logits, state.slots, state.controls, rows)
+            params = (t[slots] for t in (state.temperature, state.top_k, state.top_p, state.min_p, state.seeds))
+            token = sample.sample(allowed, *params, positions + 1)
+            logprob = sample.log_probability(logits, token)
         advance(state.slots, rows, token, logprob)
 
     def _paged(self, slots: Tensor, positions: Tensor) -> PagedRows:
@@ -207,6 +208,14 @@ class GraphPool:
         with torch.cuda.graph(graph, pool=self.pool):
             output = function(*static)
         self._graphs[key] = graph, static, output
+
+
+def choice_of(sequences: list[Sequence]) -> str:
+    """How a batch's tokens are chosen, the plainest way that serves all of its sequences."""
+    params = [s.request.params for s in sequences]
+    if any(p.controlled for p in params):
+        return "control"
+    return "sample" if any(p.temperature > 0 for p in params) else "greedy"
 
 
 def bucket_of(rows: int, limit: int) -> int:

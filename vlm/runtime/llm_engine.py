@@ -6,8 +6,9 @@ import itertools
 
 from vlm.config import ModelConfig
 from vlm.errors import LimitError
+from vlm.limits import MAX_STOP_IDS
 from vlm.runtime.executor import Burst, TorchExecutor
-from vlm.runtime.request import FINISH_REASONS, MAX_STOP_IDS, Request, Sequence, Update
+from vlm.runtime.request import FINISH_REASONS, Request, Sequence, Update
 from vlm.runtime.scheduler import Plan, Scheduler, Starved
 
 

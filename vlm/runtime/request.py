@@ -7,23 +7,30 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlm.errors import InputError
+from vlm.limits import MAX_NGRAM, MAX_STOP_IDS, MAX_WORD, MAX_WORDS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_STOP_IDS = 16
 FINISH_REASONS = ("", "stop", "loop", "length")  # by the device's finish code; 0 is running
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Temperature 0 is greedy. `top_k` 0 and `top_p` 1 switch the filters off, which follow Hugging Face's order
-    (temperature, top-k, top-p)."""
+    """Temperature 0 is greedy. The defaults switch every filter and penalty off; they follow Hugging Face's order
+    (penalties and prohibitions, temperature, top-k, top-p, min-p)."""
 
     max_new_tokens: int | None = None  # None: as many as the engine holds
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # each word's tokens
+    min_new_tokens: int = 0
     seed: int | None = None  # None: drawn at random
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -38,10 +45,35 @@ class SamplingParams:
             raise InputError(f"top_k is {self.top_k}; it must be 0 (off) or more.")
         if not 0.0 < self.top_p <= 1.0:
             raise InputError(f"top_p is {self.top_p}; it must lie in (0, 1].")
+        if not 0.0 <= self.min_p <= 1.0:
+            raise InputError(f"min_p is {self.min_p}; it must lie in [0, 1].")
+        if not 0.0 < self.repetition_penalty < float("inf"):
+            raise InputError(f"repetition_penalty is {self.repetition_penalty}; it must be positive, 1 is none.")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -100.0 <= getattr(self, name) <= 100.0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must lie in [-100, 100], 0 is none.")
+        if not 0 <= self.no_repeat_ngram_size <= MAX_NGRAM:
+            raise InputError(f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must lie in [0, {MAX_NGRAM}].")
+        if len(self.bad_words_ids) > MAX_WORDS or not all(1 <= len(word) <= MAX_WORD for word in self.bad_words_ids):
+            raise InputError(f"bad_words_ids takes up to {MAX_WORDS} words of 1 to {MAX_WORD} tokens each.")
+        if self.min_new_tokens < 0:
+            raise InputError(f"min_new_tokens is {self.min_new_tokens}; it must be 0 or more.")
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise InputError(
+                f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}; lower it."
+            )
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise InputError(f"seed is {self.seed}; it must lie in [0, 2^63).")
         if len(self.stop_token_ids) > MAX_STOP_IDS - 4:
             raise InputError(f"{len(self.stop_token_ids)} stop token ids were given; {MAX_STOP_IDS - 4} are allowed.")
+
+    @property
+    def controlled(self) -> bool:
+        """Does anything but temperature, top-k, top-p and min-p shape the choice?"""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) or bool(
+            self.no_repeat_ngram_size or self.bad_words_ids or self.min_new_tokens
+        )
 
 
 @dataclass(frozen=True, eq=False)
