@@ -32,6 +32,22 @@ def run(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = SamplingParams.temperature,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: all.")] = SamplingParams.top_k,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest that make up p.")] = SamplingParams.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="Draw from those of at least p times the likeliest's chance.")
+    ] = SamplingParams.min_p,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: tokens that stand there already count less. [default: the model's]")
+    ] = None,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Taken off what the output holds.")
+    ] = SamplingParams.presence_penalty,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Taken off for each time that the output holds it.")
+    ] = SamplingParams.frequency_penalty,
+    no_repeat_ngram_size: Annotated[
+        int | None, typer.Option(help="No n tokens in a row come twice. [default: the model's]")
+    ] = None,
+    min_new_tokens: Annotated[int, typer.Option(help="No end before so many.")] = SamplingParams.min_new_tokens,
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = SamplingParams.seed,
     as_json: Json = False,
     raw: Annotated[bool, typer.Option("--raw", help="The text as decoded, without post-processing.")] = False,
@@ -52,7 +68,13 @@ def run(
       cat page.png | vlm run --image - --max-new-tokens 200
       vlm run --image page.png --model facebook/nougat-base --dtype bfloat16
     """
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    sampling = {
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed,
+        "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty, "min_new_tokens": min_new_tokens,
+    }  # fmt: skip
+    # what the model's own settings may say is passed on only when it is given
+    own = {"repetition_penalty": repetition_penalty, "no_repeat_ngram_size": no_repeat_ngram_size}
+    sampling |= {name: value for name, value in own.items() if value is not None}
     SamplingParams(max_new_tokens=max_new_tokens, **sampling)  # a bad value is found before the model is loaded
     inputs = [_input(source, prompt) for source in image]
     with Progress() as progress:
