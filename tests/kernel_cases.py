@@ -12,6 +12,7 @@ from vlm.ops import sample as sample_op
 from vlm.ops.kernels import add_layer_norm as norm_kernel
 from vlm.ops.kernels import advance as advance_kernel
 from vlm.ops.kernels import kv_write as write_kernel
+from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
 from vlm.ops.kernels import sample as sample_kernel
 
@@ -65,6 +66,15 @@ def add_layer_norm(device: torch.device) -> None:
             torch.testing.assert_close(a, b, atol=5e-6, rtol=1e-5)
 
 
+def linear(device: torch.device) -> None:
+    for outputs, inputs in ((5, 7), (96, 64), (130, 2500), (1023, 1024)):
+        x, weight, bias = (torch.randn(*n, device=device) for n in ((1, inputs), (outputs, inputs), (outputs,)))
+        for given in (bias, None):
+            want = torch.nn.functional.linear(x.double(), weight.double(), None if given is None else given.double())
+            found = linear_kernel.linear(x, weight, given)
+            torch.testing.assert_close(found, want.float(), atol=2e-5 * inputs**0.5, rtol=1e-5)
+
+
 def greedy(device: torch.device) -> None:
     for vocab in (7, 1000, 50001):
         logits = torch.randn(4, vocab).round(decimals=1).to(device)  # rounded: many equals
@@ -102,4 +112,4 @@ def advance(device: torch.device) -> None:
         assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
 
 
-CASES = {f.__name__: f for f in (paged_attention, kv_write, add_layer_norm, greedy, advance)}
+CASES = {f.__name__: f for f in (paged_attention, kv_write, add_layer_norm, linear, greedy, advance)}

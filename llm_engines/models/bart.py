@@ -17,7 +17,9 @@ from vlm.config import ModelConfig
 from vlm.convert import Drop, Fuse, Rename
 from vlm.foreign_config import ForeignConfig
 from vlm.layers.attention import CrossAttention, PagedRows, SelfAttention
+from vlm.layers.linear import Linear
 from vlm.ops.add_layer_norm import add_layer_norm
+from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
 
 POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a relic of fairseq's padding index
@@ -91,8 +93,8 @@ class Norm(nn.LayerNorm):
 class FeedForward(nn.Module):
     def __init__(self, config: BartConfig):
         super().__init__()
-        self.up = nn.Linear(config.hidden_size, config.ffn_size)
-        self.down = nn.Linear(config.ffn_size, config.hidden_size)
+        self.up = Linear(config.hidden_size, config.ffn_size)
+        self.down = Linear(config.ffn_size, config.hidden_size)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,7 +130,7 @@ class BartDecoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
         self.final_norm = Norm(config.hidden_size, eps=config.layer_norm_eps)
         if not config.tied:
-            self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
         """token_ids [R] at rows.positions [R] -> hidden [R, hidden_size], final norm applied."""
@@ -141,7 +143,7 @@ class BartDecoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
-        return F.linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
 
     def write_cross_kv(self, features: Tensor, rows: PagedRows) -> None:
         """Encoder output [R, hidden_size], one row per (slot, position) -> every layer's cross K/V in the cache."""

