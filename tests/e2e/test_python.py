@@ -149,6 +149,18 @@ def test_runtime_options_are_checked(cache):
         vlm.load("mini-nougat", cache_dir=cache, runtime=RuntimeConfig(device="cpu", max_kv_blocks=20))
 
 
+def test_out_of_memory_while_encoding_leaves_the_engine_usable(model, monkeypatch):
+    def full(pixels):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.llm.executor.visual, "forward", full)
+        with pytest.raises(OutOfMemoryError, match="max_encoder_batch_size"):
+            model.generate([PAGE, PAGE])
+    assert not model.llm.has_work and model.llm.scheduler.blocks.balanced
+    assert model.generate(PAGE).text == TEXT
+
+
 def test_out_of_memory_at_load_says_what_lowers_it(cache, monkeypatch):
     from vlm.runtime import kv_cache
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
+from vlm.errors import OutOfMemoryError
 from vlm.layers.attention import PagedRows
 from vlm.ops import controls, sample
 from vlm.ops.advance import advance
@@ -69,7 +70,7 @@ class TorchExecutor:
         self.state.update_tables(sequences)
         with self.timer("encode"):
             for chunk in _chunks(sequences, self.max_encoder_batch_size):
-                self._write_cross_kv(chunk, self._encode(chunk))
+                self._write_cross_kv(chunk, self._encoded(chunk))
         if any(len(s.tokens) > 1 for s in sequences):
             with self.timer("prefill"):
                 self._prefill(sequences)
@@ -99,6 +100,15 @@ class TorchExecutor:
         return self.graphs.run(key, pixels)
 
     # --- admission ---
+    def _encoded(self, sequences: list[Sequence]) -> Tensor:
+        try:
+            return self._encode(sequences)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"{self.device} ran out of memory while encoding {len(sequences)} images at once; lower"
+                f" max_encoder_batch_size (now {self.max_encoder_batch_size}) or kv_cache_free_gpu_memory_fraction."
+            ) from error
+
     def _encode(self, sequences: list[Sequence]) -> Tensor:
         """-> features [sum of num_features, hidden]"""
         images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
