@@ -22,8 +22,6 @@ from vlm.files import atomic_dir
 from vlm.registry import FamilySpec, ModelSpec, Role, architecture, family, match_family, model_spec
 from vlm.weights import Layout, Scoped, TensorSource
 
-Shapes = dict[str, tuple[int, ...]]
-
 
 def convert_folder(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
     """A Hugging Face model folder -> our checkpoint at `out`, written whole or not at all.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -119,16 +119,3 @@ def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
             " lower --max-batch-size, --max-seq-len or kv_cache_free_gpu_memory_fraction, or build with"
             " --dtype bfloat16."
         ) from error
-
-
-def describe_limits(engine: LLMEngine) -> dict[str, Any]:
-    """What the loaded engine can hold at once."""
-    quota = engine.scheduler.blocks.quota
-    return {
-        "slots": engine.executor.state.spare,
-        "max_seq_len": engine.max_seq_len,
-        "max_encoder_len": engine.max_encoder_len,
-        "self_blocks": quota["self"],
-        "cross_blocks": quota["cross"],
-        "block_size": engine.scheduler.block_size,
-    }
