@@ -55,6 +55,10 @@ def test_features(shape):
         ({"rotary_theta": 3}, "rotary_theta"),
         ({"hidden_act": "tanh"}, "hidden_act"),
         ({"num_heads": [3, 4]}, "heads"),
+        ({"num_heads": [0, 4]}, "num_heads"),
+        ({"image_size": None}, "image_size"),
+        ({"patch_size": [4, 4, 4]}, "patch_size"),
+        ({"mlp_ratio": "4"}, "mlp_ratio"),
     ],
 )
 def test_what_it_cannot_honour_is_refused_by_name(change, named):

@@ -23,7 +23,7 @@ from vlm.registry import ModelSpec
 
 # what Hugging Face calls the functions, and timm
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
-SHIFT_MASK = -100.0  # finite, as published: a masked cell keeps a weight of e^-100
+SHIFT_MASK = -100.0  # finite, as published (and in the kernel): a masked cell keeps a weight of e^-100
 
 
 @dataclass(frozen=True)
@@ -66,21 +66,43 @@ def parse(hf: dict[str, Any]) -> SwinConfig:
     fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "encoder_stride")
     fields.ignore("hidden_size", "num_layers", "path_norm", "out_features", "out_indices", "stage_names")
     config = SwinConfig(
-        image_size=_pair(fields.take("image_size", 224)),
+        image_size=_tuple(fields.take("image_size", 224), of=2),
         num_channels=fields.take("num_channels", 3),
-        patch_size=_pair(fields.take("patch_size", 4)),
+        patch_size=_tuple(fields.take("patch_size", 4), of=2),
         embed_dim=fields.take("embed_dim", 96),
-        depths=tuple(fields.take("depths", (2, 2, 6, 2))),
-        num_heads=tuple(fields.take("num_heads", (3, 6, 12, 24))),
+        depths=_tuple(fields.take("depths", (2, 2, 6, 2))),
+        num_heads=_tuple(fields.take("num_heads", (3, 6, 12, 24))),
         window_size=fields.take("window_size", 7),
         mlp_ratio=fields.take("mlp_ratio", 4.0),
         qkv_bias=fields.take("qkv_bias", True),
         activation=fields.allow("hidden_act", ACTIVATIONS, default="gelu"),
         layer_norm_eps=fields.take("layer_norm_eps", 1e-5),
     )
-    fields.wrong += _contradictions(config)
+    fields.wrong += _malformed(config) or _contradictions(config)
     fields.finish()
     return config
+
+
+def _tuple(value: Any, of: int = 1) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, list | tuple) else (value,) * of
+
+
+def _positive(value: Any, kind: Any = int) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and value > 0
+
+
+_KINDS = (
+    ("a positive whole number", ("num_channels", "embed_dim", "window_size"), _positive),
+    ("a height and a width", ("image_size", "patch_size"), lambda x: len(x) == 2 and all(map(_positive, x))),
+    ("a positive whole number a stage", ("depths", "num_heads"), lambda x: x and all(map(_positive, x))),
+    ("a positive number", ("mlp_ratio", "layer_norm_eps"), lambda x: _positive(x, int | float)),
+    ("true or false", ("qkv_bias",), lambda x: isinstance(x, bool)),
+)
+
+
+def _malformed(config: SwinConfig) -> list[str]:
+    values = [(name, getattr(config, name), kind, right) for kind, names, right in _KINDS for name in names]
+    return [f"{name} is {value!r}, it must be {kind}" for name, value, kind, right in values if not right(value)]
 
 
 def _contradictions(config: SwinConfig) -> list[str]:
@@ -95,33 +117,31 @@ def _contradictions(config: SwinConfig) -> list[str]:
     return found
 
 
-def _pair(size: Any) -> tuple[int, int]:
-    return tuple(size) if isinstance(size, list | tuple) else (size, size)
-
-
 class WindowAttention(nn.Module):
-    """Attention inside windows with a learned bias by relative position."""
+    """Attention inside windows, every other time shifted by half a window, with a learned bias by relative position."""
 
     def __init__(self, config: SwinConfig, stage: int, shift: int):
         super().__init__()
-        width = config.embed_dim * 2**stage
+        width, grid = config.embed_dim * 2**stage, config.grids[stage]
         self.num_heads, self.window, self.shift = config.num_heads[stage], config.window_size, shift
-        self.grid = tuple(-(-side // self.window) * self.window for side in config.grids[stage])  # padded
+        self.padding = tuple(-side % self.window for side in grid)
+        self.padded_grid = tuple(side + more for side, more in zip(grid, self.padding, strict=True))
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, self.num_heads))
         self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
         self.proj = nn.Linear(width, width)
         self.register_buffer("bias", None, persistent=False)
 
     def init_buffers(self, device: torch.device) -> None:
-        """The bias of every head, with the shift mask of every window where there is one: made once, not per pass."""
+        """The bias of every head and pair of cells, made once and not per pass, as `device` takes it."""
         area = self.window**2
         index = get_relative_position_index(self.window, self.window).to(device)
-        bias = self.relative_position_bias_table.detach()[index.view(-1)].view(area, area, -1).permute(2, 0, 1)[None]
-        if self.shift:
-            bias = (self._shift_mask(device)[:, None] + bias).flatten(0, 1)[None]
-        # rows padded to 16 elements: the fused kernels take it without a copy
-        padded = F.pad(bias, (0, -area % 16))
-        self.bias = padded.contiguous()[..., :area]
+        bias = self.relative_position_bias_table.detach()[index.view(-1)].view(area, area, -1).permute(2, 0, 1)
+        if device.type == "cuda":
+            self.bias = F.pad(bias, (0, _kernels().padded_area(self.window) - area)).contiguous()
+        elif self.shift:
+            self.bias = (self._shift_mask(device)[:, None] + bias).flatten(0, 1)[None]
+        else:
+            self.bias = bias[None].contiguous()
 
     def _shift_mask(self, device: torch.device) -> Tensor:
         """[windows, area, area]: cells that were apart before the cyclic shift must not see each other."""
@@ -130,13 +150,34 @@ class WindowAttention(nn.Module):
                 (torch.arange(side, device=device) >= side - edge).to(self.proj.weight.dtype)
                 for edge in (self.window, self.shift)
             )
-            for side in self.grid
+            for side in self.padded_grid
         )
         region = (rows[:, None] * 3 + columns[None])[None, :, :, None]
         region = window_partition(region, (self.window, self.window)).flatten(1)
         return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(self.proj.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x [images, rows, columns, C] -> the same"""
+        if x.is_cuda:
+            y = _kernels().window_attention(self.qkv(x), self.qkv.bias, self.bias, self.window, self.shift)
+        else:
+            y = self._by_windows(x)
+        return self.proj(y)
+
+    def _by_windows(self, x: Tensor) -> Tensor:
+        images, height, width, channels = x.shape
+        if any(self.padding):
+            x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
+        if self.shift:
+            x = torch.roll(x, (-self.shift, -self.shift), (1, 2))
+        window = (self.window, self.window)
+        y = self._attend(window_partition(x, window).view(images, -1, self.window**2, channels))
+        y = window_reverse(y.view(-1, *window, channels), window, *self.padded_grid)
+        if self.shift:
+            y = torch.roll(y, (self.shift, self.shift), (1, 2))
+        return y[:, :height, :width]
+
+    def _attend(self, x: Tensor) -> Tensor:
         """x [images, windows, area, C] -> the same"""
         images, windows, area, width = x.shape
         qkv = self.qkv(x).view(images, windows, area, 3, self.num_heads, -1).permute(3, 0, 1, 4, 2, 5)
@@ -144,8 +185,25 @@ class WindowAttention(nn.Module):
         shape = (3, images, -1) if self.shift else (3, -1, self.num_heads)
         q, k, v = qkv.reshape(*shape, area, width // self.num_heads).unbind(0)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias.expand(len(q), -1, -1, -1))
-        y = y.reshape(images, windows, self.num_heads, area, -1).transpose(2, 3).reshape(x.shape)
-        return self.proj(y)
+        return y.reshape(images, windows, self.num_heads, area, -1).transpose(2, 3).reshape(x.shape)
+
+
+def _kernels() -> Any:
+    from visual_engines.models import swin_kernels
+
+    return swin_kernels
+
+
+class LayerNorm(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of_sum(x, None)[1]
+
+    def of_sum(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """s = x + delta; returns s and its norm"""
+        if x.is_cuda:
+            return _kernels().add_layer_norm(x, delta, self.weight, self.bias, self.eps)
+        x = x if delta is None else x + delta
+        return x, super().forward(x)
 
 
 class Block(nn.Module):
@@ -153,32 +211,17 @@ class Block(nn.Module):
         super().__init__()
         width, grid = config.embed_dim * 2**stage, config.grids[stage]
         # one window high or wide: there is nothing to shift to
-        self.shift = 0 if index % 2 == 0 or min(grid) <= config.window_size else config.window_size // 2
-        self.window = (config.window_size, config.window_size)
-        self.padding = tuple(-side % config.window_size for side in grid)
-        self.norm1 = nn.LayerNorm(width, eps=config.layer_norm_eps)
-        self.attention = WindowAttention(config, stage, self.shift)
-        self.norm2 = nn.LayerNorm(width, eps=config.layer_norm_eps)
+        shift = 0 if index % 2 == 0 or min(grid) <= config.window_size else config.window_size // 2
+        self.norm1 = LayerNorm(width, eps=config.layer_norm_eps)
+        self.attention = WindowAttention(config, stage, shift)
+        self.norm2 = LayerNorm(width, eps=config.layer_norm_eps)
         self.mlp = Mlp(width, int(width * config.mlp_ratio), act_layer=get_act_layer(ACTIVATIONS[config.activation]))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [images, rows, columns, C] -> the same"""
-        x = x + self._attend(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
-
-    def _attend(self, x: Tensor) -> Tensor:
-        images, height, width, _ = x.shape
-        if any(self.padding):
-            x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
-        if self.shift:
-            x = torch.roll(x, (-self.shift, -self.shift), (1, 2))
-        padded = x.shape
-        windows = window_partition(x, self.window).view(images, -1, self.window[0] * self.window[1], padded[3])
-        y = self.attention(windows).view(-1, *self.window, padded[3])
-        y = window_reverse(y, self.window, padded[1], padded[2])
-        if self.shift:
-            y = torch.roll(y, (self.shift, self.shift), (1, 2))
-        return y[:, :height, :width]
+    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """x [images, rows, columns, C] and what is still to be added to it -> the same"""
+        x, y = self.norm1.of_sum(x, delta)
+        x, y = self.norm2.of_sum(x, self.attention(y))
+        return x, self.mlp(y)
 
 
 class Stage(nn.Module):
@@ -186,16 +229,19 @@ class Stage(nn.Module):
 
     def __init__(self, config: SwinConfig, stage: int):
         super().__init__()
-        self.blocks = nn.Sequential(*(Block(config, stage, i) for i in range(config.depths[stage])))
+        self.blocks = nn.ModuleList(Block(config, stage, i) for i in range(config.depths[stage]))
         last = stage == len(config.depths) - 1
-        self.downsample = nn.Identity() if last else PatchMerging(config.embed_dim * 2**stage)
+        self.downsample = nn.Identity() if last else PatchMerging(config.embed_dim * 2**stage, norm_layer=LayerNorm)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.downsample(self.blocks(x))
+        delta = None
+        for block in self.blocks:
+            x, delta = block(x, delta)
+        return self.downsample(x + delta)
 
 
 class SwinEncoder(nn.Module):
-    """Pixels -> feature rows. Call `init_buffers` once the weights are in place."""
+    """Pixels -> feature rows. Call `init_buffers` once the weights are in place, and again when they move or change."""
 
     def __init__(self, config: SwinConfig):
         super().__init__()
@@ -205,7 +251,7 @@ class SwinEncoder(nn.Module):
             patch_size=config.patch_size,
             in_chans=config.num_channels,
             embed_dim=config.embed_dim,
-            norm_layer=nn.LayerNorm,
+            norm_layer=LayerNorm,
             output_fmt="NHWC",
             strict_img_size=False,
             dynamic_img_pad=True,
