@@ -47,9 +47,11 @@ def test_broken_documents_are_refused_in_one_sentence(tmp_path, pdf):
     cut.write_bytes(pdf.read_bytes()[:200])
     encrypted = tmp_path / "encrypted.pdf"
     encrypted.write_bytes(ENCRYPTED)
+    (tmp_path / "broken.tif").write_bytes(b"II*\0" + b"\xff" * 40)
     for name, reason in {
         "missing.pdf": "does not exist", "broken.pdf": "no readable PDF", "text.pdf": "no readable PDF",
         "cut.pdf": "no readable PDF", "encrypted.pdf": "encrypted", "text.png": "no image",
+        "broken.tif": r"no image|damaged",
     }.items():  # fmt: skip
         with pytest.raises((DocumentError, ImageError), match=reason) as error:
             open_document(tmp_path / name)

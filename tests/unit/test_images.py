@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from transformers import NougatImageProcessor
 
-from vlm.errors import ImageError
+from vlm.errors import EngineError, ImageError
 from vlm.processing.images import ImageProcessor, load_image
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))
@@ -109,6 +109,12 @@ def test_what_is_no_image_is_refused_in_one_sentence(tmp_path):
         with pytest.raises(ImageError, match=reason) as error:
             load_image(path)
         assert name in str(error.value) and "\n" not in str(error.value), name
+    with pytest.raises(ImageError, match="damaged or truncated"):
+        load_image(Image.open(io.BytesIO(png(900, 900))))
+    with pytest.raises(ImageError, match="at least one"):
+        load_image(Image.new("RGB", (0, 9)))
+    with pytest.raises(ImageError, match="of type int"):
+        load_image(3)
     with pytest.raises(ImageError, match="folder"):
         load_image(tmp_path)
     with pytest.raises(ImageError, match="limit is 100"):
@@ -127,6 +133,25 @@ def test_pixel_values_equal_hugging_faces(size, crop):
     want = NougatImageProcessor(**config)([image], return_tensors="pt")["pixel_values"]
     assert torch.equal(ImageProcessor(config)([image]), want)
     assert want.shape == (1, 3, 96, 64)
+
+
+def test_margins_are_those_of_hugging_face():
+    generator = np.random.default_rng(0)
+    ours, theirs = ImageProcessor.default((96, 64)), NougatImageProcessor(size={"height": 96, "width": 64})
+    for _ in range(20):
+        low, high = sorted(generator.integers(0, 256, 2))
+        array = np.full((200, 150, 3), generator.integers(0, 256), np.uint8)
+        top, left = generator.integers(0, 80, 2)
+        array[top : top + 90, left : left + 60] = generator.integers(low, high + 1, (90, 60, 3))
+        image = Image.fromarray(array)
+        assert torch.equal(ours([image]), theirs([image], return_tensors="pt")["pixel_values"])
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"image_processor_type": "CLIPImageProcessor"}'])
+def test_settings_that_are_none_of_ours(tmp_path, text):
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(EngineError, match=r"preprocessor_config\.json"):
+        ImageProcessor.from_dir(tmp_path)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (2, 2)])

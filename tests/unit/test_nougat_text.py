@@ -14,6 +14,9 @@ ORDINARY = [
     "1. first\n2. second\n3. third",
     "\\begin{table}\n\\begin{tabular}{l l} a & b \\\\ \\end{tabular}\n\\end{table}\nTable 1: numbers.",
     "a_b and c-d, e*f (g) [h] {i} <j>",
+    "**Result** x - y, and what stands before the dash stays",
+    "- the sum \\(a - b\\) and\n* one sign - in the other's list",
+    "an open ``` fence",
 ]
 
 
@@ -36,6 +39,10 @@ def test_ordinary_text_is_left_alone_and_twice_is_as_once(text):
         ("see https://example.org/a?b=1 now", "see [https://example.org/a?b=1](https://example.org/a?b=1) now"),
         ("let _x_ be", "let \\(x\\) be"),
         ("- one - two - three", "- one\n- two\n- three"),
+        ("- I. One - I.1 Two - I.1.1 Three - II. Four", "- I. One\n\t- I.1 Two\n\t\t- I.1.1 Three\n- II. Four"),
+        ("* 3. Three * 4. Four", "* 3. Three\n* 4. Four"),
+        ("``` a = b ``` and ```", "```\na = b\n``` and ```"),
+        ("7\n\nText.", "Text."),
         ("* 1 one * 1.1 two", "* 1 one\n\t* 1.1 two"),
         ("\\bm{v}", "\\mathbf{v}"),
         ("A \\begin{table} \\begin{tabular}{l} a \\end{tabular} \\end{table} Table 1",
@@ -46,6 +53,15 @@ def test_ordinary_text_is_left_alone_and_twice_is_as_once(text):
 )  # fmt: skip
 def test_known_failures_are_mended(text, want):
     assert to_markdown(text) == want
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "start", ["\\begin{tabular}{l l}", "```", "# ", "* [1]", "[FOOTNOTE:", "https://a.", "\nFootnote 1:"]
+)
+@pytest.mark.parametrize("filler", [" ", "\n", "& ", " A.", "a."])
+def test_endless_output_takes_no_endless_time(start, filler):
+    to_markdown(start + filler * 8000 + "x")
 
 
 def test_a_repeating_tail_keeps_its_first_turn():

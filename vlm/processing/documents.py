@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from vlm.errors import DocumentError, ImageError, listed
-from vlm.processing.images import MAX_PIXELS, load_image, to_rgb
+from vlm.errors import DocumentError, listed
+from vlm.processing.images import MAX_PIXELS, damage, decoded, load_image, open_image
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".jp2"}
@@ -93,23 +93,18 @@ def _scale(width: float, height: float, dpi: int, name: str) -> float:
 class ImageDocument(Document):
     def __init__(self, path: Path):
         self.path = path
-        try:
-            with Image.open(path) as image:
-                # an animation is one picture, a TIFF of several frames a document
-                self.num_pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
-        except Exception:  # any damage: loading it says in one sentence what is wrong
-            load_image(path)
-            raise
+        with open_image(path, str(path)) as image, damage(str(path)):
+            # an animation is one picture, a TIFF of several frames a document
+            self.num_pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
 
     def render(self, page: int, dpi: int = DPI) -> Image.Image:
         if not page:
             return load_image(self.path)
-        try:
-            with Image.open(self.path) as image:
+        name = f"{self.path} page {page + 1}"
+        with open_image(self.path, name) as image:
+            with damage(name):
                 image.seek(page)
-                return to_rgb(image)
-        except (OSError, EOFError, ValueError, SyntaxError) as error:
-            raise ImageError(f"{self.path} page {page + 1} is damaged ({error}).") from None
+            return decoded(image, name)
 
 
 def parse_pages(pages: str, num_pages: int) -> list[int]:

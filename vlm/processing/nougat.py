@@ -1,8 +1,10 @@
 """Nougat's text -> markdown: the published post-processing, step by step.
 
-The steps are those of Blecher et al. (arXiv:2308.13418) as their NougatTokenizer applies them. Two differ on purpose:
-near-equal lines are compared with difflib, which needs no further package, and no blank is added at the ends of a page,
-since pages are joined as paragraphs here.
+The steps are those of Blecher et al. (arXiv:2308.13418) as their NougatTokenizer applies them, but for these:
+- near-equal lines are compared with difflib, which needs no further package;
+- no blank is added at the ends of a page, since pages are joined as paragraphs here;
+- a repeating tail keeps its first turn as it is, where the original looks for the end of a sentence;
+- run-on lists lose no text: the original drops items of one word, and what stands before a dash in a `*` list.
 """
 
 from __future__ import annotations
@@ -28,13 +30,15 @@ _AFTER_REPETITIONS = [
     # variables that came out as _x__i_ or _x_
     (r"([\s.,()])_([a-zA-Z0-9])__([a-zA-Z0-9]){1,3}_([\s.,:()])", r"\1\\(\2_{\3}\\)\4"),
     (r"([\s.,\d])_([a-zA-Z0-9])_([\s.,\d;])", r"\1\\(\2\\)\3"),
+    # a character alone above or below the page, its number for one
+    (r"\A\w\n\n|\n\n\w\Z", ""),
     # footnotes
     (r"(\nFootnote .*?:) (?:footnotetext|thanks):\W*(.*(?:\n\n|$))", r"\1 \2"),
     (r"\[FOOTNOTE:.+?\](.*?)\[ENDFOOTNOTE\]", ""),
 ]
 _AFTER_TABLES = [
     (r"\\begin{array}\[\]{", r"\\begin{array}{"),
-    (r"\\begin{tabular}{([clr ]){2,}}\s*[& ]*\s*(\\\\)? \\end{tabular}", ""),
+    (r"\\begin{tabular}{([clr ]){2,}}[&\s]*(\\\\)? \\end{tabular}", ""),
     (r"(\*\*S\. A\. B\.\*\*\n+){2,}", ""),
     (r"^#+( [\[\d\w])?$", ""),
     (r"^\.\s*$", ""),
@@ -63,13 +67,21 @@ def to_markdown(text: str) -> str:
     text = "\n".join(_split_run_on_list(line) for line in text.split("\n"))
     text = _apply(_AFTER_TABLES, correct_tables(text))
     text = _apply(_MARKDOWN, re.sub(r"\n{3,}", "\n\n", text))
-    return re.sub(r"```\s*(.+?)\s*```", r"```\n\1\n```", text, flags=re.DOTALL).strip()
+    return _with_fences_on_lines(text).strip()
 
 
 def _apply(steps: list[tuple[str, str]], text: str) -> str:
     for pattern, replacement in steps:
         text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
     return text
+
+
+def _with_fences_on_lines(text: str) -> str:
+    """Algorithms between ``` and ```; an unclosed one is left alone."""
+    parts = text.split("```")
+    for i in range(1, len(parts) - 1, 2):
+        parts[i] = f"\n{parts[i].strip()}\n"
+    return "```".join(parts)
 
 
 def _without_dangling_title(text: str) -> str:
@@ -126,19 +138,28 @@ def _alike(a: str, b: str) -> bool:
 
 def _split_run_on_list(line: str) -> str:
     """`- one - two - three` on one line -> a line an item, deeper by the dots of its number."""
-    match = re.search(r". ([-*]) ", line)
-    if not match or line[0] not in "-*":
+    sign = line[:2]
+    if sign not in ("- ", "* ") or f" {sign}" not in line:
         return line
-    sign = f"{match[1]} "
-    items = [item.strip() for item in line.split(sign)[1:]]
-    found = []
-    for item in items:
-        number, _, rest = item.partition(" ")
-        if not rest and len(items) > 1 and not item:
-            continue
-        numbered = rest and re.fullmatch(r"[\dixv]+(?:\.[\dixv]*)*", number, flags=re.IGNORECASE)
-        found.append("\t" * (number.count(".") if numbered else 0) + sign + item)
-    return "\n".join(found)
+    items = [item.strip() for item in _outside_formulas(line[2:].split(f" {sign}"), f" {sign}")]
+    return "\n".join("\t" * _level(item) + sign + item for item in items if item)
+
+
+def _outside_formulas(parts: list[str], separator: str) -> list[str]:
+    """Joins again what was split inside a formula: the dash of `\\(a - b\\)` begins no item."""
+    joined = [parts[0]]
+    for part in parts[1:]:
+        if joined[-1].count("\\(") > joined[-1].count("\\)"):
+            joined[-1] += separator + part
+        else:
+            joined.append(part)
+    return joined
+
+
+def _level(item: str) -> int:
+    number, _, rest = item.partition(" ")
+    numbered = rest and re.fullmatch(r"[\dixv]+(?:\.[\dixv]+)*", number, flags=re.IGNORECASE)
+    return number.count(".") if numbered else 0
 
 
 def correct_tables(text: str) -> str:
