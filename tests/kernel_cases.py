@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 
 from vlm.ops import add_layer_norm as norm_op
+from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import advance as advance_op
+from vlm.ops import gated as gated_op
 from vlm.ops import kv_write as write_op
+from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
 from vlm.ops import sample as sample_op
-from vlm.ops.kernels import add_layer_norm as norm_kernel
+from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import advance as advance_kernel
+from vlm.ops.kernels import gated as gated_kernel
 from vlm.ops.kernels import kv_write as write_kernel
 from vlm.ops.kernels import linear as linear_kernel
+from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
 from vlm.ops.kernels import sample as sample_kernel
 
@@ -36,9 +41,11 @@ def paged_attention(device: torch.device) -> None:
         lengths[slots == slots[0]] = 1
         q = torch.randn(rows, 3, heads, dim)[:, 1]
         arguments = [x.to(device) for x in (q, keys, values, tables, slots, lengths)]
-        want = attention_op.reference(*arguments, dim**-0.5)
         attention_kernel._processors = lambda index: 132
-        torch.testing.assert_close(attention_kernel.paged_attention(*arguments, dim**-0.5), want, atol=2e-6, rtol=1e-5)
+        for bias in (None, torch.randn(heads, 2 * 7 + 1, device=device)):
+            want = attention_op.reference(*arguments, dim**-0.5, bias)
+            found = attention_kernel.paged_attention(*arguments, dim**-0.5, bias)
+            torch.testing.assert_close(found, want, atol=2e-6, rtol=1e-5)
 
 
 def kv_write(device: torch.device) -> None:
@@ -56,14 +63,49 @@ def kv_write(device: torch.device) -> None:
         assert caches[0].count_nonzero() == rows * heads * dim
 
 
+def packed_attention(device: torch.device) -> None:
+    lengths = (5, 1, 70, 130, 64)
+    rows = sum(lengths)
+    for heads, dim, most in ((3, 12, 6), (2, 64, 9), (1, 80, 40)):
+        q, k, v = torch.randn(rows, 3, heads, dim, device=device).unbind(1)
+        whole, tiles = (torch.tensor(packed_op.tiles_of(lengths, n), dtype=torch.int32) for n in (None, 64))
+        tiles = torch.cat([tiles, torch.zeros(2, 3, dtype=torch.int32)]).to(device)
+        for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
+            want = packed_op.reference(q, k, v, whole, dim**-0.5, bias)
+            found = packed_kernel.packed_attention(q, k, v, tiles, dim**-0.5, bias)
+            torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+
+
 def add_layer_norm(device: torch.device) -> None:
+    for shape in ((5, 24), (3, 5, 7, 256), (2, 1000), (4100, 12)):
+        x, delta = torch.randn(2, *shape, device=device)
+        weight, bias = torch.randn(2, shape[-1], device=device)
+        for added in (delta, None):
+            want = norm_op.reference(x, added, weight, bias, 1e-5)
+            found = norm_kernel.add_norm(x, added, weight, bias, 1e-5)
+            for a, b in zip(found, want, strict=True):
+                torch.testing.assert_close(a, b, atol=5e-6, rtol=1e-5)
+
+
+def add_rms_norm(device: torch.device) -> None:
     for width in (24, 256, 1000):
         x, delta = torch.randn(2, 5, width, device=device)
-        weight, bias = torch.randn(2, width, device=device)
-        want = norm_op.reference(x, delta, weight, bias, 1e-5)
-        found = norm_kernel.add_layer_norm(x, delta, weight, bias, 1e-5)
-        for a, b in zip(found, want, strict=True):
-            torch.testing.assert_close(a, b, atol=5e-6, rtol=1e-5)
+        for kind in (torch.float32, torch.float16):
+            weight = torch.randn(width, device=device).to(kind)
+            for added in (delta.to(kind), None):
+                want = rms_op.reference(x, added, weight, 1e-6)
+                found = norm_kernel.add_norm(x, added, weight, None, 1e-6)
+                assert found[0].dtype == torch.float32 and found[1].dtype == kind
+                for a, b in zip(found, want, strict=True):
+                    torch.testing.assert_close(a, b, atol=5e-6 if a.dtype == torch.float32 else 4e-3, rtol=1e-3)
+
+
+def gated(device: torch.device) -> None:
+    for width in (5, 1500):
+        x = 3 * torch.randn(4, 2 * width, device=device)
+        for activation in gated_op.ACTIVATIONS:
+            want, found = gated_op.reference(x, activation), gated_kernel.gated(x, activation)
+            torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
 def linear(device: torch.device) -> None:
@@ -71,7 +113,7 @@ def linear(device: torch.device) -> None:
         x, weight, bias = (torch.randn(*n, device=device) for n in ((1, inputs), (outputs, inputs), (outputs,)))
         for given in (bias, None):
             want = torch.nn.functional.linear(x.double(), weight.double(), None if given is None else given.double())
-            found = linear_kernel.linear(x, weight, given)
+            found = linear_kernel.linear(x, weight, given, torch.float32)
             torch.testing.assert_close(found, want.float(), atol=2e-5 * inputs**0.5, rtol=1e-5)
 
 
@@ -99,6 +141,7 @@ def advance(device: torch.device) -> None:
         state.finish[2] = 1
         state.max_lengths[0] = 5
         state.forced_last[0] = 77
+        state.forced_first[3] = 6
         state.stop_ids[1, 3] = 9
         state.detect_loops[3:] = 1
     slots = torch.tensor([0, 1, 2, 3, 4, SLOTS, SLOTS], dtype=torch.int32, device=device)
@@ -112,4 +155,17 @@ def advance(device: torch.device) -> None:
         assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
 
 
-CASES = {f.__name__: f for f in (paged_attention, kv_write, add_layer_norm, linear, greedy, advance)}
+CASES = {
+    f.__name__: f
+    for f in (
+        paged_attention,
+        packed_attention,
+        kv_write,
+        add_layer_norm,
+        add_rms_norm,
+        gated,
+        linear,
+        greedy,
+        advance,
+    )
+}

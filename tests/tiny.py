@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import torch
-from transformers import DonutSwinConfig, MBartConfig, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    DonutSwinConfig,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    T5Config,
+    T5ForConditionalGeneration,
+    VisionEncoderDecoderConfig,
+    VisionEncoderDecoderModel,
+)
 
 END_SCALE = 1.4
 
@@ -77,3 +89,64 @@ def hf_tokens(model, pixel_values, max_new_tokens: int, **options) -> list[list[
         ids = out[0, 1:].tolist()
         found.append(ids[: ids.index(2) + 1] if 2 in ids else ids)
     return found
+
+
+def _pulled_apart(model, seed: int, spread: float, end: int | None = None):
+    """Initial weights are so small that every token would look alike; a longer row is the likeliest more often."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    for parameter in model.parameters():
+        scale = spread if parameter.ndim >= 2 else spread / 2
+        parameter.data += torch.randn(parameter.shape, generator=generator) * scale
+    if end is not None:
+        model.get_output_embeddings().weight.data[end] *= END_SCALE
+    return model.eval()
+
+
+def t5(seed: int = 2, spread: float = 0.5, tied: bool = True, multilingual: bool = False, **options):
+    """Random T5ForConditionalGeneration (or MT5…), the head a weight of its own where it is not `tied`."""
+    shape = {"vocab_size": 60, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    kinds = (MT5Config, MT5ForConditionalGeneration) if multilingual else (T5Config, T5ForConditionalGeneration)
+    torch.manual_seed(seed)
+    config = kinds[0](**shape | options, tie_word_embeddings=tied, decoder_start_token_id=0, initializer_factor=0.5)
+    model = kinds[1](config)
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn(config.vocab_size, config.d_model))
+    model.generation_config.decoder_start_token_id = 0
+    return _pulled_apart(model, seed, spread, end=1)
+
+
+def bart(seed: int = 0, spread: float = 0.25, multilingual: bool = False, logits_bias: bool = False, **options):
+    """Random BartForConditionalGeneration (or MBart…)."""
+    shape = {"vocab_size": 60, "d_model": 32, "max_position_embeddings": 96}
+    for side in ("encoder", "decoder"):
+        shape |= {f"{side}_layers": 2, f"{side}_ffn_dim": 48, f"{side}_attention_heads": 4}
+    kinds = (MBartConfig, MBartForConditionalGeneration) if multilingual else (BartConfig, BartForConditionalGeneration)
+    torch.manual_seed(seed)
+    config = kinds[0](**{**shape, "forced_eos_token_id": None, "decoder_start_token_id": 2, **options})
+    model = kinds[1](config)
+    if logits_bias:
+        model.final_logits_bias = torch.randn(1, config.vocab_size)
+    return _pulled_apart(model, seed, spread, end=2)
+
+
+def texts(model, lengths, seed: int = 0) -> list[list[int]]:
+    """Token sequences of these lengths, special tokens left out but for the end."""
+    generator = torch.Generator().manual_seed(seed)
+    end = model.config.eos_token_id
+    draw = lambda n: torch.randint(3, model.config.vocab_size, (n - 1,), generator=generator).tolist()  # noqa: E731
+    return [[*draw(n), end] for n in lengths]
+
+
+@torch.no_grad()
+def hf_text(model, ids: list[int], max_new_tokens: int, **options) -> list[int]:
+    """Tokens for one text alone, start token removed, up to and with the end token."""
+    # its cache has as many layers as the encoder
+    deeper = getattr(model.config, "num_decoder_layers", 0) > model.config.num_hidden_layers
+    options = {"do_sample": False, "num_beams": 1, "use_cache": not deeper, **options}
+    prefix = options.pop("prefix", None)
+    if prefix is not None:
+        options["decoder_input_ids"] = torch.tensor([prefix])
+    out = model.generate(torch.tensor([ids]), max_new_tokens=max_new_tokens, **options)[0].tolist()
+    found = out[len(prefix) if prefix is not None else 1 :]
+    end = model.config.eos_token_id
+    return found[: found.index(end) + 1] if end in found else found

@@ -51,6 +51,11 @@ class ModelConfig(Config):
     def num_kv_heads(self) -> int:
         return self.num_heads
 
+    @property
+    def position_limit(self) -> int | None:
+        """Tokens that positions allow; None where they are relative: `max_positions` is but the default then."""
+        return self.max_positions
+
 
 @dataclass(frozen=True)
 class VisionConfig(Config):
@@ -106,11 +111,12 @@ class RuntimeConfig(Config):
     max_kv_blocks: int | None = None  # None: from the fraction (CUDA) or for a full batch (CPU)
     max_batch_size: int | None = None  # None: as built
     max_encoder_batch_size: int = 8  # images encoded in one pass
+    max_encoder_tokens: int = 16384  # tokens of texts encoded in one pass
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         wrong = []
-        for name in ("block_size", "burst", "max_encoder_batch_size"):
+        for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens"):
             if getattr(self, name) < 1:
                 wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
         for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):

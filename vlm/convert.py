@@ -133,6 +133,24 @@ class Split(Rule):
 
 
 @dataclass(frozen=True)
+class Tied(Rule):
+    """One tensor that a checkpoint may hold under several names: `source`, and those in `also`, which must equal it."""
+
+    to: str
+    also: tuple[str, ...] = ()
+
+    def steps(self, names: Iterable[str]) -> list[Step]:
+        present = set(names)
+        found = tuple(name for name in (self.source, *self.also) if name in present)
+        return [Step(found, (self.to,), self.run)] if found else []
+
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        if not all(torch.equal(tensors[0], t) for t in tensors[1:]):
+            raise ValueError("the configuration ties them, but they differ")
+        return tensors[:1]
+
+
+@dataclass(frozen=True)
 class Transpose(Rule):
     """A matrix with its two dimensions exchanged (GPT-2 keeps [in, out])."""
 
@@ -183,7 +201,8 @@ class Drop(Rule):
 class Conversion:
     """The outcome of applying rules: the targets filled, and every reason why the weights do not fit."""
 
-    prefix: str = ""  # put before source names in reasons
+    prefix: str = ""  # put before source names in reasons, but for
+    whole: frozenset[str] = frozenset()
     tensors: dict[str, Tensor] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     superfluous: list[str] = field(default_factory=list)
@@ -191,17 +210,21 @@ class Conversion:
 
     @property
     def reasons(self) -> list[str]:
-        named = lambda names: listed(self.prefix + n for n in dict.fromkeys(names))  # noqa: E731
+        named = lambda names: listed(map(self.full, dict.fromkeys(names)))  # noqa: E731
         parts = [f"missing tensors {named(self.missing)}"] if self.missing else []
         parts += [f"unexpected tensors {named(self.superfluous)}"] if self.superfluous else []
         return [*parts, listed(self.wrong)] if self.wrong else parts
+
+    def full(self, name: str) -> str:
+        """A source's name as its file has it."""
+        return name if name in self.whole else self.prefix + name
 
     def fill(self, step: Step, source: Mapping[str, Tensor], targets: Mapping[str, Sequence[int]]) -> None:
         """Runs one step whose sources all exist."""
         if not step.targets and not step.beside:
             return  # dropped unread
         tensors = [source[name] for name in (*step.sources, *step.beside) if name in source]
-        named = listed(self.prefix + name for name in step.sources)
+        named = listed(map(self.full, step.sources))
         try:
             results = step.run(tensors)
         except (ValueError, RuntimeError, IndexError) as error:  # torch refuses the shapes: one more reason
@@ -214,10 +237,15 @@ class Conversion:
 
 
 def attempt(
-    source: Mapping[str, Tensor], rules: Iterable[Rule], targets: Mapping[str, Sequence[int]], prefix: str = ""
+    source: Mapping[str, Tensor],
+    rules: Iterable[Rule],
+    targets: Mapping[str, Sequence[int]],
+    prefix: str = "",
+    whole: Iterable[str] = (),
 ) -> Conversion:
-    """`convert`, but hands back the reasons instead of raising them."""
-    outcome, rules, names = Conversion(prefix), list(rules), sorted(source)
+    """`convert`, but hands back the reasons instead of raising them. Source names that are not in `whole` are those of
+    the file without `prefix`."""
+    outcome, rules, names = Conversion(prefix, frozenset(whole)), list(rules), sorted(source)
     by_rule = [(rule, rule.steps(names)) for rule in rules]
     steps = [step for _, found in by_rule for step in found]
     _claims(outcome, steps, names, targets)
@@ -243,7 +271,7 @@ def _claims(outcome: Conversion, steps: list[Step], names: list[str], targets: M
     outcome.superfluous += [name for name in names if name not in used]
     # a layer that the configuration does not count
     outcome.superfluous += [n for step in steps if not set(step.targets) <= set(targets) for n in step.sources]
-    outcome.wrong += [f"{outcome.prefix}{name} is used by {n} rules" for name, n in used.items() if n > 1]
+    outcome.wrong += [f"{outcome.full(name)} is used by {n} rules" for name, n in used.items() if n > 1]
     outcome.wrong += [f"{name} is filled by {n} rules" for name, n in filled.items() if n > 1]
 
 

@@ -56,3 +56,11 @@ class ForeignConfig:
             self.wrong.append(f"{name} is unknown (set to {self.values[name]!r})")
         if self.wrong:
             raise ConfigError(f"this {self.what} configuration cannot be run exactly: {listed(self.wrong)}.")
+
+
+def token_id(values: dict[str, Any], name: str, default: int) -> int:
+    """A token id of a configuration; the first where it lists several."""
+    value = values.get(name)
+    if isinstance(value, list):
+        value = value[0]
+    return default if value is None else value

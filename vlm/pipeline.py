@@ -19,7 +19,7 @@ import torch
 from vlm import registry
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.errors import InputError, VlmError, listed
+from vlm.errors import InputError, LimitError, VlmError, listed
 from vlm.ops.advance import loop_period
 from vlm.processing.images import ImageProcessor, load_image
 from vlm.processing.tokenization import TextStream, Tokenizer
@@ -28,18 +28,34 @@ from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
 # what a generation_config.json may ask for: applied to requests that do not say otherwise, as Hugging Face does
-MODEL_DEFAULTS = ("repetition_penalty", "no_repeat_ngram_size", "bad_words_ids")
+MODEL_DEFAULTS = (
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+    "bad_words_ids",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
 # not done yet -> the values that ask for nothing
 NOT_APPLIED = {
     "num_beams": (1,),
     "length_penalty": (1.0,),
     "min_length": (0,),
     "do_sample": (False,),
-    "forced_bos_token_id": (),
     "suppress_tokens": (),
     "begin_suppress_tokens": (),
 }
-INPUT_KEYS = ("images", "prompt", "pixel_values", "encoder_output", "prompt_token_ids", "decoder_prompt_token_ids")
+INPUT_KEYS = (
+    "images",
+    "text",
+    "src_lang",
+    "tgt_lang",
+    "truncate",
+    "prompt",
+    "pixel_values",
+    "encoder_output",
+    "encoder_input_ids",
+    "decoder_prompt_token_ids",
+)
 
 
 @dataclass(frozen=True)
@@ -108,9 +124,10 @@ class Pipeline:
     def generate(self, inputs: Any = None, **options: Any) -> Output | list[Output]:
         """One input gives an Output, a list of inputs a list of Outputs in order.
 
-        An input is an image (path, bytes, PIL image, array) or a mapping with `images`, `prompt`, `pixel_values`
-        [C, H, W], `encoder_output` [rows, hidden], `decoder_prompt_token_ids`; the same names work as options for a
-        single input. The other options are those of SamplingParams.
+        An input is an image (path, bytes, PIL image, array), for a model of texts a string, or a mapping with `images`,
+        `text` (with `src_lang`, `tgt_lang`, `truncate`), `prompt` (where the output begins), `pixel_values` [C, H, W],
+        `encoder_input_ids`, `encoder_output` [rows, hidden], `decoder_prompt_token_ids`; the same names work as options
+        for a single input. The other options are those of SamplingParams.
         """
         if isinstance(inputs, list | tuple):
             given, sampling = self._split(options)
@@ -185,7 +202,7 @@ class Pipeline:
         if inputs is not None and given:
             raise InputError(f"an input was given twice: by position and as {listed(given)}.")
         if inputs is None and not given:
-            raise InputError("no input: give an image, or images=, pixel_values= or encoder_output=.")
+            raise InputError("no input: give an image or a text, or images=, text=, pixel_values= or encoder_output=.")
         return (given if inputs is None else inputs), sampling
 
     @staticmethod
@@ -200,6 +217,9 @@ class Pipeline:
         if sampling.get("loop_detection") is None:
             sampling = {**sampling, "loop_detection": self.family.loop_detection}
         defaults = {k: v for k in MODEL_DEFAULTS if (v := self.engine.generation.get(k)) is not None}
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            if isinstance(defaults.get(name), list):
+                defaults[name] = defaults[name][0]
         sampling = {**defaults, **sampling}
         if "stop_token_ids" in sampling:
             sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
@@ -209,19 +229,54 @@ class Pipeline:
 
     def _request(self, source: Any, params: SamplingParams) -> Request:
         start = time.perf_counter()
-        fields = dict(source) if isinstance(source, Mapping) else {"images": [source]}
-        if unknown := [k for k in fields if k not in INPUT_KEYS]:
-            raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS)}.")
-        if fields.get("prompt_token_ids") is not None:
-            raise InputError(f"{self.family.name} has no text encoder; give decoder_prompt_token_ids instead.")
-        pixels = fields.get("pixel_values")
+        fields = self._fields(source)
+        given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
         if fields.get("images") is not None:
             pixels = self._pixels(fields["images"])
         elif pixels is not None:
             pixels = self._checked_pixels(pixels)
-        request = Request(self._decoder_prompt(fields), pixels, fields.get("encoder_output"), params)
+        if fields.get("text") is not None:
+            ids = self._source_ids(fields)
+        ids = None if ids is None else tuple(ids)
+        if (target := fields.get("tgt_lang")) is not None:
+            params = self._towards(target, params)
+        request = Request(self._decoder_prompt(fields), pixels, ids, given, params)
         self._preprocess_seconds += time.perf_counter() - start
         return request
+
+    def _fields(self, source: Any) -> dict[str, Any]:
+        """A bare input is a text for a model of texts, else an image."""
+        if not isinstance(source, Mapping):
+            is_text = self.family.inputs == ("text",)
+            if is_text and not isinstance(source, str):
+                raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
+            return {"text": source} if is_text else {"images": [source]}
+        if unknown := [k for k in source if k not in INPUT_KEYS]:
+            raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
+        fields = {k: v for k, v in source.items() if v is not None}
+        if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
+            raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
+        if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
+            raise InputError(f"{self.family.name} takes text, not images; give text=.")
+        return fields
+
+    def _source_ids(self, fields: dict[str, Any]) -> list[int]:
+        """The encoder's tokens of a text."""
+        text, limit = fields["text"], self.llm.max_encoder_len
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(
+                "the text is empty; give at least one word." if isinstance(text, str) else "text must be a string."
+            )
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
+        cut = limit if fields.get("truncate") else None
+        ids = self.tokenizer.encode_source(text, language=fields.get("src_lang"), limit=cut)
+        if len(ids) > limit:
+            raise LimitError(
+                f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it, cut its end with"
+                f" --truncate (truncate=True), or build with --max-encoder-input-len {len(ids)}."
+            )
+        return ids
 
     def _pixels(self, images: Any) -> torch.Tensor:
         images = images if isinstance(images, list | tuple) else [images]
@@ -239,12 +294,23 @@ class Pipeline:
             raise InputError(f"pixel_values has shape {tuple(pixels.shape)}; this model takes {wanted}.")
         return pixels
 
+    def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
+        """mBART-50 begins its output with the code of the target's language; mBART starts from it."""
+        languages = self.tokenizer.languages if self.tokenizer else None
+        if languages is None:
+            raise InputError("this model takes no language codes; name the languages in the text, as it was trained.")
+        token = languages.id(language)
+        return replace(params, forced_bos_token_id=token) if languages.place == "prefix" else params
+
     def _decoder_prompt(self, fields: dict[str, Any]) -> tuple[int, ...]:
         ids, prompt = fields.get("decoder_prompt_token_ids"), fields.get("prompt")
         if ids is not None:
             return tuple(ids)
         start = self.engine.generation.get("decoder_start_token_id")
         start = (self.config.decoder_start_token_id if start is None else start,)
+        languages = self.tokenizer.languages if self.tokenizer else None
+        if (target := fields.get("tgt_lang")) is not None and languages is not None and languages.place == "suffix":
+            start = (languages.id(target),)
         if not prompt:
             return start
         if self.tokenizer is None:

@@ -28,6 +28,8 @@ class ModelSpec:
     parse: Callable[[dict[str, Any]], Config]  # Hugging Face config -> ours; ConfigError names every unsupported field
     module: Callable[[Any], Any]  # config -> torch.nn.Module whose state_dict names are the rules' targets
     rules: Callable[[Any], list[Any]]  # config -> weight rules (vlm.convert)
+    # what only the weights tell (tied or not, a bias that is there): config and tensors by name -> config
+    adapt: Callable[[Any, Mapping[str, Any]], Any] = lambda config, tensors: config
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Role:
     model: str  # a ModelRef's name
     config_key: str | None = None  # sub-config in config.json; None: the whole
     weight_prefix: str = ""  # "encoder." for `encoder.embeddings…`
+    shared: tuple[str, ...] = ()  # tensors without that prefix which this role takes too
 
 
 @dataclass(frozen=True)

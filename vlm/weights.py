@@ -83,16 +83,14 @@ def _is_lfs_pointer(path: Path) -> bool:
 
 
 class Scoped(Mapping[str, Tensor]):
-    """A part of a mapping's names with their prefix removed; reads as lazily as the mapping does."""
+    """A part of a mapping's names, their prefix removed where they have it; reads as lazily as the mapping does."""
 
     def __init__(self, tensors: Mapping[str, Tensor], names: Iterable[str], prefix: str):
-        self._tensors, self._prefix = tensors, prefix
-        self._names = dict.fromkeys(name.removeprefix(prefix) for name in names)
+        self._tensors = tensors
+        self._names = {name.removeprefix(prefix): name for name in names}
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        return self._tensors[self._prefix + name]
+        return self._tensors[self._names[name]]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

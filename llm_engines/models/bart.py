@@ -1,86 +1,111 @@
-"""BART-shaped decoders over the paged cache. Today: mBART's (Nougat's text side).
+"""BART-shaped encoders and decoders: BART, mBART and mBART-50, FairSeq's transformers for translation.
 
-Lewis et al., BART (arXiv:1910.13461); Liu et al., mBART (arXiv:2001.08210). mBART normalizes before each sublayer and
-once more after the last, scales embeddings by sqrt(d_model), and learns positions that start at row 2.
+Lewis et al., BART (arXiv:1910.13461); Liu et al., mBART (arXiv:2001.08210); Vaswani et al. (arXiv:1706.03762). BART
+normalizes after each sublayer; mBART before it, and once more after the last. Both learn positions, which start at row
+2; FairSeq's translation models compute them from sines.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Drop, Fuse, Rename
-from vlm.foreign_config import ForeignConfig
-from vlm.layers.attention import CrossAttention, PagedRows, SelfAttention
+from vlm.convert import Apply, Drop, Fuse, Rename, Tied
+from vlm.foreign_config import ForeignConfig, token_id
+from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
 from vlm.layers.linear import Linear
 from vlm.ops.add_layer_norm import add_layer_norm
+from vlm.ops.gated import ACTIVATIONS
 from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
 
 POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a relic of fairseq's padding index
-ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "gelu_new": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu}
 
 
 @dataclass(frozen=True)
 class BartConfig(ModelConfig):
+    """Of the encoder or of the decoder. The defaults are mBART's."""
+
     ffn_size: int
     activation: str = "gelu"
     scale_embedding: bool = True
     tied: bool = True
     layer_norm_eps: float = 1e-5
+    pre_norm: bool = True  # norms before the sublayers, else after
+    final_norm: bool = True
+    embedding_norm: bool = True
+    sinusoidal: bool = False  # positions
+    logits_bias: bool = False
 
     @property
     def embedding_scale(self) -> float:
         return math.sqrt(self.hidden_size) if self.scale_embedding else 1.0
 
 
-def parse(hf: dict[str, Any]) -> BartConfig:
-    """A Hugging Face `mbart` decoder configuration -> BartConfig; ConfigError names every field it cannot honour."""
-    fields = ForeignConfig(hf, "mBART decoder")
-    fields.allow("model_type", ["mbart"])
-    fields.allow("is_decoder", [True], default=True)
-    fields.ignore("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "init_std")
-    fields.ignore("decoder_layerdrop", "encoder_layerdrop", "normalize_before", "normalize_embedding")
-    fields.ignore(
-        "encoder_layers",
-        "encoder_ffn_dim",
-        "encoder_attention_heads",
-        "num_hidden_layers",
-        "static_position_embeddings",
-    )
-    fields.allow("add_final_layer_norm", [True], default=True)
-    hidden, heads = fields.take("d_model", 1024), fields.take("decoder_attention_heads", 16)
+def parse_decoder(hf: dict[str, Any]) -> BartConfig:
+    """A Hugging Face `bart` or `mbart` configuration -> BartConfig; ConfigError names every field it cannot honour."""
+    return _parse(hf, "decoder")
+
+
+def parse_encoder(hf: dict[str, Any]) -> BartConfig:
+    """As `parse_decoder`, of the encoder."""
+    return _parse(hf, "encoder")
+
+
+def _parse(hf: dict[str, Any], side: str) -> BartConfig:
+    fields = ForeignConfig(hf, f"BART {side}")
+    pre_norm = fields.allow("model_type", ["bart", "mbart"]) == "mbart"
+    fields.ignore("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "classif_dropout")
+    fields.ignore("num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop", "init_std", "num_labels")
+    fields.ignore("force_bos_token_to_be_generated", "tokenizer_class", "max_new_tokens")
+    for other in ("encoder", "decoder"):
+        fields.ignore(f"{other}_layers", f"{other}_ffn_dim", f"{other}_attention_heads")
+    # what the configurations of the first releases say, and the modules have built in
+    if pre_norm:
+        fields.ignore("normalize_before", "normalize_embedding", "static_position_embeddings", "add_bias_logits")
+        fields.allow("add_final_layer_norm", [True], default=True)
+    else:
+        for name in ("normalize_before", "add_final_layer_norm", "static_position_embeddings", "add_bias_logits"):
+            fields.allow(name, [False], default=False)
+        fields.allow("normalize_embedding", [True], default=True)
+    fields.allow("extra_pos_embeddings", [POSITION_OFFSET], default=POSITION_OFFSET)
+    hidden, heads = fields.take("d_model", 1024), fields.take(f"{side}_attention_heads", 16)
     if hidden % heads:
-        fields.wrong.append(f"d_model {hidden} is no multiple of decoder_attention_heads {heads}")
+        fields.wrong.append(f"d_model {hidden} is no multiple of {side}_attention_heads {heads}")
+    bos, eos = token_id(hf, "bos_token_id", 0), token_id(hf, "eos_token_id", 2)
     config = {
         "vocab_size": fields.take("vocab_size", 50265),
         "hidden_size": hidden,
-        "num_layers": fields.take("decoder_layers", 12),
+        "num_layers": fields.take(f"{side}_layers", 12),
         "num_heads": heads,
         "max_positions": fields.take("max_position_embeddings", 1024),
-        "ffn_size": fields.take("decoder_ffn_dim", 4096),
+        "ffn_size": fields.take(f"{side}_ffn_dim", 4096),
         "activation": fields.allow("activation_function", ACTIVATIONS, default="gelu"),
         "scale_embedding": fields.take("scale_embedding", False),
         "tied": hf.get("tie_word_embeddings", True),
-        "bos_token_id": _id(hf, "bos_token_id", 0),
-        "eos_token_id": _id(hf, "eos_token_id", 2),
-        "pad_token_id": _id(hf, "pad_token_id", 1),
-        "decoder_start_token_id": _id(hf, "decoder_start_token_id", _id(hf, "bos_token_id", 0)),
+        "pre_norm": pre_norm,
+        "final_norm": pre_norm,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "pad_token_id": token_id(hf, "pad_token_id", 1),
+        "decoder_start_token_id": token_id(hf, "decoder_start_token_id", bos if pre_norm else eos),
     }
     fields.finish()
     return BartConfig(**config)
 
 
-def _id(hf: dict[str, Any], name: str, default: int) -> int:
-    value = hf.get(name)
-    if isinstance(value, list):
-        value = value[0]
-    return default if value is None else value
+def adapt(config: BartConfig, tensors: Mapping[str, Tensor]) -> BartConfig:
+    """A bias of the logits is kept where it is one: published checkpoints hold zeros."""
+    bias = tensors.get("final_logits_bias")
+    return dataclasses.replace(config, logits_bias=bias is not None and bool(bias.count_nonzero()))
 
 
 class Norm(nn.LayerNorm):
@@ -101,49 +126,114 @@ class FeedForward(nn.Module):
         return self.down(self.activation(self.up(x)))
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
+    def __init__(self, config: BartConfig):
+        super().__init__()
+        self.pre_norm = config.pre_norm
+        self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
+        self.attention = EncoderAttention(config.hidden_size, config.num_heads)
+        self.ffn = FeedForward(config)
+
+    def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows) -> tuple[Tensor, Tensor | None]:
+        """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
+        adds it in one pass."""
+        if self.pre_norm:
+            x, y = self.attention_norm(x, delta)
+            x, y = self.ffn_norm(x, self.attention(y, rows))
+            return x, self.ffn(y)
+        x = self.attention_norm(x, self.attention(x, rows))[1]
+        return self.ffn_norm(x, self.ffn(x))[1], None
+
+
+class DecoderBlock(nn.Module):
     def __init__(self, config: BartConfig, layer: int):
         super().__init__()
-        norm = lambda: Norm(config.hidden_size, eps=config.layer_norm_eps)  # noqa: E731
-        self.self_norm, self.cross_norm, self.ffn_norm = norm(), norm(), norm()
+        self.pre_norm = config.pre_norm
+        self.self_norm, self.cross_norm, self.ffn_norm = _norm(config), _norm(config), _norm(config)
         self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer)
         self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer)
         self.ffn = FeedForward(config)
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows) -> tuple[Tensor, Tensor]:
-        """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
-        x, y = self.self_norm(x, delta)
-        x, y = self.cross_norm(x, self.self_attention(y, rows))
-        x, y = self.ffn_norm(x, self.cross_attention(y, rows))
-        return x, self.ffn(y)
+    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows) -> tuple[Tensor, Tensor | None]:
+        if self.pre_norm:
+            x, y = self.self_norm(x, delta)
+            x, y = self.cross_norm(x, self.self_attention(y, rows))
+            x, y = self.ffn_norm(x, self.cross_attention(y, rows))
+            return x, self.ffn(y)
+        x = self.self_norm(x, self.self_attention(x, rows))[1]
+        x = self.cross_norm(x, self.cross_attention(x, rows))[1]
+        return self.ffn_norm(x, self.ffn(x))[1], None
 
 
-class BartDecoder(nn.Module):
-    """Token rows -> hidden rows -> logits."""
+def _norm(config: BartConfig) -> Norm:
+    return Norm(config.hidden_size, eps=config.layer_norm_eps)
 
-    def __init__(self, config: BartConfig):
+
+class Stack(nn.Module):
+    """What encoder and decoder share."""
+
+    def __init__(self, config: BartConfig, blocks: list[nn.Module]):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
-        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
-        self.final_norm = Norm(config.hidden_size, eps=config.layer_norm_eps)
-        if not config.tied:
-            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if not config.sinusoidal:
+            self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
+        if config.embedding_norm:
+            self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.blocks = nn.ModuleList(blocks)
+        if config.final_norm:
+            self.final_norm = _norm(config)
 
-    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+    def init_buffers(self, device: torch.device) -> None:
+        """Fills what follows from the configuration and is not stored."""
+        if self.config.sinusoidal:
+            table = sinusoids(self.config.max_positions + POSITION_OFFSET, self.config.hidden_size)
+            self.sines = table.to(device, self.embedding.weight.dtype)
+
+    def forward(self, token_ids: Tensor, rows: PackedRows | PagedRows) -> Tensor:
         """token_ids [R] at rows.positions [R] -> hidden [R, hidden_size], final norm applied."""
+        at = rows.positions + POSITION_OFFSET
         x = self.embedding(token_ids) * self.config.embedding_scale
-        x = self.embedding_norm(x + self.positions(rows.positions + POSITION_OFFSET))
+        x = x + (F.embedding(at, self.sines) if self.config.sinusoidal else self.positions(at))
+        if self.config.embedding_norm:
+            x = self.embedding_norm(x)
         delta = None
         for block in self.blocks:
             x, delta = block(x, delta, rows)
-        return self.final_norm(x, delta)[1]
+        if self.config.final_norm:
+            return self.final_norm(x, delta)[1]
+        return x if delta is None else x + delta
+
+
+def sinusoids(rows: int, width: int) -> Tensor:
+    """FairSeq's table [rows, width]: sines of falling frequency, their cosines, a zero if the width is odd."""
+    half = width // 2
+    frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(rows)[:, None] * frequencies
+    return F.pad(torch.cat([angles.sin(), angles.cos()], dim=1), (0, width % 2))
+
+
+class BartEncoder(Stack):
+    """Token rows of packed sequences -> hidden rows."""
+
+    def __init__(self, config: BartConfig):
+        super().__init__(config, [EncoderBlock(config) for _ in range(config.num_layers)])
+
+
+class BartDecoder(Stack):
+    """Token rows -> hidden rows -> logits."""
+
+    def __init__(self, config: BartConfig):
+        super().__init__(config, [DecoderBlock(config, i) for i in range(config.num_layers)])
+        if not config.tied:
+            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        if config.logits_bias:
+            self.logits_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
-        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+        bias = self.logits_bias if self.config.logits_bias else None
+        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight, bias)
 
     def write_cross_kv(self, features: Tensor, rows: PagedRows) -> None:
         """Encoder output [R, hidden_size], one row per (slot, position) -> every layer's cross K/V in the cache."""
@@ -151,39 +241,56 @@ class BartDecoder(nn.Module):
             block.cross_attention.write(features, rows)
 
 
-def rules(config: BartConfig) -> list[Any]:
-    """Weight rules for `MBartForCausalLM` (names without the role's prefix)."""
-    d, layer = "model.decoder", "model.decoder.layers.{}"
+def encoder_rules(config: BartConfig) -> list[Any]:
+    """Weight rules for the encoder of `(M)BartForConditionalGeneration` (names without `model.encoder.`)."""
+    shared = Tied("model.shared.weight", "embedding.weight", also=("embed_tokens.weight",))
+    return [shared, *stack_rules("", {"self_attn": "attention"}, config)]
+
+
+def decoder_rules(config: BartConfig) -> list[Any]:
+    """Weight rules for all else, and for `MBartForCausalLM` (names without the role's prefix)."""
+    d = "model.decoder"
+    layer = f"{d}.layers.{{}}.encoder_attn"
+    head = ("lm_head.weight",) if config.tied else ()
     found = [
-        Rename(f"{d}.embed_tokens.weight", "embedding.weight"),
-        Rename(f"{d}.embed_positions.weight", "positions.weight"),
-        _head(config),
+        Tied("model.shared.weight", "embedding.weight", also=(f"{d}.embed_tokens.weight", *head)),
+        *stack_rules(f"{d}.", {"self_attn": "self_attention"}, config),
     ]
-    norms = {
-        f"{d}.layernorm_embedding": "embedding_norm",
-        f"{d}.layer_norm": "final_norm",
-        f"{layer}.self_attn_layer_norm": "blocks.{}.self_norm",
-        f"{layer}.encoder_attn_layer_norm": "blocks.{}.cross_norm",
+    for kind in ("weight", "bias"):
+        found += [
+            Rename(f"{layer}_layer_norm.{kind}", f"blocks.{{}}.cross_norm.{kind}"),
+            Rename(f"{layer}.q_proj.{kind}", f"blocks.{{}}.cross_attention.q.{kind}"),
+            Fuse(f"{layer}.{{k,v}}_proj.{kind}", f"blocks.{{}}.cross_attention.kv.{kind}"),
+            Rename(f"{layer}.out_proj.{kind}", f"blocks.{{}}.cross_attention.out.{kind}"),
+        ]
+    if config.logits_bias:
+        found.append(Apply("final_logits_bias", "logits_bias", lambda x: x[0], "saved as one row"))
+    else:
+        found.append(Drop("final_logits_bias", "all zeros", optional=True))
+    return found if config.tied else [*found, Rename("lm_head.weight", "head.weight")]
+
+
+def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -> list[Any]:
+    """Rules for all but the embedding and cross-attention; `attention`: their name of self-attention -> ours."""
+    [(theirs, ours)] = attention.items()
+    layer, mine = f"{prefix}layers.{{}}", f"blocks.{{}}.{ours}"
+    names = {
+        f"{layer}.self_attn_layer_norm": f"blocks.{{}}.{ours.removesuffix('_attention')}_norm",
         f"{layer}.final_layer_norm": "blocks.{}.ffn_norm",
-    }
-    linears = {
-        f"{layer}.self_attn.out_proj": "blocks.{}.self_attention.out",
-        f"{layer}.encoder_attn.q_proj": "blocks.{}.cross_attention.q",
-        f"{layer}.encoder_attn.out_proj": "blocks.{}.cross_attention.out",
+        f"{layer}.{theirs}.out_proj": f"{mine}.out",
         f"{layer}.fc1": "blocks.{}.ffn.up",
         f"{layer}.fc2": "blocks.{}.ffn.down",
     }
+    if config.embedding_norm:
+        names[f"{prefix}layernorm_embedding"] = "embedding_norm"
+    if config.final_norm:
+        names[f"{prefix}layer_norm"] = "final_norm"
+    found = [] if config.sinusoidal else [Rename(f"{prefix}embed_positions.weight", "positions.weight")]
     for kind in ("weight", "bias"):
-        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in (norms | linears).items()]
-        found.append(Fuse(f"{layer}.self_attn.{{q,k,v}}_proj.{kind}", f"blocks.{{}}.self_attention.qkv.{kind}"))
-        found.append(Fuse(f"{layer}.encoder_attn.{{k,v}}_proj.{kind}", f"blocks.{{}}.cross_attention.kv.{kind}"))
+        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
+        found.append(Fuse(f"{layer}.{theirs}.{{q,k,v}}_proj.{kind}", f"{mine}.qkv.{kind}"))
     return found
 
 
-def _head(config: BartConfig) -> Any:
-    if not config.tied:
-        return Rename("lm_head.weight", "head.weight")
-    return Drop("lm_head.weight", "tied to the embedding", same_as="model.decoder.embed_tokens.weight", optional=True)
-
-
-SPEC = ModelSpec("bart", BartConfig, parse, BartDecoder, rules)
+SPEC = ModelSpec("bart", BartConfig, parse_decoder, BartDecoder, decoder_rules, adapt)
+ENCODER_SPEC = ModelSpec("bart-encoder", BartConfig, parse_encoder, BartEncoder, encoder_rules)

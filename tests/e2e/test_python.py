@@ -123,7 +123,7 @@ def test_timings(model):
         (lambda m: m.generate(PAGE, top_p=0.0), InputError, "top_p is 0.0"),
         (lambda m: m.generate(PAGE, max_new_tokens=0), InputError, "max_new_tokens is 0"),
         (lambda m: m.generate(PAGE, max_new_tokens=9999), LimitError, "--max-seq-len"),
-        (lambda m: m.generate(images=PAGE, prompt_token_ids=[1]), InputError, "no text encoder"),
+        (lambda m: m.generate(images=PAGE, encoder_input_ids=[1]), InputError, "no text encoder"),
         (lambda m: m.generate(pixel_values=torch.zeros(3, 9, 9)), InputError, "takes"),
         (lambda m: m.generate(PAGE, decoder_prompt_token_ids=[7000]), InputError, "twice"),
         (lambda m: m.generate(images=PAGE, decoder_prompt_token_ids=[7000]), LimitError, "outside the vocabulary"),

@@ -9,7 +9,17 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
 ]
-NAMES = ["paged_attention", "kv_write", "add_layer_norm", "linear", "greedy", "advance"]
+NAMES = [
+    "paged_attention",
+    "packed_attention",
+    "kv_write",
+    "add_layer_norm",
+    "add_rms_norm",
+    "gated",
+    "linear",
+    "greedy",
+    "advance",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,11 +11,11 @@ from vlm.runtime.kv_cache import CacheShape
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
 
-def state_with(params: SamplingParams, prompt=(0,), limit=600, stops=(2,), forced=-1) -> BatchState:
+def state_with(params: SamplingParams, prompt=(0,), limit=600, stops=(2,)) -> BatchState:
     state = BatchState(2, 700, CacheShape(8, 8, 4, 4), torch.device("cpu"))
     request = Request(tuple(prompt), encoder_output=torch.zeros(3, 4), params=params)
     sequence = Sequence(0, request, limit, 3, list(prompt), slot=1)
-    state.admit([sequence], [list(stops)], forced)
+    state.admit([sequence], [list(stops)])
     return state
 
 
@@ -40,7 +40,7 @@ def test_end_token_length_and_stop_ids():
 
 
 def test_forced_last_token():
-    state = state_with(SamplingParams(), limit=4, forced=2)
+    state = state_with(SamplingParams(forced_eos_token_id=2), limit=4)
     feed(state, [5, 6, 7])
     assert state.slots.tokens[1, :4].tolist() == [0, 5, 6, 2] and state.slots.finish[1] == op.STOP
 

@@ -27,7 +27,7 @@ def run(params: list[SamplingParams], histories: list[list[int]], prompt: int = 
         Sequence(i, Request(tuple(h[:prompt]), encoder_output=torch.zeros(3, 4), params=p), 16, 3, list(h), slot=i)
         for i, (h, p) in enumerate(zip(histories, params, strict=True))
     ]
-    state.admit(sequences, [[2]] * len(sequences), -1)
+    state.admit(sequences, [[2]] * len(sequences))
     logits = torch.randn(len(histories), VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     rows = torch.arange(len(histories), dtype=torch.int32)
     return logits, controls.apply(logits, state.slots, state.controls, rows)

@@ -24,7 +24,7 @@ class Invented:
         self.slots: dict[int, list] = {}  # slot -> [sequence, tokens, finish code]
         self.owners: dict[int, int] = {}
 
-    def admit(self, sequences, stop_ids, forced_last):
+    def admit(self, sequences, stop_ids):
         for s, stops in zip(sequences, stop_ids, strict=True):
             self.slots[s.slot] = [s, list(s.tokens), 0, stops]
 

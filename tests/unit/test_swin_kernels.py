@@ -38,14 +38,6 @@ for shift in (0, 1):
     attention((7, 8), 3, 2, 32, shift, False)
 attention((11, 14), 7, 2, 64, 3, True)
 attention((10, 20), 10, 1, 16, 0, True)
-for shape, width in (((3, 5, 7), 24), ((2, 4, 4), 128), ((1, 1, 3), 1000)):
-    x, delta, (weight, bias) = torch.randn(*shape, width), torch.randn(*shape, width), torch.randn(2, width)
-    stream, out = swin_kernels.add_layer_norm(x, delta, weight, bias, 1e-5)
-    torch.testing.assert_close(stream, x + delta)
-    torch.testing.assert_close(out, F.layer_norm(x + delta, (width,), weight, bias, 1e-5), atol=5e-6, rtol=1e-5)
-    stream, out = swin_kernels.add_layer_norm(x, None, weight, bias, 1e-5)
-    assert stream is x
-    torch.testing.assert_close(out, F.layer_norm(x, (width,), weight, bias, 1e-5), atol=5e-6, rtol=1e-5)
 print("equal")
 """
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vlm.config import VisionConfig
 from vlm.convert import Drop, Fuse, Rename
 from vlm.foreign_config import ForeignConfig
+from vlm.ops.add_layer_norm import add_layer_norm
 from vlm.registry import ModelSpec
 
 # what Hugging Face calls the functions, and timm
@@ -137,7 +138,9 @@ class WindowAttention(nn.Module):
         index = get_relative_position_index(self.window, self.window).to(device)
         bias = self.relative_position_bias_table.detach()[index.view(-1)].view(area, area, -1).permute(2, 0, 1)
         if device.type == "cuda":
-            self.bias = F.pad(bias, (0, _kernels().padded_area(self.window) - area)).contiguous()
+            from visual_engines.models.swin_kernels import padded_area
+
+            self.bias = F.pad(bias, (0, padded_area(self.window) - area)).contiguous()
         elif self.shift:
             self.bias = (self._shift_mask(device)[:, None] + bias).flatten(0, 1)[None]
         else:
@@ -159,7 +162,9 @@ class WindowAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [images, rows, columns, C] -> the same"""
         if x.is_cuda:
-            y = _kernels().window_attention(self.qkv(x), self.qkv.bias, self.bias, self.window, self.shift)
+            from visual_engines.models.swin_kernels import window_attention
+
+            y = window_attention(self.qkv(x), self.qkv.bias, self.bias, self.window, self.shift)
         else:
             y = self._by_windows(x)
         return self.proj(y)
@@ -188,22 +193,13 @@ class WindowAttention(nn.Module):
         return y.reshape(images, windows, self.num_heads, area, -1).transpose(2, 3).reshape(x.shape)
 
 
-def _kernels() -> Any:
-    from visual_engines.models import swin_kernels
-
-    return swin_kernels
-
-
 class LayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         return self.of_sum(x, None)[1]
 
     def of_sum(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """s = x + delta; returns s and its norm"""
-        if x.is_cuda:
-            return _kernels().add_layer_norm(x, delta, self.weight, self.bias, self.eps)
-        x = x if delta is None else x + delta
-        return x, super().forward(x)
+        return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
 
 
 class Block(nn.Module):

@@ -1,12 +1,11 @@
 """Triton kernels of the Swin encoder; imported only where tensors are on CUDA.
 
 Windows are addressed where they lie: neither the cyclic shift nor the cut into windows moves any data. On an H200 that
-and the norms take nougat-base's encoder from 2.5 to 1.1 ms a page (bfloat16, batches of 8).
+and the fused norms take nougat-base's encoder from 2.5 to 1.1 ms a page (bfloat16, batches of 8).
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -76,45 +75,3 @@ def window_attention(qkv: Tensor, fill: Tensor | None, bias: Tensor, window: int
         T=area, D=max(16, triton.next_power_of_2(dim)), num_warps=4 if area <= 64 else 8,
     )  # fmt: skip
     return out
-
-
-@triton.jit
-def _add_norm(
-    x_ptr, delta_ptr, weight_ptr, bias_ptr, stream_ptr, out_ptr, count, eps,
-    C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    i = tl.arange(0, WIDTH)
-    at = row[:, None] * C + i[None, :]
-    mask = (row < count)[:, None] & (i < C)[None, :]
-    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(delta_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        # the statistics are those of the stored stream, as if the addition were an operation of its own
-        x = x.to(stream_ptr.dtype.element_ty)
-        tl.store(stream_ptr + at, x, mask=mask)
-        x = x.to(tl.float32)
-    centred = tl.where(mask, x - (tl.sum(x, 1) / C)[:, None], 0.0)
-    scale = tl.rsqrt(tl.sum(centred * centred, 1) / C + eps)[:, None]
-    weight = tl.load(weight_ptr + i, mask=i < C, other=0.0).to(tl.float32)[None, :]
-    bias = tl.load(bias_ptr + i, mask=i < C, other=0.0).to(tl.float32)[None, :]
-    tl.store(out_ptr + at, (centred * scale * weight + bias).to(out_ptr.dtype.element_ty), mask=mask)
-
-
-ELEMENTS = 2048  # a program: rows are short, and there are very many
-
-
-def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """s = x + delta; returns s and layer_norm(s), each [..., C]"""
-    x, add = x.contiguous(), delta is not None
-    width = x.shape[-1]
-    count = x.numel() // width
-    assert not add or delta.is_contiguous()
-    stream, out = torch.empty_like(x) if add else x, torch.empty_like(x)
-    padded = triton.next_power_of_2(width)
-    rows = max(1, ELEMENTS // padded)
-    _add_norm[(triton.cdiv(count, rows),)](
-        x, delta if add else x, weight, bias, stream, out, count, eps,
-        C=width, ROWS=rows, WIDTH=padded, ADD=add, num_warps=4,
-    )  # fmt: skip
-    return stream, out

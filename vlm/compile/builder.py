@@ -66,10 +66,11 @@ def _convert_roles(folder: HFFolder, spec: FamilySpec, configs: Mapping[str, Con
         reasons.append(f"tensors of no part of a {spec.name} model: {listed(strays)}")
     roles = {}
     for name, role in spec.roles.items():
-        model, config = model_spec(role.model), configs[name]
-        targets = {target: shape for target, (_, shape) in module_layout(model, config).items()}
+        model = model_spec(role.model)
         source = Scoped(folder.tensors, owned[name], role.weight_prefix)
-        outcome = attempt(source, model.rules(config), targets, role.weight_prefix)
+        config = model.adapt(configs[name], source)
+        targets = {target: shape for target, (_, shape) in module_layout(model, config).items()}
+        outcome = attempt(source, model.rules(config), targets, role.weight_prefix, role.shared)
         reasons += outcome.reasons
         roles[name] = RoleWeights(role.model, config.to_dict(), TensorSource.of(outcome.tensors))
     if reasons:
@@ -78,13 +79,17 @@ def _convert_roles(folder: HFFolder, spec: FamilySpec, configs: Mapping[str, Con
 
 
 def _share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
-    """Each tensor goes to the role with the longest prefix of its name (to several, when they share that prefix)."""
+    """Each tensor goes to the role with the longest prefix of its name (to several, when they share that prefix), and
+    to those that name it."""
     owned: dict[str, list[str]] = {role: [] for role in roles}
     for name in names:
         fitting = [role for role, spec in roles.items() if name.startswith(spec.weight_prefix)]
         longest = max((len(roles[role].weight_prefix) for role in fitting), default=0)
         for role in fitting:
             if len(roles[role].weight_prefix) == longest:
+                owned[role].append(name)
+        for role, spec in roles.items():
+            if name in spec.shared and name not in owned[role]:
                 owned[role].append(name)
     return owned
 
@@ -151,23 +156,26 @@ def build_engine(
 
 def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
     """`None` becomes what the model allows; ConfigError for more than that."""
-    allowed = {"max_seq_len": configs["decoder"].max_positions, "max_encoder_input_len": None}
+    decoder, source = configs["decoder"], configs.get("visual") or configs.get("encoder")
+    defaults = {"max_seq_len": decoder.max_positions, "max_encoder_input_len": None}
+    allowed = {"max_seq_len": decoder.position_limit, "max_encoder_input_len": 0}
     if "visual" in configs:
-        allowed["max_encoder_input_len"] = configs["visual"].num_features
+        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = source.num_features
     elif "encoder" in configs:
-        allowed["max_encoder_input_len"] = configs["encoder"].max_positions
+        defaults["max_encoder_input_len"] = source.max_positions
+        allowed["max_encoder_input_len"] = source.position_limit
     wrong = []
     for name, most in allowed.items():
         asked = getattr(build, name)
-        if asked is not None and (most is None or asked > most):
-            wrong.append(f"{name} is {asked}, this model allows at most {most or 0}")
+        if asked is not None and most is not None and asked > most:
+            wrong.append(f"{name} is {asked}, this model allows at most {most}")
     rows, asked = allowed["max_encoder_input_len"], build.max_encoder_input_len
     if "visual" in configs and asked is not None and asked < rows:
         wrong.append(f"max_encoder_input_len is {asked}, but one image takes {rows} rows")
     if wrong:
         raise ConfigError("; ".join(wrong) + ".")
     return dataclasses.replace(
-        build, **{n: most if getattr(build, n) is None else getattr(build, n) for n, most in allowed.items()}
+        build, **{n: value if getattr(build, n) is None else getattr(build, n) for n, value in defaults.items()}
     )
 
 

@@ -1,4 +1,4 @@
-"""Self- and cross-attention of a decoder over the paged cache."""
+"""Attention layers: of a decoder over the paged cache, and of an encoder within packed sequences."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vlm.layers.linear import Linear
 from vlm.ops.kv_write import kv_write
+from vlm.ops.packed_attention import packed_attention
 from vlm.ops.paged_attention import paged_attention
 
 
@@ -24,46 +25,101 @@ class PagedRows:
     cross_lengths: Tensor  # [R] int32
 
 
-class SelfAttention(nn.Module):
+@dataclass(frozen=True)
+class PackedRows:
+    """The rows of an encoder's batch: whole sequences, one after the other."""
+
+    positions: Tensor  # [R] int32
+    tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
+
+
+class Attention(nn.Module):
+    """What the kinds of attention share. `scale` None: 1/sqrt(head_dim)."""
+
+    def __init__(self, num_heads: int, head_dim: int, scale: float | None):
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.scale = head_dim**-0.5 if scale is None else scale
+
+    def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
+        """[R, parts · H · D] -> parts of [R, H, D]"""
+        return x.view(len(x), parts, self.num_heads, self.head_dim).unbind(1)
+
+
+class EncoderAttention(Attention):
+    """Multi-head attention of each row over all rows of its sequence."""
+
+    def __init__(
+        self, hidden: int, num_heads: int, head_dim: int | None = None, bias: bool = True, scale: float | None = None
+    ):
+        super().__init__(num_heads, head_dim or hidden // num_heads, scale)
+        inner = self.num_heads * self.head_dim
+        self.qkv = Linear(hidden, 3 * inner, bias=bias)
+        self.out = Linear(inner, hidden, bias=bias)
+
+    def forward(self, x: Tensor, rows: PackedRows, bias: Tensor | None = None) -> Tensor:
+        """x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
+        q, k, v = self.split(self.qkv(x), 3)
+        return self.out(packed_attention(q, k, v, rows.tiles, self.scale, bias).flatten(1))
+
+
+class SelfAttention(Attention):
     """Multi-head attention of each row over the earlier tokens of its sequence."""
 
-    def __init__(self, hidden: int, num_heads: int, layer: int, bias: bool = True):
-        super().__init__()
-        self.num_heads, self.head_dim, self.layer = num_heads, hidden // num_heads, layer
-        self.qkv = Linear(hidden, 3 * hidden, bias=bias)
-        self.out = Linear(hidden, hidden, bias=bias)
+    def __init__(
+        self,
+        hidden: int,
+        num_heads: int,
+        layer: int,
+        head_dim: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
+    ):
+        super().__init__(num_heads, head_dim or hidden // num_heads, scale)
+        self.layer, inner = layer, self.num_heads * self.head_dim
+        self.qkv = Linear(hidden, 3 * inner, bias=bias)
+        self.out = Linear(inner, hidden, bias=bias)
 
-    def forward(self, x: Tensor, rows: PagedRows) -> Tensor:
-        """x [R, hidden] -> [R, hidden]; the rows' keys and values enter the cache first."""
-        q, k, v = self.qkv(x).view(len(x), 3, self.num_heads, self.head_dim).unbind(1)
+    def forward(self, x: Tensor, rows: PagedRows, bias: Tensor | None = None) -> Tensor:
+        """x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]; the rows' keys and values enter the cache
+        first."""
+        q, k, v = self.split(self.qkv(x), 3)
         keys, values = rows.cache[self.layer]
         kv_write(k, v, keys, values, rows.self_tables, rows.slots, rows.positions)
-        y = paged_attention(q, keys, values, rows.self_tables, rows.slots, rows.self_lengths, self.head_dim**-0.5)
+        y = paged_attention(q, keys, values, rows.self_tables, rows.slots, rows.self_lengths, self.scale, bias)
         return self.out(y.flatten(1))
 
 
-class CrossAttention(nn.Module):
+class CrossAttention(Attention):
     """Multi-head attention of each row over the encoder output of its sequence, whose K/V were written at admission.
 
     They lie in the same pool as the self-attention's, in blocks of their own.
     """
 
-    def __init__(self, hidden: int, num_heads: int, layer: int, bias: bool = True):
-        super().__init__()
-        self.num_heads, self.head_dim, self.layer = num_heads, hidden // num_heads, layer
-        self.q = Linear(hidden, hidden, bias=bias)
-        self.kv = Linear(hidden, 2 * hidden, bias=bias)
-        self.out = Linear(hidden, hidden, bias=bias)
+    def __init__(
+        self,
+        hidden: int,
+        num_heads: int,
+        layer: int,
+        head_dim: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
+    ):
+        super().__init__(num_heads, head_dim or hidden // num_heads, scale)
+        self.layer, inner = layer, self.num_heads * self.head_dim
+        self.q = Linear(hidden, inner, bias=bias)
+        self.kv = Linear(hidden, 2 * inner, bias=bias)
+        self.out = Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor, rows: PagedRows) -> Tensor:
         """x [R, hidden] -> [R, hidden]"""
-        q = self.q(x).view(len(x), self.num_heads, self.head_dim)
+        (q,) = self.split(self.q(x), 1)
         keys, values = rows.cache[self.layer]
-        y = paged_attention(q, keys, values, rows.cross_tables, rows.slots, rows.cross_lengths, self.head_dim**-0.5)
+        y = paged_attention(q, keys, values, rows.cross_tables, rows.slots, rows.cross_lengths, self.scale)
         return self.out(y.flatten(1))
 
     def write(self, features: Tensor, rows: PagedRows) -> None:
         """Encoder output [R, hidden] -> this layer's cross K/V at (slot, position) of each row."""
-        k, v = self.kv(features).view(len(features), 2, self.num_heads, self.head_dim).unbind(1)
+        k, v = self.split(self.kv(features), 2)
         keys, values = rows.cache[self.layer]
         kv_write(k, v, keys, values, rows.cross_tables, rows.slots, rows.positions)

@@ -12,9 +12,9 @@ def reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps
 
 
 def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """s = x + delta; returns s and layer_norm(s), each [R, C] in x's type, the statistics in float32."""
-    if x.is_cuda and delta is not None:
-        from vlm.ops.kernels.add_layer_norm import add_layer_norm as kernel
+    """s = x + delta; returns s and layer_norm(s), each [..., C] in x's type, the statistics in float32."""
+    if x.is_cuda:
+        from vlm.ops.kernels.add_norm import add_norm as kernel
 
         return kernel(x, delta, weight, bias, eps)
     return reference(x, delta, weight, bias, eps)

@@ -28,6 +28,7 @@ class SlotState:
     max_lengths: Tensor  # [S] int32
     finish: Tensor  # [S] int32: RUNNING, STOP, LOOP or LENGTH
     stop_ids: Tensor  # [S, n] int32, padded with -1
+    forced_first: Tensor  # [S] int32: token that must follow a single start token; -1: any
     forced_last: Tensor  # [S] int32: token that a sequence at its length limit must end in; -1: any
     detect_loops: Tensor  # [S] int32: 1 when a loop ends the sequence
     loop_runs: Tensor  # [S, MAX_PERIOD] int32: tokens equal to the token p before, p = 1…
@@ -37,8 +38,7 @@ def reference(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor)
     s = slots.long()
     length, limit = state.lengths[s].long(), state.max_lengths[s]
     alive = state.finish[s] == RUNNING
-    forced = state.forced_last[s]
-    token = torch.where((length + 1 == limit) & (forced >= 0), forced, tokens.int())
+    token, logprobs = forced(state, s, length, tokens.int(), logprobs)
     at = length.clamp(max=state.tokens.shape[1] - 1)
     runs = _loop_runs(state, s, length, token)
 
@@ -51,6 +51,17 @@ def reference(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor)
     code = torch.where((state.detect_loops[s] == 1) & (runs >= loop_thresholds(s.device)).any(1), LOOP, code)
     code = torch.where((state.stop_ids[s] == token[:, None]).any(1), STOP, code)
     state.finish[s] = torch.where(alive, code.int(), state.finish[s])
+
+
+def forced(state: SlotState, s: Tensor, length: Tensor, token: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor]:
+    """The choice where there is one; a token that must be has the log-probability 0, as Hugging Face counts it."""
+    for must, here in (
+        (state.forced_first[s], length == 1),
+        (state.forced_last[s], length + 1 == state.max_lengths[s]),
+    ):
+        here = here & (must >= 0)
+        token, logprob = torch.where(here, must, token), torch.where(here, 0.0, logprob)
+    return token, logprob
 
 
 def _loop_runs(state: SlotState, slots: Tensor, length: Tensor, token: Tensor) -> Tensor:

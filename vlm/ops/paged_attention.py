@@ -13,7 +13,14 @@ from torch import Tensor
 
 
 def reference(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, lengths: Tensor, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
 ) -> Tensor:
     longest = int(lengths.max())
     blocks = tables[slots.long(), : -(-longest // keys.shape[2])].long()  # [R, n]
@@ -25,6 +32,11 @@ def reference(
         # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
         for gathered in (k, v):
             gathered.masked_fill_(~seen[:, None, :, None], 0.0)
+    if bias is not None:
+        most = bias.shape[1] // 2
+        back = torch.arange(longest, device=q.device) - (lengths[:, None] - 1)
+        added = bias[:, back.clamp(-most, most) + most].transpose(0, 1)[:, :, None]  # [R, H, 1, T]
+        mask = added if mask is None else added.masked_fill(~mask, float("-inf"))
     y = F.scaled_dot_product_attention(q.float().unsqueeze(2), k, v, attn_mask=mask, scale=scale)
     return y[:, :, 0].to(q.dtype)
 
@@ -39,15 +51,23 @@ def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, lengths: Tensor, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale) v per row.
+    """softmax(q kᵀ · scale + bias) v per row.
 
     q [R, H, D]; keys, values [blocks, H, block_size, D]; tables [S, n] int32, the blocks of each slot;
-    slots [R] int32; lengths [R] int32, at least 1 -> [R, H, D]
+    slots [R] int32; lengths [R] int32, at least 1; bias [H, 2 M + 1] float32: what is added at key - query distance
+    -M … M, the ends for all beyond, the query being the last of its `lengths` tokens -> [R, H, D]
     """
     if q.is_cuda:
         from vlm.ops.kernels.paged_attention import paged_attention as kernel
 
-        return kernel(q, keys, values, tables, slots, lengths, scale)
-    return reference(q, keys, values, tables, slots, lengths, scale)
+        return kernel(q, keys, values, tables, slots, lengths, scale, bias)
+    return reference(q, keys, values, tables, slots, lengths, scale, bias)

@@ -32,6 +32,7 @@ class BatchState:
             max_lengths=ints() + max_seq_len,
             finish=ints() + 1,  # the spare slot never advances
             stop_ids=ints(MAX_STOP_IDS) - 1,
+            forced_first=ints() - 1,
             forced_last=ints() - 1,
             detect_loops=ints(),
             loop_runs=ints(MAX_PERIOD),
@@ -46,7 +47,7 @@ class BatchState:
         self.cross_lengths = ints() + 1
         self._table_sizes: dict[int, int] = {}
 
-    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]], forced_last: int) -> None:
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
         """Fills the slots of newly admitted sequences."""
         slots = self._index([s.slot for s in sequences])
         state = self.slots
@@ -60,8 +61,9 @@ class BatchState:
         put(state.max_lengths, [s.max_length for s in sequences])
         put(state.finish, [0] * len(sequences))
         put(state.stop_ids, _padded(stop_ids, MAX_STOP_IDS, -1))
-        put(state.forced_last, [forced_last] * len(sequences))
         params = [s.request.params for s in sequences]
+        put(state.forced_first, [_or_none(p.forced_bos_token_id) for p in params])
+        put(state.forced_last, [_or_none(p.forced_eos_token_id) for p in params])
         put(state.detect_loops, [int(p.loop_detection) for p in params])
         put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
         put(self.temperature, [p.temperature for p in params])
@@ -97,6 +99,10 @@ class BatchState:
 
     def _upload(self, values: list, like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype).to(self.device, non_blocking=True)
+
+
+def _or_none(token: int | None) -> int:
+    return -1 if token is None else token
 
 
 def _words(words: tuple[tuple[int, ...], ...]) -> list[list[int]]:

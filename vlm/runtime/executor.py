@@ -6,7 +6,8 @@ looking at the result; the CPU runs the same step eagerly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 
 from vlm.config import ModelConfig
 from vlm.errors import OutOfMemoryError
-from vlm.layers.attention import PagedRows
+from vlm.layers.attention import PackedRows, PagedRows
 from vlm.ops import controls, sample
 from vlm.ops.advance import advance
+from vlm.ops.packed_attention import tiles_of
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.request import Sequence
 from vlm.runtime.timing import DeviceTimer
+
+LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 
 
 @dataclass
@@ -48,29 +52,35 @@ class TorchExecutor:
         config: ModelConfig,
         decoder: nn.Module,
         visual: nn.Module | None,
+        encoder: nn.Module | None,
         cache: Tensor,
         state: BatchState,
         *,
         max_encoder_batch_size: int,
+        max_encoder_tokens: int,
         cuda_graphs: bool,
     ):
-        self.config, self.decoder, self.visual = config, decoder, visual
+        self.config, self.decoder, self.visual, self.encoder = config, decoder, visual, encoder
         self.cache, self.state, self.device = cache, state, state.device
         self.dtype = cache.dtype
-        self.max_encoder_batch_size = max_encoder_batch_size
+        self.max_encoder_batch_size, self.max_encoder_tokens = max_encoder_batch_size, max_encoder_tokens
         self.asynchronous = self.device.type == "cuda"
         self.graphs = GraphPool(self.device) if cuda_graphs and self.asynchronous else None
         self.rows = torch.full((state.spare + 1,), state.spare, dtype=torch.int32, device=self.device)
         self.timer = DeviceTimer(self.device)
 
     @torch.inference_mode()
-    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]], forced_last: int) -> None:
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
         """Encodes what newly admitted sequences see, fills their slots, and prefills all but their last token."""
-        self.state.admit(sequences, stop_ids, forced_last)
+        self.state.admit(sequences, stop_ids)
         self.state.update_tables(sequences)
-        with self.timer("encode"):
-            for chunk in _chunks(sequences, self.max_encoder_batch_size):
-                self._write_cross_kv(chunk, self._encoded(chunk))
+        texts = [s for s in sequences if s.request.encoder_input_ids is not None]
+        others = [s for s in sequences if s.request.encoder_input_ids is None]
+        with self.timer("encode"), self._memory_errors(sequences):
+            for chunk in _chunks(others, self.max_encoder_batch_size):
+                self._write_cross_kv(chunk, self._features(chunk))
+            for chunk in _within(texts, self.max_encoder_tokens):
+                self._encode_texts(chunk)
         if any(len(s.tokens) > 1 for s in sequences):
             with self.timer("prefill"):
                 self._prefill(sequences)
@@ -100,17 +110,19 @@ class TorchExecutor:
         return self.graphs.run(key, pixels)
 
     # --- admission ---
-    def _encoded(self, sequences: list[Sequence]) -> Tensor:
+    @contextlib.contextmanager
+    def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
         try:
-            return self._encode(sequences)
+            yield
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"{self.device} ran out of memory while encoding {len(sequences)} images at once; lower"
-                f" max_encoder_batch_size (now {self.max_encoder_batch_size}) or kv_cache_free_gpu_memory_fraction."
+                f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower max_encoder_batch_size"
+                f" (images at once, now {self.max_encoder_batch_size}), max_encoder_tokens (now"
+                f" {self.max_encoder_tokens}) or kv_cache_free_gpu_memory_fraction."
             ) from error
 
-    def _encode(self, sequences: list[Sequence]) -> Tensor:
-        """-> features [sum of num_features, hidden]"""
+    def _features(self, sequences: list[Sequence]) -> Tensor:
+        """Of images, or given -> [sum of num_features, hidden]"""
         images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
         encoded = iter(self.encode(torch.stack(images))) if images else iter(())
         given = lambda x: x.to(self.device, self.dtype, non_blocking=True)  # noqa: E731
@@ -121,6 +133,22 @@ class TorchExecutor:
 
     def _write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
         slots, positions = _packed([(s.slot, s.num_features) for s in sequences], self.device)
+        self.decoder.write_cross_kv(features, self._paged(slots, positions))
+
+    def _encode_texts(self, sequences: list[Sequence]) -> None:
+        """Encodes token sequences without padding and writes their cross K/V."""
+        packed = PackedTexts.of([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
+        if self.graphs is None or packed.rows > LAUNCH_BOUND_ROWS:
+            self._encode_packed(*packed.tensors(self.device))
+            return
+        inputs = packed.padded(self.state.spare).tensors(self.device)
+        key = ("encode texts", *(len(x) for x in inputs))
+        if key not in self.graphs:
+            self.graphs.capture(key, self._encode_packed, *inputs)
+        self.graphs.run(key, *inputs)
+
+    def _encode_packed(self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor) -> None:
+        features = self.encoder(token_ids, PackedRows(positions, tiles))
         self.decoder.write_cross_kv(features, self._paged(slots, positions))
 
     def _prefill(self, sequences: list[Sequence]) -> None:
@@ -187,6 +215,47 @@ class TorchExecutor:
         return Burst(sequences, host, ready)
 
 
+@dataclass(frozen=True)
+class PackedTexts:
+    """Token sequences one after the other, on the host."""
+
+    token_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    tiles: list[tuple[int, int, int]]  # of the rows that CUDA takes; the CPU takes whole sequences
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, texts: list[tuple[int, ...]], slots: list[int]) -> PackedTexts:
+        lengths = [len(text) for text in texts]
+        return cls(
+            [token for text in texts for token in text],
+            [position for n in lengths for position in range(n)],
+            [slot for slot, n in zip(slots, lengths, strict=True) for _ in range(n)],
+            tiles_of(lengths),
+            lengths,
+        )
+
+    @property
+    def rows(self) -> int:
+        return len(self.token_ids)
+
+    def padded(self, spare: int) -> PackedTexts:
+        """With rows of the spare slot and empty tiles up to the next powers of two, for a graph."""
+        extra = max(16, 1 << (self.rows - 1).bit_length()) - self.rows
+        tiles = (1 << (len(self.tiles) - 1).bit_length()) - len(self.tiles)
+        zeros, spares, empty = [0] * extra, [spare] * extra, [(0, 0, 0)] * tiles
+        return PackedTexts(
+            self.token_ids + zeros, self.positions + zeros, self.slots + spares, self.tiles + empty, self.lengths
+        )
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """token ids, positions, slots [R] and tiles [T, 3], int32"""
+        tiles = self.tiles if device.type == "cuda" else tiles_of(self.lengths, rows=None)
+        parts = (self.token_ids, self.positions, self.slots, tiles)
+        return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
+
+
 class GraphPool:
     """CUDA graphs by key, captured at first use, sharing one memory pool."""
 
@@ -237,6 +306,19 @@ def bucket_of(rows: int, limit: int) -> int:
 
 def _chunks(items: list, size: int) -> list[list]:
     return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def _within(sequences: list[Sequence], most: int) -> Iterator[list[Sequence]]:
+    """Groups of at most `most` encoder tokens, a longer sequence alone."""
+    group, held = [], 0
+    for sequence in sequences:
+        if group and held + sequence.num_features > most:
+            yield group
+            group, held = [], 0
+        group.append(sequence)
+        held += sequence.num_features
+    if group:
+        yield group
 
 
 def _packed(counts: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:

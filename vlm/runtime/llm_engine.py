@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from vlm.config import ModelConfig
-from vlm.errors import LimitError
+from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_STOP_IDS
 from vlm.runtime.executor import Burst, TorchExecutor
 from vlm.runtime.request import FINISH_REASONS, Request, Sequence, Update
@@ -29,11 +29,10 @@ class LLMEngine:
         max_encoder_len: int,
         num_features: int | None,
         eos_token_ids: tuple[int, ...],
-        forced_eos_token_id: int | None = None,
     ):
         self.config, self.executor, self.scheduler = config, executor, scheduler
         self.max_seq_len, self.max_encoder_len, self.num_features = max_seq_len, max_encoder_len, num_features
-        self.eos_token_ids, self.forced_eos_token_id = eos_token_ids, forced_eos_token_id
+        self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
         self._aborted: set[int] = set()
@@ -86,9 +85,7 @@ class LLMEngine:
         return self._apply(burst) if burst is not None else []
 
     def _admit(self, sequences: list[Sequence]) -> None:
-        stops = [self._stop_ids(s.request) for s in sequences]
-        forced = -1 if self.forced_eos_token_id is None else self.forced_eos_token_id
-        self.executor.admit(sequences, stops, forced)
+        self.executor.admit(sequences, [self._stop_ids(s.request) for s in sequences])
 
     def _apply(self, burst: Burst) -> list[Update]:
         """Takes a burst's tokens over into its sequences and releases the ended ones."""
@@ -135,7 +132,10 @@ class LLMEngine:
 
     def _sequence(self, request: Request) -> Sequence:
         prompt, params = len(request.decoder_prompt_token_ids), request.params
-        features = self.num_features if request.encoder_output is None else len(request.encoder_output)
+        given = request.encoder_input_ids if request.encoder_output is None else request.encoder_output
+        features = self.num_features if given is None else len(given)
+        if features is None or (request.encoder_input_ids is not None and self.executor.encoder is None):
+            raise InputError("this model's encoder does not take this kind of input.")
         wanted = self.max_seq_len if params.max_new_tokens is None else prompt + params.max_new_tokens
         if wanted > self.max_seq_len or prompt >= self.max_seq_len:
             raise LimitError(
@@ -144,15 +144,16 @@ class LLMEngine:
             )
         if features > self.max_encoder_len:
             raise LimitError(
-                f"the encoder output has {features} rows, the engine was built for {self.max_encoder_len}; build with"
-                " a larger --max-encoder-input-len."
+                f"the encoder's input has {features} rows (tokens), the engine was built for {self.max_encoder_len};"
+                " shorten it, cut it with truncate, or build with a larger --max-encoder-input-len."
             )
         if self.scheduler.never_fits(wanted, features):
             raise LimitError(
                 f"a sequence of {wanted} tokens over {features} encoder rows does not fit the KV cache; lower"
                 " max_new_tokens or give the cache more memory."
             )
-        if bad := [t for t in request.decoder_prompt_token_ids if not 0 <= t < self.config.vocab_size]:
-            raise LimitError(f"token id {bad[0]} is outside the vocabulary of {self.config.vocab_size}.")
+        for ids in (request.decoder_prompt_token_ids, request.encoder_input_ids or ()):
+            if bad := [t for t in ids if not 0 <= t < self.config.vocab_size]:
+                raise LimitError(f"token id {bad[0]} is outside the vocabulary of {self.config.vocab_size}.")
         tokens = list(request.decoder_prompt_token_ids)
         return Sequence(next(self._ids), request, wanted, features, tokens)

@@ -54,6 +54,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
     with _memory_errors(engine, device):
         modules = {role: load_module(engine, role, device) for role in engine.roles}
         config = modules["decoder"].config
+        _share_embedding(modules)
         shape = kv_cache.plan_cache(
             config,
             runtime,
@@ -69,9 +70,11 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
         config,
         modules["decoder"],
         modules.get("visual"),
+        modules.get("encoder"),
         cache,
         state,
         max_encoder_batch_size=runtime.max_encoder_batch_size,
+        max_encoder_tokens=runtime.max_encoder_tokens,
         cuda_graphs=runtime.cuda_graphs,
     )
     blocks = BlockManager(shape.num_self, shape.num_cross)
@@ -84,7 +87,6 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
         max_encoder_len=build.max_encoder_input_len,
         num_features=modules["visual"].config.num_features if "visual" in modules else None,
         eos_token_ids=tuple(eos) if isinstance(eos, list | tuple) else (eos,),
-        forced_eos_token_id=engine.generation.get("forced_eos_token_id"),
     )
 
 
@@ -105,6 +107,14 @@ def load_module(engine: EngineDir, role: str, device: torch.device) -> nn.Module
     if hasattr(module, "init_buffers"):
         module.init_buffers(device)
     return module.eval().requires_grad_(False)
+
+
+def _share_embedding(modules: dict[str, nn.Module]) -> None:
+    """Encoder and decoder mostly have one table of embeddings: it is held once."""
+    if "encoder" in modules:
+        ours, theirs = modules["encoder"].embedding, modules["decoder"].embedding
+        if ours.weight.shape == theirs.weight.shape and torch.equal(ours.weight, theirs.weight):
+            ours.weight = theirs.weight
 
 
 @contextmanager

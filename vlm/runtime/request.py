@@ -33,6 +33,8 @@ class SamplingParams:
     min_new_tokens: int = 0
     seed: int | None = None  # None: drawn at random
     stop_token_ids: tuple[int, ...] = ()
+    forced_bos_token_id: int | None = None  # must follow a lone start token (mBART-50: the target's language)
+    forced_eos_token_id: int | None = None  # must end an output of full length
     ignore_eos: bool = False
     loop_detection: bool = False
 
@@ -78,16 +80,20 @@ class SamplingParams:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One input: either an image for the visual encoder or its output, and the tokens the decoder starts from."""
+    """One input: an image or tokens for the encoder, or its output, and the tokens the decoder starts from."""
 
     decoder_prompt_token_ids: tuple[int, ...]
     pixel_values: Tensor | None = None  # [C, H, W] float32
+    encoder_input_ids: tuple[int, ...] | None = None
     encoder_output: Tensor | None = None  # [T, hidden]
     params: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
-        if (self.pixel_values is None) == (self.encoder_output is None):
-            raise InputError("a request takes either pixel_values or encoder_output.")
+        given = (self.pixel_values, self.encoder_input_ids, self.encoder_output)
+        if sum(part is not None for part in given) != 1:
+            raise InputError("a request takes one of pixel_values, encoder_input_ids and encoder_output.")
+        if self.encoder_input_ids is not None and not self.encoder_input_ids:
+            raise InputError("the text is empty; the encoder needs at least one token.")
         if not self.decoder_prompt_token_ids:
             raise InputError("decoder_prompt_token_ids is empty; it needs at least the decoder's start token.")
 

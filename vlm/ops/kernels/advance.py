@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 @triton.jit
 def _advance(
     slots_ptr, token_ptr, logprob_ptr,
-    tokens_ptr, logprobs_ptr, lengths_ptr, limits_ptr, finish_ptr, stops_ptr, forced_ptr, detect_ptr, runs_ptr,
+    tokens_ptr, logprobs_ptr, lengths_ptr, limits_ptr, finish_ptr, stops_ptr, first_ptr, last_ptr, detect_ptr,
+    runs_ptr,
     width, STOPS: tl.constexpr, PERIODS: tl.constexpr, MIN_LOOP: tl.constexpr, REPEATS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -23,9 +24,11 @@ def _advance(
     # a finished slot, the spare one too, stays as it is
     if tl.load(finish_ptr + slot) == 0:
         length, limit = tl.load(lengths_ptr + slot), tl.load(limits_ptr + slot)
-        forced = tl.load(forced_ptr + slot)
-        token = tl.load(token_ptr + row).to(tl.int32)
-        token = tl.where((length + 1 == limit) & (forced >= 0), forced, token)
+        token, logprob = tl.load(token_ptr + row).to(tl.int32), tl.load(logprob_ptr + row)
+        first, last = tl.load(first_ptr + slot), tl.load(last_ptr + slot)
+        must = tl.where((length == 1) & (first >= 0), first, -1)
+        must = tl.where((length + 1 == limit) & (last >= 0), last, must)
+        token, logprob = tl.where(must >= 0, must, token), tl.where(must >= 0, 0.0, logprob)
         history = tokens_ptr + slot * width
 
         period = tl.arange(0, PERIODS) + 1
@@ -36,7 +39,7 @@ def _advance(
         looping = tl.max((runs >= tl.maximum(period * REPEATS, MIN_LOOP)).to(tl.int32))
 
         tl.store(history + length, token)
-        tl.store(logprobs_ptr + slot * width + length, tl.load(logprob_ptr + row))
+        tl.store(logprobs_ptr + slot * width + length, logprob)
         tl.store(lengths_ptr + slot, length + 1)
 
         stops = tl.load(stops_ptr + slot * STOPS + tl.arange(0, STOPS))
@@ -53,7 +56,7 @@ def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -
     _advance[(len(slots),)](
         slots, tokens, logprobs,
         state.tokens, state.logprobs, state.lengths, state.max_lengths, state.finish, state.stop_ids,
-        state.forced_last, state.detect_loops, state.loop_runs,
+        state.forced_first, state.forced_last, state.detect_loops, state.loop_runs,
         state.tokens.shape[1], STOPS=state.stop_ids.shape[1], PERIODS=MAX_PERIOD, MIN_LOOP=MIN_LOOP,
         REPEATS=LOOP_REPEATS, num_warps=1,
     )  # fmt: skip

@@ -35,10 +35,10 @@ def _gemv(
 ROWS = 2  # weight rows a program: measured best from 1,024 to 50,000 outputs
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     outputs, inputs = weight.shape
     assert x.shape == (1, inputs) and x.is_contiguous() and weight.is_contiguous()
-    y = torch.empty((1, outputs), dtype=x.dtype, device=x.device)
+    y = torch.empty((1, outputs), dtype=dtype, device=x.device)
     tile = min(triton.next_power_of_2(inputs), 2048)
     _gemv[(triton.cdiv(outputs, ROWS),)](
         x, weight, weight if bias is None else bias, y, outputs, inputs,

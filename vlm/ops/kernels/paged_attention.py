@@ -19,9 +19,10 @@ TILE, WARPS = 32, 1  # tokens a step of a program, and its warps: 93% of an H200
 
 @triton.jit
 def _attend(
-    q_ptr, k_ptr, v_ptr, tables_ptr, slots_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
-    scale, q_row, q_head, block_stride, head_stride, table_stride,
+    q_ptr, k_ptr, v_ptr, tables_ptr, slots_ptr, lengths_ptr, bias_ptr, out_ptr, max_ptr, sum_ptr,
+    scale, q_row, q_head, block_stride, head_stride, table_stride, MOST,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+    BIAS: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
@@ -44,7 +45,11 @@ def _attend(
         mask = seen[:, None] & in_head[None, :]
         k = tl.load(k_ptr + at, mask=mask, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        scores = tl.where(seen, tl.sum(k * q[None, :], 1), -float("inf"))
+        scores = tl.sum(k * q[None, :], 1)
+        if BIAS:
+            far = tl.minimum(tl.maximum(n - (length - 1), -MOST), MOST) + MOST
+            scores += tl.load(bias_ptr + head * (2 * MOST + 1) + far) * 1.4426950408889634
+        scores = tl.where(seen, scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores))
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest)
@@ -87,7 +92,14 @@ def num_splits(pairs: int, context: int, processors: int) -> int:
 
 
 def paged_attention(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, lengths: Tensor, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tables: Tensor,
+    slots: Tensor,
+    lengths: Tensor,
+    scale: float,
+    bias: Tensor | None = None,
 ) -> Tensor:
     rows, heads, dim = q.shape
     block = keys.shape[2]
@@ -97,9 +109,10 @@ def paged_attention(
     stats = torch.empty((2, rows * heads * splits), dtype=torch.float32, device=q.device)
     acc = out if splits == 1 else torch.empty((rows * heads * splits, pad), dtype=torch.float32, device=q.device)
     _attend[(rows, heads, splits)](
-        q, keys, values, tables, slots, lengths, acc, stats[0], stats[1],
+        q, keys, values, tables, slots, lengths, lengths if bias is None else bias, acc, stats[0], stats[1],
         scale * LOG2E, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), tables.stride(0),
-        D=dim, D_PAD=pad, BLOCK=block, TILE=TILE, SPLITS=splits, num_warps=WARPS,
+        0 if bias is None else bias.shape[1] // 2,
+        D=dim, D_PAD=pad, BLOCK=block, TILE=TILE, SPLITS=splits, BIAS=bias is not None, num_warps=WARPS,
     )  # fmt: skip
     if splits > 1:
         _merge[(rows * heads,)](acc, stats[0], stats[1], out, D=dim, D_PAD=pad, SPLITS=splits, num_warps=1)

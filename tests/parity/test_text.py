@@ -1,0 +1,104 @@
+"""T5 and BART families against Hugging Face, FP32 on the CPU: the same tokens, whatever a text is batched with."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.engines import engine_dir, pipeline
+from vlm.config import RuntimeConfig
+from vlm.pipeline import Pipeline
+
+LENGTHS = (5, 17, 1, 33, 9, 2, 24)
+MODELS = {
+    "t5 v1.0, tied, scaled head": lambda: tiny.t5(),
+    "t5 v1.1, untied": lambda: tiny.t5(seed=1, tied=False, feed_forward_proj="gated-gelu"),
+    "t5 v1.1, saved as tied": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
+    "ul2: gated silu": lambda: tiny.t5(seed=1, tied=False, feed_forward_proj="gated-silu"),
+    "wide heads, deep decoder": lambda: tiny.t5(d_kv=12, num_heads=3, num_layers=1, num_decoder_layers=3),
+    "narrow heads, shallow decoder": lambda: tiny.t5(d_kv=4, num_heads=2, num_layers=3, num_decoder_layers=1),
+    "few buckets, short distance": lambda: tiny.t5(
+        relative_attention_num_buckets=8, relative_attention_max_distance=20),
+    "mt5": lambda: tiny.t5(seed=1, multilingual=True, tied=False),
+    "bart": lambda: tiny.bart(),
+    "bart, unequal sides, scaled, relu": lambda: tiny.bart(
+        encoder_layers=1, decoder_layers=3, encoder_attention_heads=2, decoder_attention_heads=8, encoder_ffn_dim=20,
+        scale_embedding=True, activation_function="relu",
+    ),
+    "bart with a bias of the logits": lambda: tiny.bart(seed=1, logits_bias=True),
+    "mbart": lambda: tiny.bart(multilingual=True, scale_embedding=True),
+}  # fmt: skip
+
+
+def cpu(**options) -> RuntimeConfig:
+    return RuntimeConfig(device="cpu", **options)
+
+
+def inputs_of(texts, **more):
+    return [{"encoder_input_ids": text, **more} for text in texts]
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_greedy_tokens_and_log_probabilities(make, tmp_path):
+    model = make()
+    texts = tiny.texts(model, LENGTHS)
+    found = pipeline(model, tmp_path).generate(inputs_of(texts), max_new_tokens=20)
+    assert [out.token_ids for out in found] == [tiny.hf_text(model, text, 20) for text in texts]
+    assert len({tuple(out.token_ids) for out in found}) > 3, "the texts make no difference"
+    start = model.generation_config.decoder_start_token_id
+    for text, out in zip(texts, found, strict=True):
+        ids = torch.tensor([[start, *out.token_ids]])
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([text]), decoder_input_ids=ids[:, :-1]).logits
+        exact = logits.log_softmax(-1)[0].gather(1, ids[0, 1:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(out.logprobs), exact, atol=1e-4, rtol=0)
+
+
+@pytest.fixture(scope="module", params=["t5", "bart"])
+def ragged(request, tmp_path_factory):
+    """Two models, nine texts and their tokens alone."""
+    model = tiny.t5(seed=0) if request.param == "t5" else tiny.bart(seed=5)
+    texts = tiny.texts(model, (40, 3, 21, 1, 60, 12, 33, 50, 7), seed=4)
+    want = [tiny.hf_text(model, text, 30) for text in texts]
+    return model, engine_dir(model, tmp_path_factory.mktemp("ragged"), max_batch_size=9), texts, want
+
+
+@pytest.mark.parametrize("options", [{"burst": 1}, {"burst": 4, "block_size": 8, "max_batch_size": 3},
+                                     {"max_encoder_tokens": 50, "max_batch_size": 5}])  # fmt: skip
+def test_any_batch_gives_the_tokens_of_one(ragged, options):
+    _, engine, texts, want = ragged
+    pipe = Pipeline(engine, cpu(**options))
+    assert [out.token_ids for out in pipe.generate(inputs_of(texts), max_new_tokens=30)] == want
+    assert pipe.llm.scheduler.blocks.balanced
+
+
+def test_forced_first_and_last_tokens(ragged):
+    model, engine, texts, _ = ragged
+    pipe, end = Pipeline(engine, cpu()), model.config.eos_token_id
+    options = {"forced_bos_token_id": 7, "forced_eos_token_id": end}
+    want = [tiny.hf_text(model, text, 9, **options) for text in texts]
+    assert all(tokens[0] == 7 and tokens[-1] == end for tokens in want)
+    found = pipe.generate(inputs_of(texts), max_new_tokens=9, **options)
+    assert [out.token_ids for out in found] == want
+    assert all(out.logprobs[0] == 0.0 for out in found)
+
+
+def test_a_decoder_prefix(ragged):
+    model, engine, texts, _ = ragged
+    start = model.generation_config.decoder_start_token_id
+    prefixes = [[start], [start, 9, 11], [start, *range(5, 25)]]
+    pipe = Pipeline(engine, cpu(block_size=8))
+    inputs = [{"encoder_input_ids": t, "decoder_prompt_token_ids": p} for t, p in zip(texts, prefixes, strict=False)]
+    want = [tiny.hf_text(model, t, 12, prefix=p) for t, p in zip(texts, prefixes, strict=False)]
+    assert [out.token_ids for out in pipe.generate(inputs, max_new_tokens=12)] == want
+
+
+def test_t5_beyond_the_lengths_of_training(tmp_path):
+    """Positions are relative: an engine may be built for more than the configuration's 512."""
+    model = tiny.t5(seed=3, n_positions=64)
+    texts = tiny.texts(model, (700, 3, 130))
+    pipe = pipeline(model, tmp_path, max_seq_len=220, max_encoder_input_len=700)
+    found = pipe.generate(inputs_of(texts), max_new_tokens=200, ignore_eos=True)
+    assert [out.token_ids for out in found] == [tiny.hf_text(model, t, 200, eos_token_id=-1, min_new_tokens=200)
+                                                for t in texts]  # fmt: skip

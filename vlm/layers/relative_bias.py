@@ -1,0 +1,39 @@
+"""T5's relative position bias (Raffel et al., arXiv:1910.10683, §2.1), as a vector a head over distances."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
+    """Key - query distances -> bucket numbers: one each for the nearest half, logarithmically wider ones beyond."""
+    offset = torch.zeros_like(distances)
+    if bidirectional:
+        num_buckets //= 2
+        offset = (distances > 0).long() * num_buckets
+        distances = distances.abs()
+    else:
+        distances = (-distances).clamp(min=0)
+    exact = num_buckets // 2
+    far = torch.log(distances.float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
+    far = (exact + far.clamp(min=0).long()).clamp(max=num_buckets - 1)
+    return offset + torch.where(distances < exact, distances, far)
+
+
+class RelativeBias(nn.Embedding):
+    """Buckets x heads. Call `init_buffers` once the weights are in place."""
+
+    def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool):
+        super().__init__(num_buckets, num_heads)
+        self.max_distance, self.bidirectional = max_distance, bidirectional
+
+    def init_buffers(self, device: torch.device) -> None:
+        """Fills `by_distance` [H, 2 M + 1] float32, M the distance from which on the bucket is the last one."""
+        # a nearest half wider than the maximum distance is all there is
+        most = max(self.max_distance, self.num_embeddings)
+        distances = torch.arange(-most, most + 1)
+        found = buckets(distances, self.bidirectional, self.num_embeddings, self.max_distance).to(device)
+        self.by_distance = self.weight.detach()[found].float().t().contiguous()

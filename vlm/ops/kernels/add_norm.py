@@ -1,0 +1,54 @@
+"""Residual addition and norm in one pass: a program normalizes one or several rows, the statistics in float32."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ELEMENTS = 2048  # a program's, where rows are short and very many
+MANY = 4096
+
+
+@triton.jit
+def _add_norm(
+    x_ptr, delta_ptr, weight_ptr, bias_ptr, stream_ptr, out_ptr, count, eps,
+    C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, CENTRE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    i = tl.arange(0, WIDTH)
+    at = row[:, None] * C + i[None, :]
+    mask = (row < count)[:, None] & (i < C)[None, :]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(delta_ptr + at, mask=mask, other=0.0).to(tl.float32)
+        # the statistics are those of the stored stream, as if the addition were an operation of its own
+        x = x.to(stream_ptr.dtype.element_ty)
+        tl.store(stream_ptr + at, x, mask=mask)
+        x = x.to(tl.float32)
+    if CENTRE:
+        x = tl.where(mask, x - (tl.sum(x, 1) / C)[:, None], 0.0)
+    scale = tl.rsqrt(tl.sum(x * x, 1) / C + eps)[:, None]
+    y = x * scale * tl.load(weight_ptr + i, mask=i < C, other=0.0).to(tl.float32)[None, :]
+    if CENTRE:
+        y += tl.load(bias_ptr + i, mask=i < C, other=0.0).to(tl.float32)[None, :]
+    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """s = x + delta in x's type; returns s and its norm in weight's type, [..., C]: layer norm, or RMS norm where there
+    is no bias."""
+    x, add = x.contiguous(), delta is not None
+    assert not add or (delta.is_contiguous() and delta.shape == x.shape)
+    width = x.shape[-1]
+    count = x.numel() // width
+    stream = torch.empty_like(x) if add else x
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    padded = triton.next_power_of_2(width)
+    rows = max(1, ELEMENTS // padded) if count >= MANY else 1
+    _add_norm[(triton.cdiv(count, rows),)](
+        x, delta if add else x, weight, weight if bias is None else bias, stream, out, count, eps,
+        C=width, ROWS=rows, WIDTH=padded, ADD=add, CENTRE=bias is not None, num_warps=4,
+    )  # fmt: skip
+    return stream, out
