@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vlm.checkpoint import Checkpoint
 from vlm.compile.builder import build_engine, convert_folder
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import BuildConfig, RuntimeConfig
@@ -19,3 +20,9 @@ def engine_dir(model, folder: Path, **build) -> EngineDir:
 
 def pipeline(model, folder: Path, runtime: RuntimeConfig | None = None, **build) -> Pipeline:
     return Pipeline(engine_dir(model, folder, **build), runtime or RuntimeConfig(device="cpu"))
+
+
+def rebuilt(engine: EngineDir, **build) -> EngineDir:
+    """The checkpoint that `engine_dir` left beside the engine, built for other limits."""
+    folder = engine.path.parent
+    return build_engine(Checkpoint.open(folder / "checkpoint"), folder / "rebuilt", BuildConfig(**build))

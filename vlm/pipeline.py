@@ -6,7 +6,6 @@ import importlib
 import itertools
 import os
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +19,7 @@ from vlm import registry
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.errors import InputError, LimitError, VlmError, listed
+from vlm.generation import sampling_params, warn_of_what_is_not_applied
 from vlm.ops.advance import loop_period
 from vlm.processing.images import ImageProcessor, load_image
 from vlm.processing.tokenization import TextStream, Tokenizer
@@ -27,23 +27,6 @@ from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
-# what a generation_config.json may ask for: applied to requests that do not say otherwise, as Hugging Face does
-MODEL_DEFAULTS = (
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-)
-# not done yet -> the values that ask for nothing
-NOT_APPLIED = {
-    "num_beams": (1,),
-    "length_penalty": (1.0,),
-    "min_length": (0,),
-    "do_sample": (False,),
-    "suppress_tokens": (),
-    "begin_suppress_tokens": (),
-}
 INPUT_KEYS = (
     "images",
     "text",
@@ -68,6 +51,13 @@ class Output:
     finish_reason: str  # eos | length | stop | loop | abort
     logprobs: list[float]  # of each generated token, under the model at temperature 1
     seed: int  # gives the same tokens again
+    score: float | None = None  # of a beam search: what its outcomes are ranked by
+    alternatives: tuple[Output, ...] = ()  # the other ones of num_return_sequences, best first
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Of the whole output."""
+        return sum(self.logprobs)
 
 
 def load(
@@ -118,7 +108,7 @@ class Pipeline:
         self._postprocess = _imported(self.family.postprocess) if self.family.postprocess else str
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._reset_timings()
-        _warn_of_what_is_not_applied(engine)
+        warn_of_what_is_not_applied(engine.path.name, engine.generation)
 
     # --- calls ---
     def generate(self, inputs: Any = None, **options: Any) -> Output | list[Output]:
@@ -211,21 +201,11 @@ class Pipeline:
         return given, {k: v for k, v in options.items() if k not in INPUT_KEYS}
 
     def _params(self, sampling: dict[str, Any]) -> SamplingParams:
-        known = SamplingParams.__dataclass_fields__
-        if unknown := [name for name in sampling if name not in known]:
-            raise InputError(f"{listed(unknown)} is no option; options are {listed((*INPUT_KEYS, *known), 40)}.")
-        if sampling.get("loop_detection") is None:
-            sampling = {**sampling, "loop_detection": self.family.loop_detection}
-        defaults = {k: v for k in MODEL_DEFAULTS if (v := self.engine.generation.get(k)) is not None}
-        for name in ("forced_bos_token_id", "forced_eos_token_id"):
-            if isinstance(defaults.get(name), list):
-                defaults[name] = defaults[name][0]
-        sampling = {**defaults, **sampling}
-        if "stop_token_ids" in sampling:
-            sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
-        if "bad_words_ids" in sampling:
-            sampling["bad_words_ids"] = tuple(tuple(word) for word in sampling["bad_words_ids"])
-        return SamplingParams(**sampling)
+        if unknown := [k for k in sampling if k not in SamplingParams.__dataclass_fields__]:
+            known = (*INPUT_KEYS, *SamplingParams.__dataclass_fields__)
+            raise InputError(f"{listed(unknown)} is no option; options are {listed(known, 60)}.")
+        longest, loops = self.llm.max_seq_len - 1, self.family.loop_detection
+        return sampling_params(sampling, self.engine.generation, longest=longest, loop_detection=loops)
 
     def _request(self, source: Any, params: SamplingParams) -> Request:
         start = time.perf_counter()
@@ -319,14 +299,24 @@ class Pipeline:
 
     # --- results ---
     def _output(self, sequence: Sequence) -> Output:
-        tokens = sequence.generated
-        self._tokens += len(tokens)
+        self._tokens += len(sequence.generated)
         self._ended = time.perf_counter()
+        if not sequence.hypotheses:
+            return self._decoded(sequence, sequence.generated, sequence.logprobs, sequence.finish_reason)
+        best, *others = [
+            self._decoded(sequence, h.token_ids, h.logprobs, self.llm.reason_of(sequence, h.token_ids), h.score)
+            for h in sequence.hypotheses[: sequence.request.params.num_return_sequences]
+        ]
+        return replace(best, alternatives=tuple(others))
+
+    def _decoded(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[float], reason: str, score: float | None = None
+    ) -> Output:
         shown = tokens
-        if sequence.finish_reason == "loop" and (period := loop_period(sequence.tokens)):
+        if reason == "loop" and (period := loop_period(sequence.tokens)):
             shown = _without_loop(tokens, period)
         raw = self.tokenizer.decode(shown) if self.tokenizer else ""
-        return Output(self._postprocess(raw), raw, tokens, sequence.finish_reason, sequence.logprobs, sequence.seed)
+        return Output(self._postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, score)
 
     def _abandon(self, request_ids: set[int]) -> None:
         """Aborts what is left when a caller stops early, so that the next call finds the engine empty."""
@@ -388,17 +378,6 @@ class _Prefetch:
             self._futures.append((index, self._pool.submit(self._prepare, value)))
             self._room -= 1
         self._exhausted = self._room > 0
-
-
-def _warn_of_what_is_not_applied(engine: EngineDir) -> None:
-    wanted = engine.generation
-    left = [f"{n} {wanted[n]}" for n, neutral in NOT_APPLIED.items() if wanted.get(n) not in (None, *neutral)]
-    if left:
-        warnings.warn(
-            f"{engine.path.name}: the model's generation settings {listed(left)} are not applied; decoding is greedy or"
-            " as its options say.",
-            stacklevel=4,
-        )
 
 
 def _without_loop(tokens: list[int], period: int) -> list[int]:

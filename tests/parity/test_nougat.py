@@ -119,8 +119,8 @@ def test_generation_settings_that_are_not_applied_are_said(tmp_path, recwarn):
     model = tiny.nougat()
     pipeline(model, tmp_path / "plain")
     assert not [w for w in recwarn if "not applied" in str(w.message)]
-    model.generation_config.num_beams, model.generation_config.length_penalty = 4, 1.2
-    with pytest.warns(UserWarning, match=r"num_beams 4, length_penalty 1\.2 are not applied"):
+    model.generation_config.suppress_tokens, model.generation_config.do_sample = [5], True
+    with pytest.warns(UserWarning, match=r"do_sample True, suppress_tokens \[5\] are not applied"):
         pipeline(model, tmp_path / "other")
 
 

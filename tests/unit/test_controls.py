@@ -24,7 +24,7 @@ def run(params: list[SamplingParams], histories: list[list[int]], prompt: int = 
     """Logits of the rows before and after."""
     state = BatchState(len(histories), 16, CacheShape(8, 8, 4, 4), torch.device("cpu"))
     sequences = [
-        Sequence(i, Request(tuple(h[:prompt]), encoder_output=torch.zeros(3, 4), params=p), 16, 3, list(h), slot=i)
+        Sequence(i, Request(tuple(h[:prompt]), encoder_output=torch.zeros(3, 4), params=p), 16, 3, list(h), slots=[i])
         for i, (h, p) in enumerate(zip(histories, params, strict=True))
     ]
     state.admit(sequences, [[2]] * len(sequences))

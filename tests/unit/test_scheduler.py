@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm.config import ModelConfig
+from vlm.errors import LimitError
 from vlm.runtime.block_manager import BlockManager
 from vlm.runtime.llm_engine import LLMEngine
-from vlm.runtime.request import Request, SamplingParams
+from vlm.runtime.request import Hypothesis, Request, SamplingParams
 from vlm.runtime.scheduler import Scheduler
 
 CONFIG = ModelConfig(1000, 8, 1, 1, 64, 0, 2, 1, 0)
@@ -29,13 +30,19 @@ class Invented:
             self.slots[s.slot] = [s, list(s.tokens), 0, stops]
 
     def launch(self, sequences, steps):
-        held = [block for s in sequences for block in (*s.self_blocks, *s.cross_blocks)]
+        held = [b for s in sequences for part in (*s.self_blocks, s.spare_blocks, s.cross_blocks) for b in part]
         assert len(set(held)) == len(held) and 0 not in held, "a block has two owners"
         rows = []
         for s in sequences:
-            assert len(s.self_blocks) * 4 >= min(s.scheduled, s.max_length), "too few blocks for the burst"
+            assert len(s.slots) == len(s.self_blocks) == s.width
+            for blocks in s.self_blocks:
+                assert len(blocks) * 4 >= min(s.scheduled, s.max_length), "too few blocks for the burst"
             rows.append(self._run(s, steps))
         return FakeBurst(list(sequences), rows)
+
+    def hypotheses(self, s):
+        tokens = self.slots[s.slot][1][s.prompt_length :]
+        return [Hypothesis(tokens, [float(t) for t in tokens], 1.0)]
 
     def _run(self, s, steps):
         _, tokens, code, stops = state = self.slots[s.slot]
@@ -73,7 +80,7 @@ def engine(num_self: int, slots: int, burst: int, asynchronous: bool) -> LLMEngi
     blocks = BlockManager(num_self, 40)
     return LLMEngine(
         CONFIG, Invented(asynchronous), Scheduler(blocks, slots, 4, burst),
-        max_seq_len=40, max_encoder_len=8, num_features=None, eos_token_ids=(2,),
+        max_batch_size=slots, max_seq_len=40, max_encoder_len=8, num_features=None, eos_token_ids=(2,),
     )  # fmt: skip
 
 
@@ -85,6 +92,7 @@ JOBS = st.lists(
         st.integers(1, 8),  # encoder rows
         st.integers(0, 6),  # steps before it arrives
         st.booleans(),  # aborted at some point
+        st.integers(1, 4),  # beams
     ),
     min_size=1,
     max_size=12,
@@ -98,11 +106,14 @@ def test_tokens_do_not_depend_on_company_and_blocks_balance(jobs, num_self, slot
     pending, ids, done, aborted = list(jobs), {}, {}, set()
     for turn in range(2000):
         while pending and pending[0][4] <= turn:
-            seed, prompt, new, rows, _, abort = pending.pop(0)
-            request = Request(
-                (5,) * prompt, encoder_output=torch.zeros(rows, 8), params=SamplingParams(max_new_tokens=new, seed=seed)
-            )
-            ids[llm.add(request)] = (seed, prompt, new)
+            seed, prompt, new, rows, _, abort, beams = pending.pop(0)
+            params = SamplingParams(max_new_tokens=new, seed=seed, num_beams=beams)
+            request = Request((5,) * prompt, encoder_output=torch.zeros(rows, 8), params=params)
+            try:
+                ids[llm.add(request)] = (seed, prompt, new)
+            except LimitError:  # too many beams for the slots or the pool
+                assert beams > 1
+                continue
             if abort:
                 aborted.add(max(ids))
         if turn % 3 == 2 and aborted:

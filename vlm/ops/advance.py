@@ -25,6 +25,7 @@ class SlotState:
     tokens: Tensor  # [S, max_seq_len] int32: prompt and generated tokens
     logprobs: Tensor  # [S, max_seq_len] float32: of the generated ones
     lengths: Tensor  # [S] int32: tokens held; the last one is not in the KV cache yet
+    prompt_lengths: Tensor  # [S] int32
     max_lengths: Tensor  # [S] int32
     finish: Tensor  # [S] int32: RUNNING, STOP, LOOP or LENGTH
     stop_ids: Tensor  # [S, n] int32, padded with -1

@@ -22,7 +22,6 @@ class ControlState:
     repetition: Tensor  # [S] float32, 1: off
     presence: Tensor  # [S] float32, 0: off
     frequency: Tensor  # [S] float32, 0: off
-    prompt_lengths: Tensor  # [S] int32
     min_lengths: Tensor  # [S] int32: no end or stop token before so many tokens are there
     ngrams: Tensor  # [S] int32: n-grams of this size must not repeat, 0: off
     words: Tensor  # [S, MAX_WORDS, MAX_WORD] int32, each padded with -1 on its left
@@ -31,7 +30,7 @@ class ControlState:
     def empty(cls, size: int, device: torch.device) -> ControlState:
         ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
         zeros = lambda: torch.zeros(size, device=device)  # noqa: E731
-        return cls(zeros() + 1, zeros(), zeros(), ints(), ints(), ints(), ints(MAX_WORDS, MAX_WORD) - 1)
+        return cls(zeros() + 1, zeros(), zeros(), ints(), ints(), ints(MAX_WORDS, MAX_WORD) - 1)
 
 
 def apply(logits: Tensor, state: SlotState, controls: ControlState, slots: Tensor) -> Tensor:
@@ -39,7 +38,7 @@ def apply(logits: Tensor, state: SlotState, controls: ControlState, slots: Tenso
     host."""
     s = slots.long()
     history, length = state.tokens[s].long(), state.lengths[s][:, None]
-    logits = _penalized(logits.float(), history, length, controls, s)
+    logits = _penalized(logits.float(), history, length, state.prompt_lengths[s][:, None], controls, s)
     forbidden = torch.zeros(len(s), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
     nothing = logits.shape[1]  # a column of its own takes what is not forbidden
     for ids, holds in (
@@ -51,11 +50,13 @@ def apply(logits: Tensor, state: SlotState, controls: ControlState, slots: Tenso
     return logits.masked_fill(forbidden[:, :-1], float("-inf"))
 
 
-def _penalized(logits: Tensor, history: Tensor, length: Tensor, controls: ControlState, s: Tensor) -> Tensor:
+def _penalized(
+    logits: Tensor, history: Tensor, length: Tensor, prompt: Tensor, controls: ControlState, s: Tensor
+) -> Tensor:
     at = torch.arange(history.shape[1], device=logits.device)
     counted = lambda held: torch.zeros_like(logits).scatter_add_(1, history, held.float())  # noqa: E731
     seen = counted(at < length) > 0
-    output = counted((at < length) & (at >= controls.prompt_lengths[s][:, None]))
+    output = counted((at < length) & (at >= prompt))
     repetition = controls.repetition[s][:, None]
     logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
     logits = logits - controls.presence[s][:, None] * (output > 0)

@@ -13,9 +13,13 @@ from torch import Tensor
 
 from vlm.limits import MAX_STOP_IDS, MAX_WORD, MAX_WORDS
 from vlm.ops.advance import MAX_PERIOD, SlotState, loop_runs_of
+from vlm.ops.beam_search import AT_ONCE, NEVER, NONE, UNTIL_BETTER, BeamState
 from vlm.ops.controls import ControlState
 from vlm.runtime.kv_cache import CacheShape
 from vlm.runtime.request import Sequence
+
+Put = Callable[[Tensor, list], object]  # (per-slot tensor, its values for the slots that are filled)
+EARLY = {False: UNTIL_BETTER, True: AT_ONCE, "never": NEVER}
 
 
 class BatchState:
@@ -29,6 +33,7 @@ class BatchState:
             tokens=ints(max_seq_len),
             logprobs=torch.zeros(size, max_seq_len, device=device),
             lengths=ints() + 1,
+            prompt_lengths=ints(),
             max_lengths=ints() + max_seq_len,
             finish=ints() + 1,  # the spare slot never advances
             stop_ids=ints(MAX_STOP_IDS) - 1,
@@ -40,6 +45,7 @@ class BatchState:
         self.temperature = torch.zeros(size, device=device)
         self.top_p = torch.ones(size, device=device)
         self.min_p = torch.zeros(size, device=device)
+        self.beams = BeamState.empty(size, max_seq_len, device)
         self.controls = ControlState.empty(size, device)
         self.top_k = ints()
         self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
@@ -48,51 +54,72 @@ class BatchState:
         self._table_sizes: dict[int, int] = {}
 
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
-        """Fills the slots of newly admitted sequences."""
-        slots = self._index([s.slot for s in sequences])
-        state = self.slots
+        """Fills the slots of newly admitted sequences, all beams of one alike."""
+        stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
+        beams = [beam for s in sequences for beam in range(s.width)]
+        slots = self._index([slot for s in sequences for slot in s.slots])
+        sequences = [s for s in sequences for _ in s.slots]
         put = lambda target, values: target.index_copy_(0, slots, self._upload(values, target))  # noqa: E731
-        put(state.tokens, _padded([s.tokens for s in sequences], state.tokens.shape[1], 0))
-        put(
-            state.logprobs,
-            _padded([[0.0] * s.prompt_length + s.logprobs for s in sequences], state.tokens.shape[1], 0.0),
-        )
+        self._admit_slots(sequences, stop_ids, put)
+        self._admit_sampling(sequences, put)
+        self._admit_beams(sequences, beams, put)
+        self._table_sizes.update((slot, 0) for s in sequences for slot in s.slots)
+
+    def _admit_slots(self, sequences: list[Sequence], stop_ids: list[list[int]], put: Put) -> None:
+        state, width = self.slots, self.slots.tokens.shape[1]
+        params = [s.request.params for s in sequences]
+        put(state.tokens, _padded([s.tokens for s in sequences], width, 0))
+        put(state.logprobs, _padded([[0.0] * s.prompt_length + s.logprobs for s in sequences], width, 0.0))
         put(state.lengths, [len(s.tokens) for s in sequences])
+        put(state.prompt_lengths, [s.prompt_length for s in sequences])
         put(state.max_lengths, [s.max_length for s in sequences])
         put(state.finish, [0] * len(sequences))
         put(state.stop_ids, _padded(stop_ids, MAX_STOP_IDS, -1))
-        params = [s.request.params for s in sequences]
         put(state.forced_first, [_or_none(p.forced_bos_token_id) for p in params])
         put(state.forced_last, [_or_none(p.forced_eos_token_id) for p in params])
         put(state.detect_loops, [int(p.loop_detection) for p in params])
         put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
+        put(self.cross_lengths, [s.num_features for s in sequences])
+        put(self.cross_tables, _padded([s.cross_blocks for s in sequences], self.cross_tables.shape[1], 0))
+
+    def _admit_sampling(self, sequences: list[Sequence], put: Put) -> None:
+        params, controls = [s.request.params for s in sequences], self.controls
         put(self.temperature, [p.temperature for p in params])
         put(self.top_p, [p.top_p for p in params])
         put(self.min_p, [p.min_p for p in params])
         put(self.top_k, [p.top_k for p in params])
         put(self.seeds, [s.seed for s in sequences])
-        put(self.cross_lengths, [s.num_features for s in sequences])
-        put(self.cross_tables, _padded([s.cross_blocks for s in sequences], self.cross_tables.shape[1], 0))
-        self._admit_controls(sequences, put)
-        self._table_sizes.update((s.slot, 0) for s in sequences)
-
-    def _admit_controls(self, sequences: list[Sequence], put: Callable[[Tensor, list], object]) -> None:
-        params, controls = [s.request.params for s in sequences], self.controls
         put(controls.repetition, [p.repetition_penalty for p in params])
         put(controls.presence, [p.presence_penalty for p in params])
         put(controls.frequency, [p.frequency_penalty for p in params])
-        put(controls.prompt_lengths, [s.prompt_length for s in sequences])
         put(controls.min_lengths, [s.prompt_length + s.request.params.min_new_tokens for s in sequences])
         put(controls.ngrams, [p.no_repeat_ngram_size for p in params])
         put(controls.words, [_words(p.bad_words_ids) for p in params])
 
+    def _admit_beams(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
+        params, state = [s.request.params for s in sequences], self.beams
+        # only the first beam counts at the start: all are equal
+        put(state.scores, [0.0 if beam == 0 else NONE for beam in beams])
+        put(state.hypothesis_scores, [NONE] * len(beams))
+        put(state.ended, [False] * len(beams))
+        put(state.improvable, [True] * len(beams))
+        put(state.length_penalty, [p.length_penalty for p in params])
+        put(state.early_stopping, [EARLY[p.early_stopping] for p in params])
+        put(state.diversity, [p.diversity_rate for p in params])
+        spare = [s.spare_blocks[beam] if s.spare_blocks else 0 for s, beam in zip(sequences, beams, strict=True)]
+        put(state.spare_blocks, spare)
+
     def update_tables(self, sequences: list[Sequence]) -> None:
-        """Uploads the self block tables that have grown."""
-        grown = [s for s in sequences if self._table_sizes.get(s.slot) != len(s.self_blocks)]
-        if grown:
-            rows = _padded([s.self_blocks for s in grown], self.self_tables.shape[1], 0)
-            self.self_tables.index_copy_(0, self._index([s.slot for s in grown]), self._upload(rows, self.self_tables))
-            self._table_sizes.update((s.slot, len(s.self_blocks)) for s in grown)
+        """Uploads what the self block tables have grown by; the rest may have been changed by a beam search."""
+        places: list[tuple[int, int, int]] = []
+        for sequence in sequences:
+            for slot, blocks in zip(sequence.slots, sequence.self_blocks, strict=True):
+                known = self._table_sizes.get(slot, 0)
+                places += [(slot, column, blocks[column]) for column in range(known, len(blocks))]
+                self._table_sizes[slot] = len(blocks)
+        if places:
+            slots, columns, blocks = torch.tensor(places).to(self.device, non_blocking=True).unbind(1)
+            self.self_tables[slots, columns] = blocks.int()
 
     def _index(self, slots: list[int]) -> Tensor:
         return torch.tensor(slots).to(self.device, non_blocking=True)

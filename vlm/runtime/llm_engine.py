@@ -7,6 +7,7 @@ import itertools
 from vlm.config import ModelConfig
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_STOP_IDS
+from vlm.ops.advance import LENGTH, STOP
 from vlm.runtime.executor import Burst, TorchExecutor
 from vlm.runtime.request import FINISH_REASONS, Request, Sequence, Update
 from vlm.runtime.scheduler import Plan, Scheduler, Starved
@@ -25,12 +26,14 @@ class LLMEngine:
         executor: TorchExecutor,
         scheduler: Scheduler,
         *,
+        max_batch_size: int,
         max_seq_len: int,
         max_encoder_len: int,
         num_features: int | None,
         eos_token_ids: tuple[int, ...],
     ):
         self.config, self.executor, self.scheduler = config, executor, scheduler
+        self.max_batch_size = max_batch_size
         self.max_seq_len, self.max_encoder_len, self.num_features = max_seq_len, max_encoder_len, num_features
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
@@ -94,6 +97,9 @@ class LLMEngine:
             # released while the burst ran: it had ended one burst earlier
             if sequence.finished:
                 continue
+            if sequence.width > 1:
+                updates += self._end_search(sequence) if code else []
+                continue
             new = length - len(sequence.tokens)
             sequence.tokens += tokens[:new]
             sequence.logprobs += logprobs[:new]
@@ -102,9 +108,22 @@ class LLMEngine:
             updates.append(Update(sequence, tuple(tokens[:new]), sequence.finished))
         return updates
 
-    def _reason(self, sequence: Sequence, code: int) -> str:
+    def _end_search(self, sequence: Sequence) -> list[Update]:
+        """A beam search brings its tokens at its end, the best hypothesis' as the sequence's own."""
+        sequence.hypotheses = self.executor.hypotheses(sequence)
+        best = sequence.hypotheses[0]
+        sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
+        self._end(sequence, self.reason_of(sequence, best.token_ids))
+        return [Update(sequence, tuple(best.token_ids), True)]
+
+    def reason_of(self, sequence: Sequence, token_ids: list[int]) -> str:
+        """Why a hypothesis of this search ended."""
+        stopped = token_ids[-1] in self._stop_ids(sequence.request)
+        return self._reason(sequence, STOP if stopped else LENGTH, token_ids[-1])
+
+    def _reason(self, sequence: Sequence, code: int, last: int | None = None) -> str:
         reason = FINISH_REASONS[code]
-        ended_by_eos = reason == "stop" and sequence.tokens[-1] in self.eos_token_ids
+        ended_by_eos = reason == "stop" and (sequence.tokens[-1] if last is None else last) in self.eos_token_ids
         return "eos" if ended_by_eos and not sequence.request.params.ignore_eos else reason
 
     def _end(self, sequence: Sequence, reason: str) -> None:
@@ -116,7 +135,7 @@ class LLMEngine:
         updates = self._collect()
         for request_id in self._aborted & self._sequences.keys():
             sequence = self._sequences[request_id]
-            if sequence.slot is None:
+            if not sequence.slots:
                 self.scheduler.waiting.remove(sequence)
                 sequence.finish_reason = "abort"
                 del self._sequences[request_id]
@@ -147,7 +166,12 @@ class LLMEngine:
                 f"the encoder's input has {features} rows (tokens), the engine was built for {self.max_encoder_len};"
                 " shorten it, cut it with truncate, or build with a larger --max-encoder-input-len."
             )
-        if self.scheduler.never_fits(wanted, features):
+        if params.num_beams > self.max_batch_size:
+            raise LimitError(
+                f"num_beams is {params.num_beams}, this engine decodes {self.max_batch_size} sequences at once; build"
+                f" with --max-batch-size {params.num_beams} or more."
+            )
+        if self.scheduler.never_fits(wanted, features, params.num_beams):
             raise LimitError(
                 f"a sequence of {wanted} tokens over {features} encoder rows does not fit the KV cache; lower"
                 " max_new_tokens or give the cache more memory."
@@ -156,4 +180,5 @@ class LLMEngine:
             if bad := [t for t in ids if not 0 <= t < self.config.vocab_size]:
                 raise LimitError(f"token id {bad[0]} is outside the vocabulary of {self.config.vocab_size}.")
         tokens = list(request.decoder_prompt_token_ids)
-        return Sequence(next(self._ids), request, wanted, features, tokens)
+        stops = len(self._stop_ids(request))
+        return Sequence(next(self._ids), request, wanted, features, tokens, num_stop_ids=stops)

@@ -83,6 +83,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
         config,
         executor,
         Scheduler(blocks, batch_size, runtime.block_size, runtime.burst),
+        max_batch_size=batch_size,
         max_seq_len=build.max_seq_len,
         max_encoder_len=build.max_encoder_input_len,
         num_features=modules["visual"].config.num_features if "visual" in modules else None,

@@ -36,6 +36,11 @@ class SamplingParams:
     forced_bos_token_id: int | None = None  # must follow a lone start token (mBART-50: the target's language)
     forced_eos_token_id: int | None = None  # must end an output of full length
     ignore_eos: bool = False
+    num_beams: int = 1  # above 1: beam search
+    num_return_sequences: int = 1  # the best beams, or so many samples
+    length_penalty: float = 1.0  # beams are ranked by sum of log-probabilities / length ** length_penalty
+    early_stopping: bool | str = False  # end with num_beams hypotheses; "never": only when none can do better
+    diversity_rate: float = 0.0  # each rank among the continuations of one beam costs so much
     loop_detection: bool = False
 
     def __post_init__(self) -> None:
@@ -64,10 +69,30 @@ class SamplingParams:
             raise InputError(
                 f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}; lower it."
             )
+        self._check_beams()
         if self.seed is not None and not 0 <= self.seed < 2**63:
             raise InputError(f"seed is {self.seed}; it must lie in [0, 2^63).")
         if len(self.stop_token_ids) > MAX_STOP_IDS - 4:
             raise InputError(f"{len(self.stop_token_ids)} stop token ids were given; {MAX_STOP_IDS - 4} are allowed.")
+
+    def _check_beams(self) -> None:
+        if self.num_beams < 1 or self.num_return_sequences < 1:
+            raise InputError("num_beams and num_return_sequences must be at least 1.")
+        if self.num_beams > 1 and self.temperature > 0:
+            raise InputError("num_beams above 1 and a temperature exclude each other: beam search does not sample.")
+        if self.num_return_sequences > self.num_beams and self.temperature == 0:
+            raise InputError(
+                f"num_return_sequences is {self.num_return_sequences}: give at least as many num_beams (now"
+                f" {self.num_beams}), or a temperature, to get different outputs."
+            )
+        if self.early_stopping not in (False, True, "never"):
+            raise InputError(f"early_stopping is {self.early_stopping!r}; it must be False, True or 'never'.")
+        if not -100.0 <= self.length_penalty <= 100.0:
+            raise InputError(f"length_penalty is {self.length_penalty}; it must lie in [-100, 100].")
+        if not 0.0 <= self.diversity_rate <= 100.0:
+            raise InputError(f"diversity_rate is {self.diversity_rate}; it must lie in [0, 100].")
+        if self.num_beams > 1 and self.loop_detection:
+            raise InputError("loop detection works on one sequence; switch it off for beam search.")
 
     @property
     def controlled(self) -> bool:
@@ -98,6 +123,15 @@ class Request:
             raise InputError("decoder_prompt_token_ids is empty; it needs at least the decoder's start token.")
 
 
+@dataclass(frozen=True)
+class Hypothesis:
+    """One outcome of a beam search."""
+
+    token_ids: list[int]  # generated
+    logprobs: list[float]
+    score: float  # sum of the log-probabilities over length ** length_penalty
+
+
 @dataclass(eq=False)
 class Sequence:
     """A request's scheduled state on the host; what it has on the device is behind `slot` and the block lists."""
@@ -108,17 +142,30 @@ class Sequence:
     num_features: int  # encoder rows
     tokens: list[int]  # prompt, then what was generated
     logprobs: list[float] = field(default_factory=list)
-    slot: int | None = None
-    self_blocks: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)  # one a beam
+    self_blocks: list[list[int]] = field(default_factory=list)  # of each slot
+    spare_blocks: list[int] = field(default_factory=list)  # with several beams: one a slot, for copies
     cross_blocks: list[int] = field(default_factory=list)
     scheduled: int = 0  # upper bound of len(tokens) once every launched burst has run
     finish_reason: str = ""
     seed: int = 0
+    num_stop_ids: int = 1
     preemptions: int = 0
+    hypotheses: list[Hypothesis] = field(default_factory=list)  # of a beam search, once it has ended
 
     def __post_init__(self) -> None:
         seed = self.request.params.seed
         self.seed = int.from_bytes(os.urandom(7), "little") if seed is None else seed
+
+    @property
+    def slot(self) -> int | None:
+        """The first one; None while the sequence waits."""
+        return self.slots[0] if self.slots else None
+
+    @property
+    def width(self) -> int:
+        """Slots it takes."""
+        return self.request.params.num_beams
 
     @property
     def prompt_length(self) -> int:

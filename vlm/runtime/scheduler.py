@@ -43,9 +43,9 @@ class Scheduler:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
-    def never_fits(self, length: int, num_features: int) -> bool:
+    def never_fits(self, length: int, num_features: int, width: int = 1) -> bool:
         """Would a sequence of this final length not fit the pool even alone?"""
-        self_need, cross_need = self.blocks_for(length), self.blocks_for(num_features)
+        self_need, cross_need = self._own(length, width), self.blocks_for(num_features)
         return self_need > self.blocks.quota["self"] or cross_need > self.blocks.quota["cross"]
 
     def add(self, sequence: Sequence) -> None:
@@ -70,21 +70,23 @@ class Scheduler:
     def release(self, sequence: Sequence) -> None:
         """Takes a sequence out of the running ones and returns all that it holds."""
         self.running.remove(sequence)
-        self._slots.append(sequence.slot)
-        self.blocks.free(sequence.self_blocks)
-        self.blocks.free(sequence.cross_blocks)
-        sequence.slot, sequence.self_blocks, sequence.cross_blocks = None, [], []
+        self._slots += sequence.slots
+        for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
+            self.blocks.free(blocks)
+        sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
 
     def _admit(self, plan: Plan) -> None:
-        while self.waiting and self._slots:
+        while self.waiting and len(self._slots) >= self.waiting[0].width:
             sequence = self.waiting[0]
-            first = self.blocks_for(min(len(sequence.tokens) + self.burst, sequence.max_length))
+            first, width = min(len(sequence.tokens) + self.burst, sequence.max_length), sequence.width
             cross = self.blocks_for(sequence.num_features)
-            if first > self.blocks.available("self") or cross > self.blocks.available("cross"):
+            if self._own(first, width) > self.blocks.available("self") or cross > self.blocks.available("cross"):
                 return
             self.waiting.popleft()
-            sequence.slot = self._slots.pop()
-            sequence.self_blocks = self.blocks.allocate(first, "self")
+            sequence.slots = [self._slots.pop() for _ in range(width)]
+            each = self.blocks_for(first)
+            sequence.self_blocks = [self.blocks.allocate(each, "self") for _ in range(width)]
+            sequence.spare_blocks = self.blocks.allocate(width if width > 1 else 0, "self")
             sequence.cross_blocks = self.blocks.allocate(cross, "cross")
             sequence.scheduled = len(sequence.tokens)
             self.running.append(sequence)
@@ -93,17 +95,23 @@ class Scheduler:
     def _unfinished(self) -> list[Sequence]:
         return [s for s in self.running if s.scheduled < s.max_length]
 
+    def _own(self, length: int, width: int) -> int:
+        """Self blocks of `width` beams of this length, each with a spare one where there are several."""
+        return width * (self.blocks_for(length) + (width > 1))
+
     def _need(self, sequence: Sequence) -> int:
         """Blocks it lacks for the next burst."""
         reach = min(sequence.scheduled + self.burst, sequence.max_length)
-        return max(0, self.blocks_for(reach) - len(sequence.self_blocks))
+        return sequence.width * max(0, self.blocks_for(reach) - len(sequence.self_blocks[0]))
 
     def _reserve(self, sequence: Sequence, plan: Plan) -> None:
         # an earlier reservation of this round may have preempted it
-        while sequence.slot is not None and self._need(sequence) > self.blocks.available("self"):
+        while sequence.slots and self._need(sequence) > self.blocks.available("self"):
             self._preempt(self.running[-1], plan)
-        if sequence.slot is not None:
-            sequence.self_blocks += self.blocks.allocate(self._need(sequence), "self")
+        if sequence.slots:
+            each = self._need(sequence) // sequence.width
+            for blocks in sequence.self_blocks:
+                blocks += self.blocks.allocate(each, "self")
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Back to the head of the queue with all its tokens: it is recomputed when there is room again."""

@@ -1,0 +1,164 @@
+"""Beam search against Hugging Face, FP32 on the CPU: the same hypotheses and scores, each search as if alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.engines import engine_dir
+from vlm.config import RuntimeConfig
+from vlm.pipeline import Pipeline
+
+LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
+NEW = 24
+
+
+@torch.no_grad()
+def hf_beams(model, ids, **options) -> list[tuple[list[int], float]]:
+    """(tokens up to and with the end, score) of each returned hypothesis of one text."""
+    prefix = options.pop("prefix", None)
+    if prefix is not None:
+        options["decoder_input_ids"] = torch.tensor([prefix])
+    options = {"max_new_tokens": NEW, "num_return_sequences": options["num_beams"], **options}
+    out = model.generate(
+        torch.tensor([ids]), do_sample=False, return_dict_in_generate=True, output_scores=True, **options
+    )
+    end, start, found = model.config.eos_token_id, len(prefix or [0]), []
+    for row, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
+        tokens = row[start:]
+        found.append((tokens[: tokens.index(end) + 1] if end in tokens else tokens, score))
+    return found
+
+
+@pytest.fixture(scope="module", params=["t5", "bart", "mbart"])
+def subject(request, tmp_path_factory):
+    make = {
+        "t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
+        "bart": lambda: tiny.bart(seed=5),
+        "mbart": lambda: tiny.bart(seed=3, multilingual=True),
+    }
+    model = make[request.param]()
+    engine = engine_dir(model, tmp_path_factory.mktemp("beams"), max_batch_size=16)
+    return model, engine, tiny.texts(model, LENGTHS, seed=4)
+
+
+def check(outputs, want) -> None:
+    """Tokens are exact and scores within 1e-4, every returned hypothesis."""
+    for out, hypotheses in zip(outputs, want, strict=True):
+        found = [(o.token_ids, o.score) for o in (out, *out.alternatives)]
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in hypotheses]
+        torch.testing.assert_close([s for _, s in found], [s for _, s in hypotheses], atol=1e-4, rtol=5e-6)
+
+
+SETTINGS = {
+    "width 2": {"num_beams": 2},
+    "width 4": {"num_beams": 4},
+    "width 5, early": {"num_beams": 5, "early_stopping": True},
+    "width 4, never": {"num_beams": 4, "early_stopping": "never"},
+    "short is better": {"num_beams": 4, "length_penalty": -1.0},
+    "long is better": {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
+    "sums": {"num_beams": 3, "length_penalty": 0.0, "early_stopping": "never"},
+    "no repeated pairs": {"num_beams": 4, "no_repeat_ngram_size": 2},
+    "penalty and forced ends": {"num_beams": 3, "repetition_penalty": 1.3, "forced_bos_token_id": 9,
+                                "forced_eos_token_id": 1},
+    "not before ten": {"num_beams": 4, "min_new_tokens": 10},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_hypotheses_and_scores(subject, settings):
+    model, engine, texts = subject
+    if "forced_eos_token_id" in settings:
+        settings = settings | {"forced_eos_token_id": model.config.eos_token_id}
+    want = [hf_beams(model, text, **settings) for text in texts]
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", block_size=8, burst=5))
+    returned = {"num_return_sequences": settings["num_beams"], "max_new_tokens": NEW}
+    check(pipe.generate([{"encoder_input_ids": t} for t in texts], **settings, **returned), want)
+    assert pipe.llm.scheduler.blocks.balanced
+
+
+def test_searches_of_different_width_and_greedy_rows_in_one_batch(subject):
+    """Every request has its own settings; sequences join as slots come free."""
+    from vlm.runtime.request import Request, SamplingParams
+
+    model, engine, texts = subject
+    settings = [
+        {"num_beams": 2}, {}, {"num_beams": 5, "length_penalty": 0.5}, {"num_beams": 3, "early_stopping": True}, {},
+        {"num_beams": 4, "no_repeat_ngram_size": 3}, {"num_beams": 2, "early_stopping": "never"}, {},
+    ]  # fmt: skip
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", block_size=4, burst=3, max_batch_size=9))
+    start, ids = model.generation_config.decoder_start_token_id, {}
+    for i, (text, given) in enumerate(zip(texts, settings, strict=True)):
+        returned = given.get("num_beams", 1)
+        params = SamplingParams(max_new_tokens=NEW, num_return_sequences=returned, **given)
+        ids[pipe.llm.add(Request((start,), encoder_input_ids=tuple(text), params=params))] = i
+    found = {}
+    while pipe.llm.has_work:
+        found |= {ids[u.sequence.id]: pipe._output(u.sequence) for u in pipe.llm.step() if u.finished}
+    for i, (text, given) in enumerate(zip(texts, settings, strict=True)):
+        if given:
+            check([found[i]], [hf_beams(model, text, **given)])
+        else:
+            assert found[i].token_ids == tiny.hf_text(model, text, NEW)
+    assert pipe.llm.scheduler.blocks.balanced
+
+
+def test_a_prefix_and_a_preempted_search(subject):
+    """A search that loses its blocks starts again, to the same end."""
+    model, engine, texts = subject
+    start = model.generation_config.decoder_start_token_id
+    prefix = [start, 7, 11, 5, 13]
+    want = [hf_beams(model, text, num_beams=3, prefix=prefix) for text in texts]
+    cross = sum(-(-n // 4) for n in LENGTHS)
+    alone = 3 * (-(-(len(prefix) + NEW) // 4) + 1)
+    total = cross + alone + 10
+    runtime = RuntimeConfig(
+        device="cpu", block_size=4, burst=2, max_kv_blocks=total, cross_kv_cache_fraction=cross / total + 1e-9
+    )
+    pipe = Pipeline(shrunk(engine), runtime)
+    preempted = []
+    pipe.llm.scheduler._preempt = _counting(pipe.llm.scheduler._preempt, preempted)
+    inputs = [{"encoder_input_ids": t, "decoder_prompt_token_ids": prefix} for t in texts]
+    check(pipe.generate(inputs, num_beams=3, num_return_sequences=3, max_new_tokens=NEW), want)
+    assert preempted and pipe.llm.scheduler.blocks.balanced
+
+
+def shrunk(engine):
+    """The same engine for short outputs: the cache is planned for one sequence of full length."""
+    from tests.engines import rebuilt
+
+    return rebuilt(engine, max_batch_size=16, max_seq_len=32, max_encoder_input_len=max(LENGTHS))
+
+
+def _counting(function, calls):
+    def wrapped(*arguments):
+        calls.append(1)
+        return function(*arguments)
+
+    return wrapped
+
+
+@torch.no_grad()
+def diverse_beams(model, ids, width: int, rate: float, steps: int) -> list[tuple[list[int], float]]:
+    """Li, Monroe and Jurafsky (2016), equation 6, without ends: siblings are ranked, each rank costs `rate`."""
+    beams = [([model.generation_config.decoder_start_token_id], 0.0)]
+    for _ in range(steps):
+        candidates = []
+        for tokens, total in beams:
+            logits = model(input_ids=torch.tensor([ids]), decoder_input_ids=torch.tensor([tokens])).logits[0, -1]
+            best = logits.log_softmax(-1).topk(2 * width)
+            for rank, (value, token) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+                candidates.append((total + value - rate * rank, [*tokens, token], total + value))
+        beams = [(tokens, total) for _, tokens, total in sorted(candidates, reverse=True)[:width]]
+    return sorted(((tokens[1:], total / steps) for tokens, total in beams), key=lambda b: -b[1])
+
+
+@pytest.mark.parametrize("rate", [0.3, 2.0])
+def test_diversity(subject, rate):
+    model, engine, texts = subject
+    want = [diverse_beams(model, text, 4, rate, 8) for text in texts[:4]]
+    assert want != [diverse_beams(model, text, 4, 0.0, 8) for text in texts[:4]]
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", block_size=4))
+    options = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 8, "ignore_eos": True}
+    check(pipe.generate([{"encoder_input_ids": t} for t in texts[:4]], diversity_rate=rate, **options), want)

@@ -1,0 +1,244 @@
+"""One step of beam search for groups of slots, each with its own width and settings, without the host.
+
+The maths is that of Hugging Face's vectorized beam search, group by group: candidates are the best of all beams, those
+that end are hypotheses if they are among the first `width`, the best others run on. A group's result does not depend on
+what else is in the batch. Diversity: Li, Monroe and Jurafsky (arXiv:1611.08562), a rank's cost among siblings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlm.ops.advance import LENGTH, RUNNING, SlotState
+
+NONE = -1.0e9  # the score of what does not exist; finite, as in the original
+UNTIL_BETTER, AT_ONCE, NEVER = range(3)  # early_stopping: False, True, "never"
+
+
+@dataclass(frozen=True)
+class BeamState:
+    """Per slot; `S` slots. What belongs to a whole group lies at its first slot."""
+
+    scores: Tensor  # [S] float32: sum of log-probabilities of the running beam
+    hypotheses: Tensor  # [S, max_seq_len] int32: an ended sequence, prompt included
+    hypothesis_logprobs: Tensor  # [S, max_seq_len] float32
+    hypothesis_lengths: Tensor  # [S] int32
+    hypothesis_scores: Tensor  # [S] float32, NONE while there is none
+    ended: Tensor  # [S] bool: there is one
+    improvable: Tensor  # [S] bool, of a group: may a running beam still beat a hypothesis?
+    length_penalty: Tensor  # [S] float32, of a group
+    early_stopping: Tensor  # [S] int32, of a group
+    diversity: Tensor  # [S] float32, of a group
+    spare_blocks: Tensor  # [S] int32: where a copy of another beam's last block goes
+
+    @classmethod
+    def empty(cls, size: int, max_seq_len: int, device: torch.device) -> BeamState:
+        ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
+        floats = lambda *dims: torch.zeros(size, *dims, device=device)  # noqa: E731
+        flags = lambda: torch.zeros(size, dtype=torch.bool, device=device)  # noqa: E731
+        return cls(
+            floats(), ints(max_seq_len), floats(max_seq_len), ints(), floats() + NONE, flags(), flags(),
+            floats(), ints(), floats(), ints(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Groups:
+    """`G` groups of at most `W` beams in a batch of `R` rows."""
+
+    slots: Tensor  # [G, W] int32; the spare slot where a group is narrower, or is none
+    rows: Tensor  # [G, W] int32: each beam's row of the logits
+    spare: int
+    most: int  # candidates of the widest group
+
+    @property
+    def beams(self) -> Tensor:
+        """[G, W] bool"""
+        return self.slots != self.spare
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The best continuations of each group, best first. [G, K]"""
+
+    scores: Tensor  # float32, sum of log-probabilities, -inf where there is none
+    ranked: Tensor  # float32, what they are chosen by: the score less the price of being alike
+    parents: Tensor  # int64, the beam each continues
+    tokens: Tensor  # int64
+    logprobs: Tensor  # float32, of the token alone
+
+
+def candidates(logits: Tensor, normalizer: Tensor, state: SlotState, beams: BeamState, groups: Groups) -> Candidates:
+    """logits [R, V], log-probabilities less `normalizer` [R] -> max(2, 1 + end tokens) · width of each group."""
+    exist, leaders = groups.beams, groups.slots[:, 0].long()
+    most = min(logits.shape[1], groups.most)
+    keep = exist.sum(1) * (1 + (state.stop_ids[leaders] >= 0).sum(1)).clamp(min=2)
+    best, token = logits.topk(most, dim=-1)  # of a row: what is added to it is the same for all
+    best = best.float() - normalizer[:, None]
+    slots, rows = groups.slots.long(), groups.rows.long()
+    best, token = _forced(best[rows], token[rows], state, slots, state.lengths[leaders][:, None])
+    total = best + beams.scores[slots][..., None]
+    total = total.masked_fill(~exist[..., None], float("-inf"))
+    rank = torch.arange(most, device=best.device)
+    ranked = total - beams.diversity[leaders][:, None, None] * rank
+    ranked, order = ranked.flatten(1).topk(most, dim=-1)
+    pick = lambda x: x.flatten(1).gather(1, order)  # noqa: E731
+    none = rank >= keep[:, None]
+    scores, ranked = (x.masked_fill(none, float("-inf")) for x in (pick(total), ranked))
+    return Candidates(scores, ranked, order // most, pick(token), pick(best))
+
+
+def _forced(best: Tensor, token: Tensor, state: SlotState, slots: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+    """Leaves one candidate to a beam that must take a certain token. best, token [G, W, K]; slots [G, W]"""
+    first = torch.arange(best.shape[2], device=best.device) == 0
+    for must, here in (
+        (state.forced_first[slots], length == 1),
+        (state.forced_last[slots], length + 1 == state.max_lengths[slots]),
+    ):
+        here = (here & (must >= 0))[..., None]
+        best = torch.where(here, torch.where(first, 0.0, float("-inf")), best)
+        token = torch.where(here, must[..., None], token)
+    return best, token
+
+
+def step(logits: Tensor, normalizer: Tensor, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
+    """Takes every running group one token further, in place; returns the parents [G, W] int64 of its beams, by which
+    the key/value cache follows. logits [R, V], normalizer [R] float32: their logsumexp, or 0 for log-probabilities."""
+    slots, exist = groups.slots.long(), groups.beams
+    leaders = slots[:, 0]
+    alive = (state.finish[leaders] == RUNNING)[:, None]
+    length, limit = state.lengths[leaders][:, None], state.max_lengths[leaders][:, None]
+    found = candidates(logits, normalizer, state, beams, groups)
+    there = found.scores > float("-inf")
+    ends = (state.stop_ids[leaders][:, None] == found.tokens[..., None]).any(-1) | (length + 1 >= limit)
+
+    held = _Histories(state.tokens[slots], state.logprobs[slots])
+    new = held.continued(found, length)
+    chosen = (found.ranked + ends * NONE).topk(slots.shape[1], dim=-1).indices
+    _update_hypotheses(found, ends & there, new, state, beams, groups, alive)
+
+    parents = torch.where(
+        alive & exist, found.parents.gather(1, chosen), torch.arange(slots.shape[1], device=slots.device)
+    )
+    put = lambda target, values: _put(target, slots, values, alive & exist)  # noqa: E731
+    put(state.tokens, new.tokens.gather(1, _wide(chosen, new.tokens)))
+    put(state.logprobs, new.logprobs.gather(1, _wide(chosen, new.logprobs)))
+    put(beams.scores, (found.scores + ends * NONE).gather(1, chosen))
+    put(state.lengths, (length + 1).expand_as(slots))
+    _decide(ends | ~there, state, beams, groups, alive)
+    return parents
+
+
+@dataclass(frozen=True)
+class _Histories:
+    tokens: Tensor  # [G, n, max_seq_len] int32
+    logprobs: Tensor  # [G, n, max_seq_len] float32
+
+    def continued(self, found: Candidates, length: Tensor) -> _Histories:
+        """Each candidate's history with its token at `length` [G, 1]."""
+        at = length.long().clamp(max=self.tokens.shape[2] - 1)[..., None].expand(-1, found.tokens.shape[1], -1)
+        pick = lambda x: x.gather(1, _wide(found.parents, x))  # noqa: E731
+        return _Histories(
+            pick(self.tokens).scatter(2, at, found.tokens.int()[..., None]),
+            pick(self.logprobs).scatter(2, at, found.logprobs[..., None]),
+        )
+
+
+def _update_hypotheses(
+    found: Candidates, ends: Tensor, new: _Histories, state: SlotState, beams: BeamState, groups: Groups, alive: Tensor
+) -> None:
+    """The best of the old hypotheses and of the candidates that end now."""
+    slots, exist = groups.slots.long(), groups.beams
+    leaders = slots[:, 0]
+    width, count = exist.sum(1, keepdim=True), found.tokens.shape[1]
+    ended = beams.ended[slots]
+    just = ends & (torch.arange(count, device=slots.device) < width)
+    generated = _generated(state, leaders) + 1
+    scores = found.scores / generated ** beams.length_penalty[leaders][:, None]
+    full = (ended | ~exist).all(1, keepdim=True) & (beams.early_stopping[leaders][:, None] == AT_ONCE)
+    scores = scores + full * NONE
+    scores = scores + ~beams.improvable[leaders][:, None] * NONE
+    scores = scores + ~just * NONE
+    old = beams.hypothesis_scores[slots].masked_fill(~exist, float("-inf"))
+    scores, best = torch.cat([old, scores], 1).topk(slots.shape[1], dim=-1)
+
+    both = lambda a, b: torch.cat([a, b], 1).gather(1, _wide(best, a) if a.ndim == 3 else best)  # noqa: E731
+    lengths = (state.lengths[leaders][:, None] + 1).expand(-1, count)
+    put = lambda target, values: _put(target, slots, values, alive & exist)  # noqa: E731
+    put(beams.hypotheses, both(beams.hypotheses[slots], new.tokens))
+    put(beams.hypothesis_logprobs, both(beams.hypothesis_logprobs[slots], new.logprobs))
+    put(beams.hypothesis_lengths, both(beams.hypothesis_lengths[slots], lengths))
+    put(beams.ended, both(ended, just))
+    put(beams.hypothesis_scores, scores)
+
+
+def _decide(ends: Tensor, state: SlotState, beams: BeamState, groups: Groups, alive: Tensor) -> None:
+    """Can a running beam still improve on the hypotheses? Then the group goes on. Lengths are the new ones."""
+    slots, exist = groups.slots.long(), groups.beams
+    leaders = slots[:, 0]
+    early, penalty = beams.early_stopping[leaders][:, None], beams.length_penalty[leaders][:, None]
+    longest = (state.max_lengths[leaders] - state.prompt_lengths[leaders])[:, None]
+    length = torch.where((early == NEVER) & (penalty > 0), longest, _generated(state, leaders))
+    best_running = beams.scores[leaders][:, None] / length**penalty
+    ended, scores = beams.ended[slots], beams.hypothesis_scores[slots]
+    worst = torch.where(ended, scores.masked_fill(~exist, float("inf")).amin(1, keepdim=True), NONE)
+    better = ((best_running > worst) & exist).any(1, keepdim=True)
+    improvable = beams.improvable[leaders][:, None] & better
+    full = (ended | ~exist).all(1, keepdim=True) & (early == AT_ONCE)
+    goes_on = improvable & ~full & ~ends.all(1, keepdim=True)
+    _put(beams.improvable, leaders[:, None], improvable, alive)
+    _put(state.finish, slots, torch.where(goes_on, RUNNING, LENGTH).expand_as(slots), alive & exist)
+
+
+def _generated(state: SlotState, leaders: Tensor) -> Tensor:
+    """[G, 1] tokens after the prompt"""
+    return (state.lengths[leaders] - state.prompt_lengths[leaders])[:, None]
+
+
+def _wide(index: Tensor, like: Tensor) -> Tensor:
+    """[G, n] -> [G, n, T]"""
+    return index[..., None].expand(-1, -1, like.shape[2])
+
+
+def _put(target: Tensor, slots: Tensor, values: Tensor, where: Tensor) -> None:
+    """target[slots] = values, but for beams that are none or have ended: these keep what they have."""
+    where = where.expand(slots.shape)
+    where = where if values.ndim == 2 else where[..., None]
+    target[slots] = torch.where(where, values.to(target.dtype), target[slots])
+
+
+def follow(cache: Tensor, tables: Tensor, state: SlotState, beams: BeamState, groups: Groups, parents: Tensor) -> None:
+    """Makes every beam's block table that of its parent: whole blocks are shared, the last partial one is copied.
+
+    A copy goes to the beam's spare block, and the block it had becomes the spare one: what is read in this step is
+    never written in it. cache [L, 2, blocks, H, block_size, D]; tables [S, n] int32; parents [G, W] from `step`
+    """
+    slots = groups.slots.long()
+    size = cache.shape[4]
+    filled = (state.lengths[slots] - 1)[..., None]  # tokens in the cache
+    column = torch.arange(tables.shape[1], device=tables.device)
+    theirs = tables[slots].gather(1, _wide(parents, tables[slots]))
+    own = tables[slots]
+    moved = parents != torch.arange(slots.shape[1], device=slots.device)
+    last = (filled[..., 0] // size).clamp(max=tables.shape[1] - 1).long()[..., None]
+    partial = moved & (filled[..., 0] % size > 0)
+    source, spare = theirs.gather(2, last)[..., 0], beams.spare_blocks[slots]
+    copied = torch.where(moved[..., None] & (column < filled // size), theirs, own)
+    copied = torch.where(partial[..., None] & (column == last), spare[..., None], copied)
+    beams.spare_blocks[slots] = torch.where(partial, own.gather(2, last)[..., 0], spare)
+    tables[slots] = copied
+    copy_blocks(cache, torch.where(partial, source, 0).flatten(), torch.where(partial, spare, 0).flatten())
+
+
+def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """cache[:, :, targets] = cache[:, :, sources] for [N] int32 pairs; equal ones cost nothing."""
+    if cache.is_cuda:
+        from vlm.ops.kernels.copy_blocks import copy_blocks as kernel
+
+        kernel(cache, sources, targets)
+    else:
+        apart = (sources != targets).nonzero()[:, 0]
+        cache[:, :, targets[apart].long()] = cache[:, :, sources[apart].long()]

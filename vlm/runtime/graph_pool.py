@@ -1,0 +1,41 @@
+"""CUDA graphs of whole passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class GraphPool:
+    """CUDA graphs by key, captured at first use, sharing one memory pool."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.pool = torch.cuda.graph_pool_handle()
+        self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor | None]] = {}
+
+    def __contains__(self, key: tuple) -> bool:
+        return key in self._graphs
+
+    def run(self, key: tuple, *inputs: Tensor) -> Tensor | None:
+        """Replays a graph on new inputs. The result is overwritten by the key's next run."""
+        graph, static, output = self._graphs[key]
+        for target, source in zip(static, inputs, strict=True):
+            target.copy_(source, non_blocking=True)
+        graph.replay()
+        return output
+
+    def capture(self, key: tuple, function: Callable[..., Tensor | None], *inputs: Tensor) -> None:
+        """Captures function(*inputs); runs it once before, which compiles kernels and fills lazily made buffers."""
+        static = tuple(x.clone() for x in inputs)
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            function(*static)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            output = function(*static)
+        self._graphs[key] = graph, static, output

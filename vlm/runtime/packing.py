@@ -1,0 +1,84 @@
+"""Packs ragged inputs into rows, on the host: no padding but up to the sizes that graphs were captured for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vlm.ops.packed_attention import tiles_of
+from vlm.runtime.request import Sequence
+
+
+@dataclass(frozen=True)
+class PackedTexts:
+    """Token sequences one after the other, on the host."""
+
+    token_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    tiles: list[tuple[int, int, int]]  # of the rows that CUDA takes; the CPU takes whole sequences
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, texts: list[tuple[int, ...]], slots: list[int]) -> PackedTexts:
+        lengths = [len(text) for text in texts]
+        return cls(
+            [token for text in texts for token in text],
+            [position for n in lengths for position in range(n)],
+            [slot for slot, n in zip(slots, lengths, strict=True) for _ in range(n)],
+            tiles_of(lengths),
+            lengths,
+        )
+
+    @property
+    def rows(self) -> int:
+        return len(self.token_ids)
+
+    def padded(self, spare: int) -> PackedTexts:
+        """With rows of the spare slot and empty tiles up to the next powers of two, for a graph."""
+        extra = max(16, 1 << (self.rows - 1).bit_length()) - self.rows
+        tiles = (1 << (len(self.tiles) - 1).bit_length()) - len(self.tiles)
+        zeros, spares, empty = [0] * extra, [spare] * extra, [(0, 0, 0)] * tiles
+        return PackedTexts(
+            self.token_ids + zeros, self.positions + zeros, self.slots + spares, self.tiles + empty, self.lengths
+        )
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """token ids, positions, slots [R] and tiles [T, 3], int32"""
+        tiles = self.tiles if device.type == "cuda" else tiles_of(self.lengths, rows=None)
+        parts = (self.token_ids, self.positions, self.slots, tiles)
+        return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
+
+
+def chunks(items: list, size: int) -> list[list]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def within(sequences: list[Sequence], most: int) -> Iterator[list[Sequence]]:
+    """Groups of at most `most` encoder tokens, a longer sequence alone."""
+    group, held = [], 0
+    for sequence in sequences:
+        if group and held + sequence.num_features > most:
+            yield group
+            group, held = [], 0
+        group.append(sequence)
+        held += sequence.num_features
+    if group:
+        yield group
+
+
+def packed(counts: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(slot, n) pairs -> the slot and the position of each of their rows, [sum of n] int32 each"""
+    slots = torch.cat([torch.full((n,), slot, dtype=torch.int32) for slot, n in counts])
+    positions = torch.cat([torch.arange(n, dtype=torch.int32) for _, n in counts])
+    return slots.to(device, non_blocking=True), positions.to(device, non_blocking=True)
+
+
+def bucket_of(rows: int, limit: int) -> int:
+    """The batch size a graph is captured for: powers of two up to 16, then multiples of 16."""
+    if rows <= 16:
+        return min(1 << (rows - 1).bit_length(), max(limit, 1))
+    return min(-(-rows // 16) * 16, limit)
