@@ -17,7 +17,7 @@ SAME_NAME = (
     "num_beams",
     "length_penalty",
     "early_stopping",
-    "max_new_tokens",
+    "max_length",
     "min_new_tokens",
 )
 # what is not done -> the values that ask for nothing
@@ -31,19 +31,18 @@ def model_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         if isinstance(found.get(name), list):
             found[name] = found[name][0]
-    # these count the start token
-    for name, length in (("max_new_tokens", "max_length"), ("min_new_tokens", "min_length")):
-        if generation.get(length) and name not in found:
-            found[name] = generation[length] - 1
+    # lengths count the start token
+    if generation.get("max_new_tokens") is not None:
+        found["max_length"] = generation["max_new_tokens"] + 1
+    if generation.get("min_length") and "min_new_tokens" not in found:
+        found["min_new_tokens"] = generation["min_length"] - 1
     return found
 
 
-def sampling_params(
-    given: dict[str, Any], generation: dict[str, Any], *, longest: int, loop_detection: bool
-) -> SamplingParams:
+def sampling_params(given: dict[str, Any], generation: dict[str, Any], *, loop_detection: bool) -> SamplingParams:
     """What a caller gives, over what the model sets. A default gives way where it contradicts what is given.
 
-    `longest`: tokens that the engine can generate. Raises InputError for an unknown or impossible option.
+    Raises InputError for an unknown or impossible option.
     """
     known = SamplingParams.__dataclass_fields__
     if unknown := [name for name in given if name not in known]:
@@ -52,12 +51,11 @@ def sampling_params(
     given = {name: value for name, value in given.items() if value is not None or name not in defaults}
     if given.get("temperature"):
         defaults.pop("num_beams", None)
-    if "max_new_tokens" in defaults:
-        defaults["max_new_tokens"] = min(defaults["max_new_tokens"], longest)
+    most = given.get("max_new_tokens")
+    if most is not None:
+        defaults.pop("max_length", None)
+        defaults["min_new_tokens"] = min(defaults.get("min_new_tokens", 0), most)
     merged = {**defaults, **given}
-    most = merged.get("max_new_tokens")
-    if most is not None and "min_new_tokens" not in given:
-        merged["min_new_tokens"] = min(merged.get("min_new_tokens", 0), most)
     if merged.get("loop_detection") is None:
         merged["loop_detection"] = loop_detection and merged.get("num_beams", 1) == 1
     for name in LISTS:

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from vlm import registry
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.errors import InputError, LimitError, VlmError, listed
+from vlm.errors import InputError, VlmError, listed
 from vlm.generation import sampling_params, warn_of_what_is_not_applied
+from vlm.inputs import INPUT_KEYS, InputReader
 from vlm.ops.advance import loop_period
-from vlm.processing.images import ImageProcessor, load_image
-from vlm.processing.tokenization import TextStream, Tokenizer
+from vlm.prefetch import Prefetch
+from vlm.processing.images import ImageProcessor
+from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.request import Request, SamplingParams, Sequence
-
-INPUT_KEYS = (
-    "images",
-    "text",
-    "src_lang",
-    "tgt_lang",
-    "truncate",
-    "prompt",
-    "pixel_values",
-    "encoder_output",
-    "encoder_input_ids",
-    "decoder_prompt_token_ids",
-)
 
 
 @dataclass(frozen=True)
@@ -51,6 +36,7 @@ class Output:
     finish_reason: str  # eos | length | stop | loop | abort
     logprobs: list[float]  # of each generated token, under the model at temperature 1
     seed: int  # gives the same tokens again
+    top_logprobs: list[dict[int, float]] | None = None  # of each place, the likeliest tokens, as many as asked for
     score: float | None = None  # of a beam search: what its outcomes are ranked by
     alternatives: tuple[Output, ...] = ()  # the other ones of num_return_sequences, best first
 
@@ -105,6 +91,16 @@ class Pipeline:
         self.device = self.llm.executor.device
         self.tokenizer = Tokenizer.from_dir(engine.processor_dir) if engine.processor_dir else None
         self.image_processor = self._image_processor()
+        visual = self.llm.executor.visual
+        self._inputs = InputReader(
+            self.family,
+            self.config,
+            visual and visual.config,
+            engine.generation,
+            self.tokenizer,
+            self.image_processor,
+            self.llm.max_encoder_len,
+        )
         self._postprocess = _imported(self.family.postprocess) if self.family.postprocess else str
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._reset_timings()
@@ -134,8 +130,11 @@ class Pipeline:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
         self._reset_timings()
-        request_id = self.llm.add(self._request(single, self._params(sampling)))
-        text = TextStream(self.tokenizer)
+        params = self._params(sampling)
+        if params.num_return_sequences > 1:
+            raise InputError("a stream is of one output; use generate() for several.")
+        request_id = self.llm.add(self._request(single, params))
+        text = TextStream(self.tokenizer, params.stop)
         try:
             while self.llm.has_work:
                 for update in self.llm.step():
@@ -155,22 +154,22 @@ class Pipeline:
         """
         params = self._params(sampling)
         self._reset_timings()
-        feed = _Prefetch(self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window))
-        waiting: dict[int, int] = {}  # request id -> index of its input
+        feed = Prefetch(self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window))
+        waiting: dict[int, _Samples] = {}  # by request id
         try:
             while waiting or feed.more:
                 for index, request in feed.ready(block=not waiting):
                     try:
-                        waiting[self.llm.add(request.result())] = index
+                        waiting |= self._add(index, request.result())
                     except VlmError as error:
                         if on_error == "raise":
                             raise
                         feed.done()
                         yield index, error
                 for update in self.llm.step() if waiting else ():
-                    if update.finished:
+                    if update.finished and (samples := waiting.pop(update.sequence.id)).add(update.sequence):
                         feed.done()
-                        yield waiting.pop(update.sequence.id), self._output(update.sequence)
+                        yield samples.index, self._merged(samples)
         finally:
             feed.close()
             self._abandon(set(waiting))
@@ -204,100 +203,28 @@ class Pipeline:
         if unknown := [k for k in sampling if k not in SamplingParams.__dataclass_fields__]:
             known = (*INPUT_KEYS, *SamplingParams.__dataclass_fields__)
             raise InputError(f"{listed(unknown)} is no option; options are {listed(known, 60)}.")
-        longest, loops = self.llm.max_seq_len - 1, self.family.loop_detection
-        return sampling_params(sampling, self.engine.generation, longest=longest, loop_detection=loops)
+        return sampling_params(sampling, self.engine.generation, loop_detection=self.family.loop_detection)
 
     def _request(self, source: Any, params: SamplingParams) -> Request:
         start = time.perf_counter()
-        fields = self._fields(source)
-        given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
-        if fields.get("images") is not None:
-            pixels = self._pixels(fields["images"])
-        elif pixels is not None:
-            pixels = self._checked_pixels(pixels)
-        if fields.get("text") is not None:
-            ids = self._source_ids(fields)
-        ids = None if ids is None else tuple(ids)
-        if (target := fields.get("tgt_lang")) is not None:
-            params = self._towards(target, params)
-        request = Request(self._decoder_prompt(fields), pixels, ids, given, params)
+        request = self._inputs.request(source, params)
         self._preprocess_seconds += time.perf_counter() - start
         return request
 
-    def _fields(self, source: Any) -> dict[str, Any]:
-        """A bare input is a text for a model of texts, else an image."""
-        if not isinstance(source, Mapping):
-            is_text = self.family.inputs == ("text",)
-            if is_text and not isinstance(source, str):
-                raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
-            return {"text": source} if is_text else {"images": [source]}
-        if unknown := [k for k in source if k not in INPUT_KEYS]:
-            raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
-        fields = {k: v for k, v in source.items() if v is not None}
-        if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
-            raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
-        if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
-            raise InputError(f"{self.family.name} takes text, not images; give text=.")
-        return fields
-
-    def _source_ids(self, fields: dict[str, Any]) -> list[int]:
-        """The encoder's tokens of a text."""
-        text, limit = fields["text"], self.llm.max_encoder_len
-        if not isinstance(text, str) or not text.strip():
-            raise InputError(
-                "the text is empty; give at least one word." if isinstance(text, str) else "text must be a string."
-            )
-        if self.tokenizer is None:
-            raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
-        cut = limit if fields.get("truncate") else None
-        ids = self.tokenizer.encode_source(text, language=fields.get("src_lang"), limit=cut)
-        if len(ids) > limit:
-            raise LimitError(
-                f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it, cut its end with"
-                f" --truncate (truncate=True), or build with --max-encoder-input-len {len(ids)}."
-            )
-        return ids
-
-    def _pixels(self, images: Any) -> torch.Tensor:
-        images = images if isinstance(images, list | tuple) else [images]
-        if len(images) != 1:
-            raise InputError(
-                f"{self.family.name} reads one image a request, got {len(images)}; pass a list of inputs:"
-                ' generate(["a.png", "b.png"]).'
-            )
-        return self.image_processor([load_image(images[0])])[0]
-
-    def _checked_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        config = self.llm.executor.visual.config
-        wanted = (config.num_channels, *config.image_size)
-        if tuple(pixels.shape) != wanted:
-            raise InputError(f"pixel_values has shape {tuple(pixels.shape)}; this model takes {wanted}.")
-        return pixels
-
-    def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
-        """mBART-50 begins its output with the code of the target's language; mBART starts from it."""
-        languages = self.tokenizer.languages if self.tokenizer else None
-        if languages is None:
-            raise InputError("this model takes no language codes; name the languages in the text, as it was trained.")
-        token = languages.id(language)
-        return replace(params, forced_bos_token_id=token) if languages.place == "prefix" else params
-
-    def _decoder_prompt(self, fields: dict[str, Any]) -> tuple[int, ...]:
-        ids, prompt = fields.get("decoder_prompt_token_ids"), fields.get("prompt")
-        if ids is not None:
-            return tuple(ids)
-        start = self.engine.generation.get("decoder_start_token_id")
-        start = (self.config.decoder_start_token_id if start is None else start,)
-        languages = self.tokenizer.languages if self.tokenizer else None
-        if (target := fields.get("tgt_lang")) is not None and languages is not None and languages.place == "suffix":
-            start = (languages.id(target),)
-        if not prompt:
-            return start
-        if self.tokenizer is None:
-            raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
-        return (*start, *self.tokenizer.encode(prompt))
+    def _add(self, index: int, request: Request) -> dict[int, _Samples]:
+        """Queues an input: one request, or as many as there are samples, each with a seed of its own."""
+        samples = _Samples(index, request.params)
+        seed = int.from_bytes(os.urandom(7), "little") if request.params.seed is None else request.params.seed
+        for i in range(samples.count):
+            params = request.params if samples.count == 1 else replace(request.params, seed=(seed + i) % 2**63)
+            samples.ids.append(self.llm.add(replace(request, params=params)))
+        return dict.fromkeys(samples.ids, samples)
 
     # --- results ---
+    def _merged(self, samples: _Samples) -> Output:
+        first, *others = [self._output(samples.done[i]) for i in samples.ids]
+        return replace(first, alternatives=tuple(others)) if others else first
+
     def _output(self, sequence: Sequence) -> Output:
         self._tokens += len(sequence.generated)
         self._ended = time.perf_counter()
@@ -312,11 +239,13 @@ class Pipeline:
     def _decoded(
         self, sequence: Sequence, tokens: list[int], logprobs: list[float], reason: str, score: float | None = None
     ) -> Output:
-        shown = tokens
+        shown, stop = tokens, sequence.request.params.stop
         if reason == "loop" and (period := loop_period(sequence.tokens)):
             shown = _without_loop(tokens, period)
         raw = self.tokenizer.decode(shown) if self.tokenizer else ""
-        return Output(self._postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, score)
+        raw = before_stop(raw, stop)
+        top = sequence.top_logprobs if sequence.request.params.top_logprobs else None
+        return Output(self._postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score)
 
     def _abandon(self, request_ids: set[int]) -> None:
         """Aborts what is left when a caller stops early, so that the next call finds the engine empty."""
@@ -342,42 +271,18 @@ class Pipeline:
         return ImageProcessor.default(self.llm.executor.visual.config.image_size)
 
 
-class _Prefetch:
-    """Prepares inputs in worker threads, at most `window` of them under way or unanswered."""
+class _Samples:
+    """The requests that one input has become."""
 
-    def __init__(self, pool: ThreadPoolExecutor, source: Iterator, prepare: Callable, window: int):
-        self._pool, self._source, self._prepare, self._room = pool, source, prepare, window
-        self._futures: deque[tuple[int, Future]] = deque()
-        self._exhausted = False
-        self._fill()
+    def __init__(self, index: int, params: SamplingParams):
+        self.index, self.count = index, 1 if params.num_beams > 1 else params.num_return_sequences
+        self.ids: list[int] = []
+        self.done: dict[int, Sequence] = {}
 
-    @property
-    def more(self) -> bool:
-        return bool(self._futures) or not self._exhausted
-
-    def ready(self, block: bool) -> list[tuple[int, Future]]:
-        """Prepared inputs in order; waits for one when `block`."""
-        self._fill()
-        found = []
-        while self._futures and (self._futures[0][1].done() or (block and not found)):
-            index, future = self._futures.popleft()
-            future.exception()  # waits
-            found.append((index, future))
-        return found
-
-    def done(self) -> None:
-        """One input has been answered: there is room for another."""
-        self._room += 1
-
-    def close(self) -> None:
-        for _, future in self._futures:
-            future.cancel()
-
-    def _fill(self) -> None:
-        for index, value in itertools.islice(self._source, self._room):
-            self._futures.append((index, self._pool.submit(self._prepare, value)))
-            self._room -= 1
-        self._exhausted = self._room > 0
+    def add(self, sequence: Sequence) -> bool:
+        """Takes a finished one; True when it was the last."""
+        self.done[sequence.id] = sequence
+        return len(self.done) == self.count
 
 
 def _without_loop(tokens: list[int], period: int) -> list[int]:

@@ -8,7 +8,9 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir, pipeline
 from vlm.config import RuntimeConfig
+from vlm.errors import InputError, LimitError
 from vlm.pipeline import Pipeline
+from vlm.runtime.request import SamplingParams
 
 LENGTHS = (5, 17, 1, 33, 9, 2, 24)
 MODELS = {
@@ -102,3 +104,61 @@ def test_t5_beyond_the_lengths_of_training(tmp_path):
     found = pipe.generate(inputs_of(texts), max_new_tokens=200, ignore_eos=True)
     assert [out.token_ids for out in found] == [tiny.hf_text(model, t, 200, eos_token_id=-1, min_new_tokens=200)
                                                 for t in texts]  # fmt: skip
+
+
+def test_the_likeliest_tokens_of_each_place(ragged):
+    model, engine, texts, want = ragged
+    start = model.generation_config.decoder_start_token_id
+    pipe = Pipeline(engine, cpu(burst=3, max_batch_size=4))
+    found = pipe.generate(inputs_of(texts), max_new_tokens=30, top_logprobs=4)
+    assert [out.token_ids for out in found] == want
+    for text, out in zip(texts, found, strict=True):
+        with torch.no_grad():
+            ids = torch.tensor([[start, *out.token_ids[:-1]]])
+            exact = model(input_ids=torch.tensor([text]), decoder_input_ids=ids).logits.log_softmax(-1)[0].topk(4)
+        assert [list(place) for place in out.top_logprobs] == exact.indices.tolist()
+        found_values = torch.tensor([list(place.values()) for place in out.top_logprobs])
+        torch.testing.assert_close(found_values, exact.values, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("burst", [1, 5])
+def test_stop_words(ragged, burst):
+    """A sequence of tokens ends the output with it, wherever a burst ends."""
+    _, engine, texts, want = ragged
+    pipe = Pipeline(engine, cpu(burst=burst, max_batch_size=4))
+    words = tuple(dict.fromkeys(tuple(tokens[3:5]) for tokens in want if len(tokens) > 8))
+    found = pipe.generate(inputs_of(texts), max_new_tokens=30, stop_words_ids=words)
+    for out, tokens in zip(found, want, strict=True):
+        ends = [n for n in range(2, len(tokens) + 1) if tuple(tokens[n - 2 : n]) in words]
+        assert out.token_ids == tokens[: min(ends, default=len(tokens))]
+        assert len(out.logprobs) == len(out.token_ids)
+        assert out.finish_reason == ("stop" if ends and ends[0] < len(tokens) else out.finish_reason)
+    assert pipe.llm.scheduler.blocks.balanced
+
+
+def test_several_samples_of_one_text(ragged):
+    _, engine, texts, _ = ragged
+    pipe = Pipeline(engine, cpu(max_batch_size=5))
+    options = {"temperature": 1.5, "max_new_tokens": 15}
+    first, second = pipe.generate(inputs_of(texts[:2]), num_return_sequences=4, seed=3, **options)
+    drawn = [first, *first.alternatives]
+    assert len({tuple(out.token_ids) for out in drawn}) > 1 and len(drawn) == 4 == 1 + len(second.alternatives)
+    for out in drawn:
+        again = pipe.generate(encoder_input_ids=texts[0], seed=out.seed, **options)
+        assert again.token_ids == out.token_ids and again.logprobs == pytest.approx(out.logprobs, abs=1e-4)
+
+
+def test_settings_that_exclude_each_other_are_said():
+    for wrong in (
+        {"num_beams": 2, "temperature": 0.5}, {"num_return_sequences": 2}, {"num_beams": 2, "top_logprobs": 1},
+        {"num_beams": 3, "num_return_sequences": 4}, {"early_stopping": "soon"}, {"stop": ("",)},
+        {"max_new_tokens": 3, "min_new_tokens": 4}, {"top_p_decay": 0.0},
+    ):  # fmt: skip
+        with pytest.raises(InputError):
+            SamplingParams(**wrong)
+
+
+def test_more_beams_than_the_engine_decodes_at_once(ragged):
+    _, engine, texts, _ = ragged
+    with pytest.raises(LimitError, match=r"num_beams is 10.*9 sequences.*--max-batch-size 10"):
+        Pipeline(engine, cpu()).generate(encoder_input_ids=texts[0], num_beams=10)

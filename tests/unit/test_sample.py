@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -19,6 +22,12 @@ def hugging_face(logits, temperature, top_k, top_p, min_p):
     if min_p > 0:
         logits = MinPLogitsWarper(min_p)(None, logits)
     return logits
+
+
+def sampling(temperature, top_k, top_p, min_p, seeds, **fields) -> sample.SamplingState:
+    state = sample.SamplingState.empty(len(temperature), torch.device("cpu"))
+    fields |= {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seeds": seeds}
+    return dataclasses.replace(state, **fields)
 
 
 SETTINGS = [
@@ -50,7 +59,7 @@ def test_draws_follow_the_exact_distribution(setting):
     logits, draws = torch.randn(1, 20) * 1.5, 6000
     params = [torch.tensor([value]).expand(draws) for value in setting]
     seeds = torch.full((draws,), 1234567890123)
-    token = sample.sample(logits.expand(draws, -1), *params, seeds, torch.arange(draws))
+    token = sample.sample(logits.expand(draws, -1), sampling(*params, seeds), torch.arange(draws))
     exact = hugging_face(logits, *setting).softmax(-1)[0]
     counts = torch.bincount(token, minlength=20).double()
     kept = exact > 0
@@ -67,20 +76,42 @@ def test_a_row_draws_the_same_in_any_batch_and_another_with_another_seed():
     logits = torch.randn(8, 500)
     columns = [torch.full((8,), 0.9), torch.full((8,), 50), torch.full((8,), 0.95), torch.full((8,), 0.01)]
     seeds, positions = torch.arange(8) * 7919 + 2**40, torch.arange(8) + 3
-    together = sample.sample(logits, *columns, seeds, positions)
+    together = sample.sample(logits, sampling(*columns, seeds), positions)
     for row in range(8):
-        alone = sample.sample(logits[[row]], *(c[:1] for c in columns), seeds[[row]], positions[[row]])
+        alone = sample.sample(logits[[row]], sampling(*(c[:1] for c in columns), seeds[[row]]), positions[[row]])
         assert alone == together[row]
-    others = [sample.sample(logits, *columns, seeds + n, positions) for n in range(1, 20)]
+    others = [sample.sample(logits, sampling(*columns, seeds + n), positions) for n in range(1, 20)]
     assert torch.stack(others).ne(together).any(0).all()
 
 
 def test_temperature_zero_is_greedy_with_the_models_log_probability():
     logits = torch.randn(3, 50)
     zeros = torch.zeros(3)
-    token = sample.sample(logits, zeros, zeros.int(), zeros + 1, zeros, zeros.long(), zeros.int())
+    token = sample.sample(logits, sampling(zeros, zeros.int(), zeros + 1, zeros, zeros.long()), zeros.int())
     logprob = sample.log_probability(logits, token)
     want, want_logprob = sample.greedy(logits)
     assert torch.equal(token, want) and torch.equal(token, logits.argmax(-1))
     torch.testing.assert_close(logprob, want_logprob)
     torch.testing.assert_close(logprob, logits.log_softmax(-1).max(-1).values)
+
+
+def test_the_factual_nucleus_shrinks_and_is_reset():
+    """Lee et al. (arXiv:2206.04624): p_t = max(lowest, p · decay^t), whole again after the reset token."""
+    sent, p, found = [4, 9, 5, 6, 9, 7, 7, 7], 0.9, []
+    zeros = torch.zeros(1)
+    state = sampling(zeros + 1, zeros.int(), zeros + p, zeros, zeros.long(), decay=zeros + 0.5, lowest=zeros + 0.2,
+                     reset_id=zeros.int() + 9)  # fmt: skip
+    slots = torch.tensor([0])
+    for length, token in enumerate(sent, 2):
+        found.append(float(state.of(slots).nucleus))
+        history = SimpleNamespace(tokens=torch.full((1, 12), token), lengths=torch.tensor([length]))
+        state.after(slots, history)
+    torch.testing.assert_close(found, [0.9, 0.45, 0.9, 0.45, 0.225, 0.9, 0.45, 0.225])
+
+
+def test_a_nucleus_that_does_not_decay_stays_where_it_is():
+    zeros = torch.zeros(1)
+    state = sampling(
+        zeros + 1, zeros.int(), zeros + 0.1, zeros, zeros.long(), lowest=zeros + 0.3, decayed=zeros.int() + 5
+    )
+    assert float(state.nucleus) == pytest.approx(0.1)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from vlm.config import ModelConfig
 from vlm.errors import LimitError
 from vlm.runtime.block_manager import BlockManager
+from vlm.runtime.executor import RowResult
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.request import Hypothesis, Request, SamplingParams
 from vlm.runtime.scheduler import Scheduler
@@ -52,7 +53,7 @@ class Invented:
             code = STOP if tokens[-1] in stops else LENGTH if len(tokens) >= s.max_length else 0
         state[2] = code
         new = tokens[first:] + [0] * (steps - len(tokens) + first)
-        return len(tokens), code, new, [float(t) for t in new]
+        return RowResult(len(tokens), code, new, [float(t) for t in new])
 
 
 class FakeBurst:

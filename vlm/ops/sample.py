@@ -6,8 +6,12 @@ same request draws the same tokens alone, in any batch and on any device.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
+
 import torch
 from torch import Tensor
+
+from vlm.ops.advance import SlotState
 
 _MASK = 0xFFFFFFFF
 
@@ -27,24 +31,53 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
     return greedy_reference(logits)
 
 
-def sample(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    positions: Tensor,
-) -> Tensor:
+@dataclass(frozen=True)
+class SamplingState:
+    """Of each slot, or of each row of a batch. A temperature of 0 is greedy."""
+
+    temperature: Tensor  # [S] float32
+    top_k: Tensor  # [S] int32, 0: off
+    top_p: Tensor  # [S] float32
+    min_p: Tensor  # [S] float32
+    seeds: Tensor  # [S] int64
+    # the factual nucleus of Lee et al. (arXiv:2206.04624)
+    decay: Tensor  # [S] float32: top_p shrinks by it with each token
+    lowest: Tensor  # [S] float32: to no less than this
+    reset_id: Tensor  # [S] int32: and is whole again after this token, -1: never
+    decayed: Tensor  # [S] int32: tokens since then
+
+    @classmethod
+    def empty(cls, size: int, device: torch.device) -> SamplingState:
+        ints = lambda: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
+        floats = lambda: torch.zeros(size, device=device)  # noqa: E731
+        seeds = torch.zeros(size, dtype=torch.int64, device=device)
+        return cls(floats(), ints(), floats() + 1, floats(), seeds, floats() + 1, floats(), ints() - 1, ints())
+
+    def of(self, slots: Tensor) -> SamplingState:
+        """That of the rows `slots` [R] int64."""
+        return SamplingState(*(getattr(self, field.name)[slots] for field in fields(self)))
+
+    @property
+    def nucleus(self) -> Tensor:
+        """[S] top_p as it is now"""
+        shrunk = torch.maximum(self.top_p * self.decay**self.decayed, self.lowest)
+        return torch.where((self.decayed == 0) | (self.decay == 1.0), self.top_p, shrunk)
+
+    def after(self, slots: Tensor, state: SlotState) -> None:
+        """Counts the token that each of the rows `slots` [R] int64 has just got."""
+        last = state.tokens[slots, (state.lengths[slots] - 1).long()]
+        self.decayed[slots] = torch.where(last == self.reset_id[slots], 0, self.decayed[slots] + 1)
+
+
+def sample(logits: Tensor, how: SamplingState, positions: Tensor) -> Tensor:
     """One draw a row; rows of temperature 0 are greedy.
 
-    logits [R, V]; temperature, top_p, min_p [R] float32; top_k [R] (0: off); seeds [R] int64; positions [R], the place
-    of the token to draw -> token [R] int64
+    logits [R, V]; `how` of the R rows; positions [R], the place of the token to draw -> token [R] int64
     """
     logits = logits.float()
-    kept = filtered(logits, temperature, top_k, top_p, min_p)
-    drawn = (kept + gumbel(seeds, positions, logits.shape[-1])).argmax(-1)
-    return torch.where(temperature > 0, drawn, logits.argmax(-1))
+    kept = filtered(logits, how.temperature, how.top_k, how.nucleus, how.min_p)
+    drawn = (kept + gumbel(how.seeds, positions, logits.shape[-1])).argmax(-1)
+    return torch.where(how.temperature > 0, drawn, logits.argmax(-1))
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:

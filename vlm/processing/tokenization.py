@@ -100,17 +100,43 @@ def _is_code(token: str) -> bool:
     return language.isalpha() and language.islower() and region.isalpha() and region.isupper()
 
 
-class TextStream:
-    """Turns growing token ids into text pieces that never end inside a character."""
+def before_stop(text: str, stop: tuple[str, ...]) -> str:
+    """Up to the first of the strings at which it stops."""
+    found = [at for string in stop if (at := text.find(string)) >= 0]
+    return text[: min(found)] if found else text
 
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer, self._ids, self._sent = tokenizer, [], ""
+
+class StopStrings:
+    """Says after which token an output holds one of the strings at which it stops."""
+
+    def __init__(self, tokenizer: Tokenizer, strings: tuple[str, ...]):
+        self._tokenizer, self._strings = tokenizer, strings
+
+    def end(self, token_ids: list[int], known: int) -> int | None:
+        """token_ids: all that was generated, of which the first `known` hold none -> tokens to keep; None: all."""
+        if not self._holds(token_ids):
+            return None
+        return next(n for n in range(known + 1, len(token_ids) + 1) if self._holds(token_ids[:n]))
+
+    def _holds(self, token_ids: list[int]) -> bool:
+        text = self._tokenizer.decode(token_ids)
+        return any(string in text for string in self._strings)
+
+
+class TextStream:
+    """Turns growing token ids into text pieces that never end inside a character or what may yet be a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
+        self._tokenizer, self._ids, self._sent, self._stop = tokenizer, [], "", stop
 
     def push(self, token_ids: tuple[int, ...], last: bool = False) -> str:
         self._ids += token_ids
-        text = self._tokenizer.decode(self._ids)
+        text = before_stop(self._tokenizer.decode(self._ids), self._stop)
         # an unfinished byte sequence decodes to U+FFFD
         if not last and text.endswith("\ufffd"):
             return ""
+        if not last:
+            held = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+            text = text[: max(len(self._sent), len(text) - held)]
         piece, self._sent = text[len(self._sent) :], text
         return piece

@@ -11,10 +11,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vlm.limits import MAX_STOP_IDS, MAX_WORD, MAX_WORDS
+from vlm.limits import MAX_STOP_IDS, MAX_TOP_LOGPROBS, MAX_WORD, MAX_WORDS
 from vlm.ops.advance import MAX_PERIOD, SlotState, loop_runs_of
 from vlm.ops.beam_search import AT_ONCE, NEVER, NONE, UNTIL_BETTER, BeamState
 from vlm.ops.controls import ControlState
+from vlm.ops.sample import SamplingState
 from vlm.runtime.kv_cache import CacheShape
 from vlm.runtime.request import Sequence
 
@@ -42,13 +43,10 @@ class BatchState:
             detect_loops=ints(),
             loop_runs=ints(MAX_PERIOD),
         )
-        self.temperature = torch.zeros(size, device=device)
-        self.top_p = torch.ones(size, device=device)
-        self.min_p = torch.zeros(size, device=device)
+        self.sampling = SamplingState.empty(size, device)
+        self.top: torch.Tensor | None = None  # [S, max_seq_len, 2, MAX_TOP_LOGPROBS] int32: ids, values (bits)
         self.beams = BeamState.empty(size, max_seq_len, device)
         self.controls = ControlState.empty(size, device)
-        self.top_k = ints()
-        self.seeds = torch.zeros(size, dtype=torch.int64, device=device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
         self._table_sizes: dict[int, int] = {}
@@ -83,12 +81,16 @@ class BatchState:
         put(self.cross_tables, _padded([s.cross_blocks for s in sequences], self.cross_tables.shape[1], 0))
 
     def _admit_sampling(self, sequences: list[Sequence], put: Put) -> None:
-        params, controls = [s.request.params for s in sequences], self.controls
-        put(self.temperature, [p.temperature for p in params])
-        put(self.top_p, [p.top_p for p in params])
-        put(self.min_p, [p.min_p for p in params])
-        put(self.top_k, [p.top_k for p in params])
-        put(self.seeds, [s.seed for s in sequences])
+        params, controls, sampling = [s.request.params for s in sequences], self.controls, self.sampling
+        put(sampling.temperature, [p.temperature for p in params])
+        put(sampling.top_p, [p.top_p for p in params])
+        put(sampling.min_p, [p.min_p for p in params])
+        put(sampling.top_k, [p.top_k for p in params])
+        put(sampling.seeds, [s.seed for s in sequences])
+        put(sampling.decay, [p.top_p_decay for p in params])
+        put(sampling.lowest, [p.top_p_min for p in params])
+        put(sampling.reset_id, [_or_none(p.top_p_reset_id) for p in params])
+        put(sampling.decayed, [_since(s.generated, p.top_p_reset_id) for s, p in zip(sequences, params, strict=True)])
         put(controls.repetition, [p.repetition_penalty for p in params])
         put(controls.presence, [p.presence_penalty for p in params])
         put(controls.frequency, [p.frequency_penalty for p in params])
@@ -121,11 +123,21 @@ class BatchState:
             slots, columns, blocks = torch.tensor(places).to(self.device, non_blocking=True).unbind(1)
             self.self_tables[slots, columns] = blocks.int()
 
+    def allocate_top(self) -> None:
+        """Room for the likeliest tokens of each place, taken when a request first asks for them."""
+        size = (*self.slots.tokens.shape, 2, MAX_TOP_LOGPROBS)
+        self.top = torch.zeros(size, dtype=torch.int32, device=self.device)
+
     def _index(self, slots: list[int]) -> Tensor:
         return torch.tensor(slots).to(self.device, non_blocking=True)
 
     def _upload(self, values: list, like: Tensor) -> Tensor:
         return torch.tensor(values, dtype=like.dtype).to(self.device, non_blocking=True)
+
+
+def _since(tokens: list[int], reset_id: int | None) -> int:
+    """Tokens after the last `reset_id`"""
+    return tokens[::-1].index(reset_id) if reset_id in tokens else len(tokens)
 
 
 def _or_none(token: int | None) -> int:

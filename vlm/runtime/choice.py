@@ -19,6 +19,7 @@ class Choice:
     beams: int = 0  # of the widest
     most: int = 0  # candidates of the widest
     controlled: bool = False  # do penalties or prohibitions act on a beam search?
+    top: bool = False  # are the likeliest tokens kept?
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Choice:
@@ -28,12 +29,13 @@ class Choice:
         if single:
             sampled = any(p.temperature > 0 for p in single)
             how = "control" if any(p.controlled for p in single) else "sample" if sampled else "greedy"
+        top = any(p.top_logprobs for p in single)
         if not searches:
-            return cls(how)
+            return cls(how, top=top)
         beams = max(p.num_beams for p in searches)
         most = max(s.width * max(2, 1 + s.num_stop_ids) for s in sequences if s.width > 1)
         rounded = 1 << (len(searches) - 1).bit_length()
-        return cls(how, rounded, beams, most, any(p.controlled for p in searches))
+        return cls(how, rounded, beams, most, any(p.controlled for p in searches), top)
 
 
 class BeamRows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.errors import OutOfMemoryError
 from vlm.layers.attention import PackedRows, PagedRows
+from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, controls, sample
 from vlm.ops.advance import advance
 from vlm.runtime.batch_state import BatchState
@@ -28,22 +30,43 @@ from vlm.runtime.timing import DeviceTimer
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 
 
+class RowResult(NamedTuple):
+    """What a burst brought for one sequence; tokens and what belongs to them are stale beyond the length."""
+
+    length: int  # tokens in all
+    code: int  # see vlm.ops.advance
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[dict[int, float]] = []  # noqa: RUF012 - never changed
+
+
 @dataclass
 class Burst:
-    """A launched burst; `result` is on the host once `ready` has passed."""
+    """A launched burst; the tensors are on the host once `ready` has passed."""
 
     sequences: list[Sequence]
     result: Tensor  # [R, 2 + 2 * steps] int32: length, finish code, new tokens, log-probabilities (bits)
+    top: Tensor | None  # [R, steps, 2, MAX_TOP_LOGPROBS] int32: token ids, log-probabilities (bits)
     ready: torch.cuda.Event | None
 
-    def collect(self) -> list[tuple[int, int, list[int], list[float]]]:
-        """Waits; per row: length, finish code, tokens and log-probabilities (stale beyond the length)."""
+    def collect(self) -> list[RowResult]:
+        """Waits for the burst; a result a sequence."""
         if self.ready is not None:
             self.ready.synchronize()
-        rows = self.result[: len(self.sequences)]
-        steps = (rows.shape[1] - 2) // 2
-        logprobs = rows[:, 2 + steps :].contiguous().view(torch.float32).tolist()
-        return [(r[0], r[1], r[2 : 2 + steps], p) for r, p in zip(rows.tolist(), logprobs, strict=True)]
+        steps = (self.result.shape[1] - 2) // 2
+        logprobs = self.result[:, 2 + steps :].contiguous().view(torch.float32).tolist()
+        rows = zip(self.result.tolist(), logprobs, self._top(), strict=True)
+        return [RowResult(r[0], r[1], r[2 : 2 + steps], p, t) for r, p, t in rows]
+
+    def _top(self) -> list[list[dict[int, float]]]:
+        if self.top is None:
+            return [[] for _ in self.sequences]
+        ids, values = self.top[:, :, 0].tolist(), self.top[:, :, 1].contiguous().view(torch.float32).tolist()
+        counts = [s.request.params.top_logprobs for s in self.sequences]
+        return [
+            [dict(zip(i[:n], v[:n], strict=True)) for i, v in zip(row_ids, row_values, strict=True)] if n else []
+            for row_ids, row_values, n in zip(ids, values, counts, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -103,13 +126,15 @@ class TorchExecutor:
         sequences = sorted(sequences, key=lambda s: s.width > 1)
         self.state.update_tables(sequences)
         choice = Choice.of(sequences)
+        if choice.top and self.state.top is None:
+            self.state.allocate_top()
         rows, single = self._rows(sequences)
         beams = self.beam_rows.fill(sequences, choice) if choice.groups else None
         leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
         start = self.state.slots.lengths[leaders].long()
         with self.timer("decode"):
             self._decode(DecodeRows(rows, single, beams), choice, steps)
-        return self._fetch(sequences, leaders, start, steps)
+        return self._fetch(sequences, leaders, start, steps, choice.top)
 
     @torch.inference_mode()
     def hypotheses(self, sequence: Sequence) -> list[Hypothesis]:
@@ -222,21 +247,30 @@ class TorchExecutor:
         token_ids = self.state.slots.tokens[slots, positions.long()]
         logits = self.decoder.logits(self.decoder(token_ids, self._paged(rows.all, positions)))
         if choice.single:
-            self._choose(logits, rows, choice.single)
+            self._choose(logits, rows, choice.single, choice.top)
         if choice.groups:
             self._search(logits, rows, choice)
 
-    def _choose(self, logits: Tensor, rows: DecodeRows, how: str) -> None:
+    def _choose(self, logits: Tensor, rows: DecodeRows, how: str, top: bool) -> None:
         """The next token of every row that is no beam."""
         state, slots = self.state, rows.all.long()
         if how == "greedy":
             token, logprob = sample.greedy(logits)
         else:
             allowed = logits if how == "sample" else controls.apply(logits, state.slots, state.controls, rows.all)
-            params = (t[slots] for t in (state.temperature, state.top_k, state.top_p, state.min_p, state.seeds))
-            token = sample.sample(allowed, *params, state.slots.lengths[slots])
+            token = sample.sample(allowed, state.sampling.of(slots), state.slots.lengths[slots])
             logprob = sample.log_probability(logits, token)
+        if top:
+            self._keep_top(logits, slots)
         advance(state.slots, rows.single, token, logprob)
+        if how != "greedy":
+            state.sampling.after(slots, state.slots)
+
+    def _keep_top(self, logits: Tensor, slots: Tensor) -> None:
+        values, ids = logits.float().log_softmax(-1).topk(min(MAX_TOP_LOGPROBS, logits.shape[1]), dim=-1)
+        found = torch.stack((ids.int(), values.view(torch.int32)), 1)
+        at = self.state.slots.lengths[slots].long().clamp(max=self.state.top.shape[1] - 1)
+        self.state.top[slots, at, :, : found.shape[2]] = found
 
     def _search(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> None:
         """The next tokens of every beam; the cache follows."""
@@ -255,17 +289,23 @@ class TorchExecutor:
             self.cache, state.self_tables, state.cross_tables, slots, positions, positions + 1, cross_lengths
         )
 
-    def _fetch(self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int) -> Burst:
+    def _fetch(self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, top: bool) -> Burst:
         """Starts the copy of a burst's results to the host."""
         state = self.state.slots
         at = (start[:, None] + torch.arange(steps, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
         head = torch.stack((state.lengths[slots], state.finish[slots]), 1)
         tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
         result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
+        likeliest = self.state.top[slots[:, None], at] if top else None
         if not self.asynchronous:
-            return Burst(sequences, result, None)
-        host = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
-        host.copy_(result, non_blocking=True)
+            return Burst(sequences, result, likeliest, None)
+        result, likeliest = _to_host(result), None if likeliest is None else _to_host(likeliest)
         ready = torch.cuda.Event()
         ready.record()
-        return Burst(sequences, host, ready)
+        return Burst(sequences, result, likeliest, ready)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """Starts a copy into pinned memory."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

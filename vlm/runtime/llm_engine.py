@@ -8,7 +8,7 @@ from vlm.config import ModelConfig
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_STOP_IDS
 from vlm.ops.advance import LENGTH, STOP
-from vlm.runtime.executor import Burst, TorchExecutor
+from vlm.runtime.executor import Burst, RowResult, TorchExecutor
 from vlm.runtime.request import FINISH_REASONS, Request, Sequence, Update
 from vlm.runtime.scheduler import Plan, Scheduler, Starved
 
@@ -93,20 +93,29 @@ class LLMEngine:
     def _apply(self, burst: Burst) -> list[Update]:
         """Takes a burst's tokens over into its sequences and releases the ended ones."""
         updates = []
-        for sequence, (length, code, tokens, logprobs) in zip(burst.sequences, burst.collect(), strict=True):
+        for sequence, row in zip(burst.sequences, burst.collect(), strict=True):
             # released while the burst ran: it had ended one burst earlier
             if sequence.finished:
                 continue
             if sequence.width > 1:
-                updates += self._end_search(sequence) if code else []
-                continue
-            new = length - len(sequence.tokens)
-            sequence.tokens += tokens[:new]
-            sequence.logprobs += logprobs[:new]
-            if code:
-                self._end(sequence, self._reason(sequence, code))
-            updates.append(Update(sequence, tuple(tokens[:new]), sequence.finished))
+                updates += self._end_search(sequence) if row.code else []
+            else:
+                updates.append(self._grow(sequence, row))
         return updates
+
+    def _grow(self, sequence: Sequence, row: RowResult) -> Update:
+        """Takes over a burst's tokens, up to where the text stops."""
+        known = len(sequence.generated)
+        new, code = row.length - len(sequence.tokens), row.code
+        sequence.tokens += row.tokens[:new]
+        sequence.logprobs += row.logprobs[:new]
+        sequence.top_logprobs += row.top[:new]
+        if (keep := _end_of(sequence, known)) is not None:
+            new, code = keep - known, STOP
+            del sequence.tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:], sequence.top_logprobs[keep:]
+        if code:
+            self._end(sequence, self._reason(sequence, code))
+        return Update(sequence, tuple(row.tokens[:new]), sequence.finished)
 
     def _end_search(self, sequence: Sequence) -> list[Update]:
         """A beam search brings its tokens at its end, the best hypothesis' as the sequence's own."""
@@ -155,7 +164,9 @@ class LLMEngine:
         features = self.num_features if given is None else len(given)
         if features is None or (request.encoder_input_ids is not None and self.executor.encoder is None):
             raise InputError("this model's encoder does not take this kind of input.")
-        wanted = self.max_seq_len if params.max_new_tokens is None else prompt + params.max_new_tokens
+        wanted = min(self.max_seq_len, max(params.max_length or self.max_seq_len, prompt + 1))
+        if params.max_new_tokens is not None:
+            wanted = prompt + params.max_new_tokens
         if wanted > self.max_seq_len or prompt >= self.max_seq_len:
             raise LimitError(
                 f"{prompt} prompt tokens and {params.max_new_tokens or 1} new ones are more than the {self.max_seq_len}"
@@ -182,3 +193,17 @@ class LLMEngine:
         tokens = list(request.decoder_prompt_token_ids)
         stops = len(self._stop_ids(request))
         return Sequence(next(self._ids), request, wanted, features, tokens, num_stop_ids=stops)
+
+
+def _end_of(sequence: Sequence, known: int) -> int | None:
+    """Generated tokens up to the first stop word or string that ends after the `known` ones; None: there is none."""
+    tokens, request = sequence.generated, sequence.request
+    ends = [
+        n
+        for word in request.params.stop_words_ids
+        for n in range(max(known + 1, len(word)), len(tokens) + 1)
+        if tuple(tokens[n - len(word) : n]) == tuple(word)
+    ]
+    if request.stops is not None and (end := request.stops.end(tokens, known)) is not None:
+        ends.append(end)
+    return min(ends, default=None)

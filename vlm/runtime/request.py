@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from vlm.errors import InputError
-from vlm.limits import MAX_NGRAM, MAX_STOP_IDS, MAX_WORD, MAX_WORDS
+from vlm.limits import MAX_NGRAM, MAX_STOP_IDS, MAX_TOP_LOGPROBS, MAX_WORD, MAX_WORDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,8 @@ class SamplingParams:
     """Temperature 0 is greedy. The defaults switch every filter and penalty off; they follow Hugging Face's order
     (penalties and prohibitions, temperature, top-k, top-p, min-p)."""
 
-    max_new_tokens: int | None = None  # None: as many as the engine holds
+    max_new_tokens: int | None = None  # None: up to max_length
+    max_length: int | None = None  # with the prompt; None: as many as the engine holds
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -32,7 +33,13 @@ class SamplingParams:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # each word's tokens
     min_new_tokens: int = 0
     seed: int | None = None  # None: drawn at random
+    top_p_decay: float = 1.0  # factual nucleus (arXiv:2206.04624): top_p shrinks by this factor with each token
+    top_p_min: float = 0.0  # … to no less than this,
+    top_p_reset_id: int | None = None  # … and is as at the start after this token
     stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()  # strings that end the output and are left out of its text
+    stop_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that end the output
+    top_logprobs: int = 0  # log-probabilities of so many likeliest tokens at each place
     forced_bos_token_id: int | None = None  # must follow a lone start token (mBART-50: the target's language)
     forced_eos_token_id: int | None = None  # must end an output of full length
     ignore_eos: bool = False
@@ -48,6 +55,12 @@ class SamplingParams:
             raise InputError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1.")
         if not 0.0 <= self.temperature < float("inf"):
             raise InputError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
+        if not 0.0 < self.top_p_decay <= 1.0 or not 0.0 <= self.top_p_min <= 1.0:
+            raise InputError("top_p_decay must lie in (0, 1] and top_p_min in [0, 1].")
+        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InputError(f"top_logprobs is {self.top_logprobs}; it must lie in [0, {MAX_TOP_LOGPROBS}].")
+        if not all(self.stop) or not all(self.stop_words_ids):
+            raise InputError("a stop string or word is empty; leave it out.")
         if self.top_k < 0:
             raise InputError(f"top_k is {self.top_k}; it must be 0 (off) or more.")
         if not 0.0 < self.top_p <= 1.0:
@@ -91,6 +104,8 @@ class SamplingParams:
             raise InputError(f"length_penalty is {self.length_penalty}; it must lie in [-100, 100].")
         if not 0.0 <= self.diversity_rate <= 100.0:
             raise InputError(f"diversity_rate is {self.diversity_rate}; it must lie in [0, 100].")
+        if self.num_beams > 1 and (self.stop or self.stop_words_ids or self.top_logprobs):
+            raise InputError("stop strings, stop words and top_logprobs are for single sequences: set num_beams to 1.")
         if self.num_beams > 1 and self.loop_detection:
             raise InputError("loop detection works on one sequence; switch it off for beam search.")
 
@@ -103,6 +118,13 @@ class SamplingParams:
         )
 
 
+class Stops(Protocol):
+    """The engine knows no text: who does says where to stop."""
+
+    def end(self, token_ids: list[int], known: int) -> int | None:
+        """All generated tokens, the first `known` of them seen before -> how many to keep; None: go on."""
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """One input: an image or tokens for the encoder, or its output, and the tokens the decoder starts from."""
@@ -112,6 +134,7 @@ class Request:
     encoder_input_ids: tuple[int, ...] | None = None
     encoder_output: Tensor | None = None  # [T, hidden]
     params: SamplingParams = field(default_factory=SamplingParams)
+    stops: Stops | None = None  # where the output's text ends it
 
     def __post_init__(self) -> None:
         given = (self.pixel_values, self.encoder_input_ids, self.encoder_output)
@@ -151,6 +174,7 @@ class Sequence:
     seed: int = 0
     num_stop_ids: int = 1
     preemptions: int = 0
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
     hypotheses: list[Hypothesis] = field(default_factory=list)  # of a beam search, once it has ended
 
     def __post_init__(self) -> None:

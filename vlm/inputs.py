@@ -1,0 +1,132 @@
+"""What people give -> a Request: images and texts become pixels and token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vlm.config import ModelConfig, VisionConfig
+from vlm.errors import InputError, LimitError, listed
+from vlm.processing.images import ImageProcessor, load_image
+from vlm.processing.tokenization import StopStrings, Tokenizer
+from vlm.registry import FamilySpec
+from vlm.runtime.request import Request, SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+INPUT_KEYS = (
+    "images",
+    "text",
+    "src_lang",
+    "tgt_lang",
+    "truncate",
+    "prompt",
+    "pixel_values",
+    "encoder_output",
+    "encoder_input_ids",
+    "decoder_prompt_token_ids",
+)
+
+
+@dataclass(frozen=True)
+class InputReader:
+    """Reads the inputs of one engine. Used by several threads at once."""
+
+    family: FamilySpec
+    config: ModelConfig
+    vision: VisionConfig | None
+    generation: Mapping[str, Any]  # the model's own settings
+    tokenizer: Tokenizer | None
+    image_processor: ImageProcessor | None
+    max_encoder_len: int
+
+    def request(self, source: Any, params: SamplingParams) -> Request:
+        """Raises InputError and its kin with one sentence."""
+        fields = self._fields(source)
+        given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
+        if fields.get("images") is not None:
+            pixels = self._pixels(fields["images"])
+        elif pixels is not None:
+            pixels = self._checked_pixels(pixels)
+        if fields.get("text") is not None:
+            ids = self._source_ids(fields)
+        ids = None if ids is None else tuple(ids)
+        if (target := fields.get("tgt_lang")) is not None:
+            params = self._towards(target, params)
+        stops = StopStrings(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
+        return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops)
+
+    def _fields(self, source: Any) -> dict[str, Any]:
+        """A bare input is a text for a model of texts, else an image."""
+        if not isinstance(source, Mapping):
+            is_text = self.family.inputs == ("text",)
+            if is_text and not isinstance(source, str):
+                raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
+            return {"text": source} if is_text else {"images": [source]}
+        if unknown := [k for k in source if k not in INPUT_KEYS]:
+            raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
+        fields = {k: v for k, v in source.items() if v is not None}
+        if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
+            raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
+        if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
+            raise InputError(f"{self.family.name} takes text, not images; give text=.")
+        return fields
+
+    def _source_ids(self, fields: dict[str, Any]) -> list[int]:
+        """The encoder's tokens of a text."""
+        text, limit = fields["text"], self.max_encoder_len
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(
+                "the text is empty; give at least one word." if isinstance(text, str) else "text must be a string."
+            )
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
+        cut = limit if fields.get("truncate") else None
+        ids = self.tokenizer.encode_source(text, language=fields.get("src_lang"), limit=cut)
+        if len(ids) > limit:
+            raise LimitError(
+                f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it, cut its end with"
+                f" --truncate (truncate=True), or build with --max-encoder-input-len {len(ids)}."
+            )
+        return ids
+
+    def _pixels(self, images: Any) -> torch.Tensor:
+        images = images if isinstance(images, list | tuple) else [images]
+        if len(images) != 1:
+            raise InputError(
+                f"{self.family.name} reads one image a request, got {len(images)}; pass a list of inputs:"
+                ' generate(["a.png", "b.png"]).'
+            )
+        return self.image_processor([load_image(images[0])])[0]
+
+    def _checked_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        config = self.vision
+        wanted = (config.num_channels, *config.image_size)
+        if tuple(pixels.shape) != wanted:
+            raise InputError(f"pixel_values has shape {tuple(pixels.shape)}; this model takes {wanted}.")
+        return pixels
+
+    def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
+        """mBART-50 begins its output with the code of the target's language; mBART starts from it."""
+        languages = self.tokenizer.languages if self.tokenizer else None
+        if languages is None:
+            raise InputError("this model takes no language codes; name the languages in the text, as it was trained.")
+        token = languages.id(language)
+        return replace(params, forced_bos_token_id=token) if languages.place == "prefix" else params
+
+    def _decoder_prompt(self, fields: dict[str, Any]) -> tuple[int, ...]:
+        ids, prompt = fields.get("decoder_prompt_token_ids"), fields.get("prompt")
+        if ids is not None:
+            return tuple(ids)
+        start = self.generation.get("decoder_start_token_id")
+        start = (self.config.decoder_start_token_id if start is None else start,)
+        languages = self.tokenizer.languages if self.tokenizer else None
+        if (target := fields.get("tgt_lang")) is not None and languages is not None and languages.place == "suffix":
+            start = (languages.id(target),)
+        if not prompt:
+            return start
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
+        return (*start, *self.tokenizer.encode(prompt))

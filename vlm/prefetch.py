@@ -1,0 +1,46 @@
+"""Prepares inputs ahead of the engine."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+
+class Prefetch:
+    """Prepares inputs in worker threads, at most `window` of them under way or unanswered."""
+
+    def __init__(self, pool: ThreadPoolExecutor, source: Iterator, prepare: Callable, window: int):
+        self._pool, self._source, self._prepare, self._room = pool, source, prepare, window
+        self._futures: deque[tuple[int, Future]] = deque()
+        self._exhausted = False
+        self._fill()
+
+    @property
+    def more(self) -> bool:
+        return bool(self._futures) or not self._exhausted
+
+    def ready(self, block: bool) -> list[tuple[int, Future]]:
+        """Prepared inputs in order; waits for one when `block`."""
+        self._fill()
+        found = []
+        while self._futures and (self._futures[0][1].done() or (block and not found)):
+            index, future = self._futures.popleft()
+            future.exception()  # waits
+            found.append((index, future))
+        return found
+
+    def done(self) -> None:
+        """One input has been answered: there is room for another."""
+        self._room += 1
+
+    def close(self) -> None:
+        for _, future in self._futures:
+            future.cancel()
+
+    def _fill(self) -> None:
+        for index, value in itertools.islice(self._source, self._room):
+            self._futures.append((index, self._pool.submit(self._prepare, value)))
+            self._room -= 1
+        self._exhausted = self._room > 0
