@@ -44,7 +44,7 @@ class InputReader:
 
     def request(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
-        fields = self._fields(source)
+        fields = self.fields(source)
         given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
         if fields.get("images") is not None:
             pixels = self._pixels(fields["images"])
@@ -58,7 +58,7 @@ class InputReader:
         stops = StopStrings(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
         return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops)
 
-    def _fields(self, source: Any) -> dict[str, Any]:
+    def fields(self, source: Any) -> dict[str, Any]:
         """A bare input is a text for a model of texts, else an image."""
         if not isinstance(source, Mapping):
             is_text = self.family.inputs == ("text",)

@@ -11,18 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from vlm import registry
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.errors import InputError, VlmError, listed
 from vlm.generation import sampling_params, warn_of_what_is_not_applied
 from vlm.inputs import INPUT_KEYS, InputReader
+from vlm.layers.attention import Trace
 from vlm.ops.advance import loop_period
 from vlm.prefetch import Prefetch
 from vlm.processing.images import ImageProcessor
 from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
+from vlm.runtime.packing import chunks, within
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
 
@@ -44,6 +48,16 @@ class Output:
     def cumulative_logprob(self) -> float:
         """Of the whole output."""
         return sum(self.logprobs)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What the encoder made of one input of `T` rows."""
+
+    last_hidden_state: torch.Tensor  # [T, hidden], in the engine's type
+    token_ids: tuple[int, ...] | None = None  # of a text
+    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, each block's output, the last one normalized
+    attentions: tuple[torch.Tensor, ...] | None = None  # a block: [heads, T, T] float32
 
 
 def load(
@@ -145,6 +159,19 @@ class Pipeline:
         finally:
             self._abandon({request_id})
 
+    def encode(
+        self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
+    ) -> Encoding | list[Encoding]:
+        """The encoder alone: one input gives an Encoding, a list of inputs a list of Encodings in order.
+
+        Inputs are those of `generate`, texts or images; `options` (src_lang, truncate) hold for all of them.
+        """
+        many = isinstance(inputs, list | tuple)
+        fields = [{**self._inputs.fields(one), **options} for one in (inputs if many else [inputs])]
+        requests = [self._inputs.request(one, SamplingParams()) for one in fields]
+        found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
+        return found if many else found[0]
+
     def as_completed(
         self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
     ) -> Iterator[tuple[int, Output | VlmError]]:
@@ -219,6 +246,33 @@ class Pipeline:
             params = request.params if samples.count == 1 else replace(request.params, seed=(seed + i) % 2**63)
             samples.ids.append(self.llm.add(replace(request, params=params)))
         return dict.fromkeys(samples.ids, samples)
+
+    def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
+        """What the encoder takes in one pass."""
+        executor = self.llm.executor
+        if executor.encoder is None:
+            return iter(chunks(requests, executor.max_encoder_batch_size))
+        return within(requests, executor.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
+
+    def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:
+        executor = self.llm.executor
+        if executor.encoder is None:
+            if hidden_states or attentions:
+                raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
+            features = executor.encode(torch.stack([r.pixel_values for r in requests]))
+            return [Encoding(x.cpu()) for x in features]
+        trace = Trace(attentions) if hidden_states or attentions else None
+        texts = [r.encoder_input_ids for r in requests]
+        last = executor.encode_texts(texts, trace)
+        if trace is None:
+            return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]
+        states = zip(*(x.split([len(ids) for ids in texts]) for x in trace.hidden_states), strict=True)
+        weights = zip(*trace.attentions, strict=True) if attentions else ([] for _ in texts)
+        on_host = lambda tensors: tuple(t.cpu() for t in tensors)  # noqa: E731
+        return [
+            Encoding(x.cpu(), ids, on_host((*s, x)) if hidden_states else None, on_host(w) if attentions else None)
+            for x, ids, s, w in zip(last, texts, states, weights, strict=True)
+        ]
 
     # --- results ---
     def _merged(self, samples: _Samples) -> Output:

@@ -137,6 +137,7 @@ class EncoderBlock(nn.Module):
     def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows) -> tuple[Tensor, Tensor | None]:
         """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
         adds it in one pass."""
+        rows.note(x, delta)
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
             x, y = self.ffn_norm(x, self.attention(y, rows))

@@ -137,6 +137,7 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
+        rows.note(x, delta)
         x, y = self.attention_norm(x, delta)
         x, y = self.ffn_norm(x, self.attention(y, rows, bias))
         return x, self.ffn(y)

@@ -162,3 +162,25 @@ def test_more_beams_than_the_engine_decodes_at_once(ragged):
     _, engine, texts, _ = ragged
     with pytest.raises(LimitError, match=r"num_beams is 10.*9 sequences.*--max-batch-size 10"):
         Pipeline(engine, cpu()).generate(encoder_input_ids=texts[0], num_beams=10)
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_the_encoder_alone(make, tmp_path):
+    """Last hidden states, all of them, and attentions, of ragged texts in passes of any size."""
+    model = make()
+    model.set_attn_implementation("eager")
+    texts = tiny.texts(model, LENGTHS)
+    pipe = pipeline(model, tmp_path, cpu(max_encoder_tokens=40))
+    found = pipe.encode(inputs_of(texts), hidden_states=True, attentions=True)
+    for text, encoding in zip(texts, found, strict=True):
+        with torch.no_grad():
+            want = model.get_encoder()(torch.tensor([text]), output_hidden_states=True, output_attentions=True)
+        close = lambda a, b: torch.testing.assert_close(a, b[0], atol=2e-4, rtol=1e-4)  # noqa: E731
+        close(encoding.last_hidden_state, want.last_hidden_state)
+        for ours, theirs in zip(encoding.hidden_states, want.hidden_states, strict=True):
+            close(ours, theirs)
+        for ours, theirs in zip(encoding.attentions, want.attentions, strict=True):
+            close(ours, theirs)
+    alone = pipe.encode({"encoder_input_ids": texts[0]})
+    assert alone.hidden_states is None and alone.attentions is None
+    close(alone.last_hidden_state, found[0].last_hidden_state[None])

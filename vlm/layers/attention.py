@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from vlm.layers.linear import Linear
 from vlm.ops.kv_write import kv_write
-from vlm.ops.packed_attention import packed_attention
+from vlm.ops.packed_attention import attention_weights, packed_attention
 from vlm.ops.paged_attention import paged_attention
 
 
@@ -25,12 +25,27 @@ class PagedRows:
     cross_lengths: Tensor  # [R] int32
 
 
+@dataclass
+class Trace:
+    """What an encoder keeps besides its output, where someone asks for it."""
+
+    keep_attentions: bool = False
+    hidden_states: list[Tensor] = field(default_factory=list)  # [R, hidden]: what goes into each block
+    attentions: list[list[Tensor]] = field(default_factory=list)  # a layer: of each sequence [H, T, T] float32
+
+
 @dataclass(frozen=True)
 class PackedRows:
     """The rows of an encoder's batch: whole sequences, one after the other."""
 
     positions: Tensor  # [R] int32
     tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
+    trace: Trace | None = None
+
+    def note(self, x: Tensor, delta: Tensor | None) -> None:
+        """What goes into a block: the stream and what is still to be added to it."""
+        if self.trace is not None:
+            self.trace.hidden_states.append(x if delta is None else x + delta)
 
 
 class Attention(nn.Module):
@@ -60,6 +75,8 @@ class EncoderAttention(Attention):
     def forward(self, x: Tensor, rows: PackedRows, bias: Tensor | None = None) -> Tensor:
         """x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
         q, k, v = self.split(self.qkv(x), 3)
+        if rows.trace is not None and rows.trace.keep_attentions:
+            rows.trace.attentions.append(attention_weights(q, k, rows.tiles, self.scale, bias))
         return self.out(packed_attention(q, k, v, rows.tiles, self.scale, bias).flatten(1))
 
 

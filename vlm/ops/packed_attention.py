@@ -40,6 +40,17 @@ def reference(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float, bias
     return out
 
 
+def attention_weights(q: Tensor, k: Tensor, tiles: Tensor, scale: float, bias: Tensor | None) -> list[Tensor]:
+    """softmax(q kᵀ · scale + bias) of each sequence, [H, T, T] float32: for those who look at them."""
+    found = []
+    for begin, end in dict.fromkeys((b, e) for _, b, e in tiles.tolist() if e > b):
+        scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k[begin:end].float()) * scale
+        if bias is not None:
+            scores = scores + _toeplitz(bias, 0, end - begin, end - begin).flip(1)
+        found.append(scores.softmax(-1))
+    return found
+
+
 def _toeplitz(bias: Tensor, first: int, last: int, keys: int) -> Tensor:
     """[H, 2 M + 1] -> [H, last - first, keys], entry (i, j) that of key j for query last - 1 - i; a view."""
     most = bias.shape[1] // 2

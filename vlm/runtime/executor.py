@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vlm.config import ModelConfig
 from vlm.errors import OutOfMemoryError
-from vlm.layers.attention import PackedRows, PagedRows
+from vlm.layers.attention import PackedRows, PagedRows, Trace
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, controls, sample
 from vlm.ops.advance import advance
@@ -114,7 +114,7 @@ class TorchExecutor:
         with self.timer("encode"), self._memory_errors(sequences):
             for chunk in chunks(others, self.max_encoder_batch_size):
                 self._write_cross_kv(chunk, self._features(chunk))
-            for chunk in within(texts, self.max_encoder_tokens):
+            for chunk in within(texts, self.max_encoder_tokens, lambda s: s.num_features):
                 self._encode_texts(chunk)
         if any(len(s.tokens) > 1 for s in sequences):
             with self.timer("prefill"):
@@ -159,6 +159,13 @@ class TorchExecutor:
         if key not in self.graphs:
             self.graphs.capture(key, self.visual, pixels)
         return self.graphs.run(key, pixels)
+
+    @torch.inference_mode()
+    def encode_texts(self, texts: list[tuple[int, ...]], trace: Trace | None) -> list[Tensor]:
+        """Token sequences -> each one's hidden rows [T, hidden]; the trace takes what else is asked for."""
+        packed_texts = PackedTexts.of(texts, [0] * len(texts))
+        token_ids, positions, _, tiles = packed_texts.tensors(self.device)
+        return list(self.encoder(token_ids, PackedRows(positions, tiles, trace)).split(packed_texts.lengths))
 
     # --- admission ---
     @contextlib.contextmanager

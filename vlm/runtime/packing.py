@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from vlm.ops.packed_attention import tiles_of
-from vlm.runtime.request import Sequence
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,15 @@ def chunks(items: list, size: int) -> list[list]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def within(sequences: list[Sequence], most: int) -> Iterator[list[Sequence]]:
-    """Groups of at most `most` encoder tokens, a longer sequence alone."""
+def within(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
+    """Groups of at most `most` rows, an item that has more of them alone."""
     group, held = [], 0
-    for sequence in sequences:
-        if group and held + sequence.num_features > most:
+    for item in items:
+        if group and held + rows(item) > most:
             yield group
             group, held = [], 0
-        group.append(sequence)
-        held += sequence.num_features
+        group.append(item)
+        held += rows(item)
     if group:
         yield group
 
