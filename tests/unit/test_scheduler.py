@@ -41,9 +41,9 @@ class Invented:
             rows.append(self._run(s, steps))
         return FakeBurst(list(sequences), rows)
 
-    def hypotheses(self, s):
-        tokens = self.slots[s.slot][1][s.prompt_length :]
-        return [Hypothesis(tokens, [float(t) for t in tokens], 1.0)]
+    def hypotheses(self, sequences):
+        found = [self.slots[s.slot][1][s.prompt_length :] for s in sequences]
+        return [[Hypothesis(tokens, [float(t) for t in tokens], 1.0)] for tokens in found]
 
     def _run(self, s, steps):
         _, tokens, code, stops = state = self.slots[s.slot]

@@ -50,6 +50,7 @@ class BatchState:
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
         self._table_sizes: dict[int, int] = {}
+        self._any_words = False
 
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
         """Fills the slots of newly admitted sequences, all beams of one alike."""
@@ -57,14 +58,14 @@ class BatchState:
         beams = [beam for s in sequences for beam in range(s.width)]
         slots = self._index([slot for s in sequences for slot in s.slots])
         sequences = [s for s in sequences for _ in s.slots]
-        put = lambda target, values: target.index_copy_(0, slots, self._upload(values, target))  # noqa: E731
+        put = lambda target, values: self._put(target, slots, values)  # noqa: E731
         self._admit_slots(sequences, stop_ids, put)
         self._admit_sampling(sequences, put)
         self._admit_beams(sequences, beams, put)
         self._table_sizes.update((slot, 0) for s in sequences for slot in s.slots)
 
     def _admit_slots(self, sequences: list[Sequence], stop_ids: list[list[int]], put: Put) -> None:
-        state, width = self.slots, self.slots.tokens.shape[1]
+        state, width = self.slots, max(len(s.tokens) for s in sequences)
         params = [s.request.params for s in sequences]
         put(state.tokens, _padded([s.tokens for s in sequences], width, 0))
         put(state.logprobs, _padded([[0.0] * s.prompt_length + s.logprobs for s in sequences], width, 0.0))
@@ -76,9 +77,11 @@ class BatchState:
         put(state.forced_first, [_or_none(p.forced_bos_token_id) for p in params])
         put(state.forced_last, [_or_none(p.forced_eos_token_id) for p in params])
         put(state.detect_loops, [int(p.loop_detection) for p in params])
-        put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
+        if any(p.loop_detection for p in params):
+            put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
         put(self.cross_lengths, [s.num_features for s in sequences])
-        put(self.cross_tables, _padded([s.cross_blocks for s in sequences], self.cross_tables.shape[1], 0))
+        blocks = max(len(s.cross_blocks) for s in sequences)
+        put(self.cross_tables, _padded([s.cross_blocks for s in sequences], blocks, 0))
 
     def _admit_sampling(self, sequences: list[Sequence], put: Put) -> None:
         params, controls, sampling = [s.request.params for s in sequences], self.controls, self.sampling
@@ -96,7 +99,9 @@ class BatchState:
         put(controls.frequency, [p.frequency_penalty for p in params])
         put(controls.min_lengths, [s.prompt_length + s.request.params.min_new_tokens for s in sequences])
         put(controls.ngrams, [p.no_repeat_ngram_size for p in params])
-        put(controls.words, [_words(p.bad_words_ids) for p in params])
+        if self._any_words or any(p.bad_words_ids for p in params):
+            self._any_words = True  # from now on a slot may hold an earlier request's
+            put(controls.words, [_words(p.bad_words_ids) for p in params])
 
     def _admit_beams(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
         params, state = [s.request.params for s in sequences], self.beams
@@ -131,8 +136,11 @@ class BatchState:
     def _index(self, slots: list[int]) -> Tensor:
         return torch.tensor(slots).to(self.device, non_blocking=True)
 
-    def _upload(self, values: list, like: Tensor) -> Tensor:
-        return torch.tensor(values, dtype=like.dtype).to(self.device, non_blocking=True)
+    def _put(self, target: Tensor, slots: Tensor, values: list) -> None:
+        """target[slots] = values; rows may be shorter than the target's, whose rest is stale then"""
+        new = torch.tensor(values, dtype=target.dtype).to(self.device, non_blocking=True)
+        target = target if new.ndim == 1 else target[:, : new.shape[1]]
+        target.index_copy_(0, slots, new)
 
 
 def _since(tokens: list[int], reset_id: int | None) -> int:

@@ -7,6 +7,7 @@ looking at the result; the CPU runs the same step eagerly.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -137,17 +138,12 @@ class TorchExecutor:
         return self._fetch(sequences, leaders, start, steps, choice.top)
 
     @torch.inference_mode()
-    def hypotheses(self, sequence: Sequence) -> list[Hypothesis]:
-        """The outcomes of an ended beam search, best first."""
-        beams, slots = self.state.beams, torch.tensor(sequence.slots, device=self.device)
+    def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
+        """The outcomes of ended beam searches, best first."""
+        beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
         kept = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
-        tokens, logprobs, lengths, scores = (x[slots].tolist() for x in kept)
-        start = sequence.prompt_length
-        return [
-            Hypothesis(t[start:n], p[start:n], score)
-            for t, p, n, score in zip(tokens, logprobs, lengths, scores, strict=True)
-            if n > start
-        ]
+        rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
+        return [_hypotheses(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
@@ -310,6 +306,11 @@ class TorchExecutor:
         ready = torch.cuda.Event()
         ready.record()
         return Burst(sequences, result, likeliest, ready)
+
+
+def _hypotheses(rows: list[tuple[list[int], list[float], int, float]], start: int) -> list[Hypothesis]:
+    """(tokens, log-probabilities, length, score) -> what was generated after `start`"""
+    return [Hypothesis(t[start:n], p[start:n], score) for t, p, n, score in rows if n > start]
 
 
 def _to_host(tensor: Tensor) -> Tensor:

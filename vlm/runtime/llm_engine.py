@@ -92,16 +92,11 @@ class LLMEngine:
 
     def _apply(self, burst: Burst) -> list[Update]:
         """Takes a burst's tokens over into its sequences and releases the ended ones."""
-        updates = []
-        for sequence, row in zip(burst.sequences, burst.collect(), strict=True):
-            # released while the burst ran: it had ended one burst earlier
-            if sequence.finished:
-                continue
-            if sequence.width > 1:
-                updates += self._end_search(sequence) if row.code else []
-            else:
-                updates.append(self._grow(sequence, row))
-        return updates
+        # the others were released while the burst ran: they had ended one burst earlier
+        rows = [(s, row) for s, row in zip(burst.sequences, burst.collect(), strict=True) if not s.finished]
+        updates = [self._grow(sequence, row) for sequence, row in rows if sequence.width == 1]
+        ended = [sequence for sequence, row in rows if sequence.width > 1 and row.code]
+        return updates + (self._end_searches(ended) if ended else [])
 
     def _grow(self, sequence: Sequence, row: RowResult) -> Update:
         """Takes over a burst's tokens, up to where the text stops."""
@@ -117,13 +112,13 @@ class LLMEngine:
             self._end(sequence, self._reason(sequence, code))
         return Update(sequence, tuple(row.tokens[:new]), sequence.finished)
 
-    def _end_search(self, sequence: Sequence) -> list[Update]:
-        """A beam search brings its tokens at its end, the best hypothesis' as the sequence's own."""
-        sequence.hypotheses = self.executor.hypotheses(sequence)
-        best = sequence.hypotheses[0]
-        sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
-        self._end(sequence, self.reason_of(sequence, best.token_ids))
-        return [Update(sequence, tuple(best.token_ids), True)]
+    def _end_searches(self, sequences: list[Sequence]) -> list[Update]:
+        """Beam searches bring their tokens at their end, the best hypothesis' as the sequence's own."""
+        for sequence, hypotheses in zip(sequences, self.executor.hypotheses(sequences), strict=True):
+            sequence.hypotheses, best = hypotheses, hypotheses[0]
+            sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
+            self._end(sequence, self.reason_of(sequence, best.token_ids))
+        return [Update(s, tuple(s.hypotheses[0].token_ids), True) for s in sequences]
 
     def reason_of(self, sequence: Sequence, token_ids: list[int]) -> str:
         """Why a hypothesis of this search ended."""
