@@ -72,6 +72,9 @@ class InputReader:
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
         if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
             raise InputError(f"{self.family.name} takes text, not images; give text=.")
+        sources = [k for k in ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output") if k in fields]
+        if len(sources) > 1:
+            raise InputError(f"{listed(sources)} were given together; an input has one of them.")
         return fields
 
     def _source_ids(self, fields: dict[str, Any]) -> list[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from vlm import __version__
 from vlm.checkpoint import Checkpoint, Progress, RoleWeights, copy_processor, write_checkpoint, write_roles
 from vlm.compile.engine_dir import FORMAT_VERSION, WHAT, EngineDir, Manifest, built_on, file_entries, is_engine
 from vlm.compile.hf_folder import HFFolder, generation_defaults
+from vlm.compile.tokenizer_files import make_tokenizer
 from vlm.config import DTYPES, BuildConfig, Config
 from vlm.convert import attempt
 from vlm.errors import CheckpointError, ConfigError, EngineError, listed
@@ -32,15 +35,29 @@ def convert_folder(source: Path, out: Path, *, progress: Progress | None = None)
     folder = HFFolder(Path(source))
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)
-    return write_checkpoint(
-        Path(out),
-        family=spec.name,
-        roles=_convert_roles(folder, spec, configs),
-        generation=folder.generation,
-        source=folder.path.resolve().name,
-        processor_files=folder.processor_files,
-        progress=progress,
-    )
+    roles = _convert_roles(folder, spec, configs)
+    with _processor_files(folder, spec) as files:
+        return write_checkpoint(
+            Path(out),
+            family=spec.name,
+            roles=roles,
+            generation=folder.generation,
+            source=folder.path.resolve().name,
+            processor_files=files,
+            progress=progress,
+        )
+
+
+@contextlib.contextmanager
+def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]:
+    """The folder's, and for a model of texts a tokenizer.json that is made where there is none."""
+    files = list(folder.processor_files)
+    with tempfile.TemporaryDirectory() as made:
+        lacks = "text" in spec.inputs and not any(file.name == "tokenizer.json" for file in files)
+        if lacks and (text := make_tokenizer(folder.path)) is not None:
+            files.append(Path(made) / "tokenizer.json")
+            files[-1].write_text(text, encoding="utf-8")
+        yield files
 
 
 def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> dict[str, Config]:

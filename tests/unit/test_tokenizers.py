@@ -1,0 +1,121 @@
+"""Tokenizers of text models: made where a folder has none, language codes, cutting, strings at which to stop."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, pre_tokenizers, processors
+from transformers import ByT5Tokenizer
+
+from vlm.compile.tokenizer_files import byte_tokenizer, make_tokenizer
+from vlm.errors import CheckpointError, InputError
+from vlm.processing.tokenization import StopStrings, TextStream, Tokenizer, before_stop
+
+TEXTS = ["Der Bär läuft.", "tab\tand\nline", "  two  spaces  ", "日本語 👍🏽", "a"]
+
+
+def test_bytes_as_byt5_has_them():
+    fast, theirs = FastTokenizer.from_str(byte_tokenizer(125)), ByT5Tokenizer()
+    ours = Tokenizer(fast)
+    for text in TEXTS:
+        assert ours.encode_source(text) == theirs(text).input_ids
+        assert ours.decode(theirs(text).input_ids) == text
+    assert fast.token_to_id("<extra_id_0>") == theirs.convert_tokens_to_ids("<extra_id_0>")
+
+
+def words(*extra: str) -> FastTokenizer:
+    vocabulary = ["<s>", "<pad>", "</s>", "<unk>", "the", "house", "is", "small", ".", *extra]
+    fast = FastTokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, "<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", *extra])
+    return fast
+
+
+def saved(folder, fast, **config) -> Tokenizer:
+    (folder / "tokenizer.json").write_text(fast.to_str())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.from_dir(folder)
+
+
+def test_a_text_is_cut_between_its_special_tokens(tmp_path):
+    fast = words()
+    fast.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+    tokenizer = saved(tmp_path, fast)
+    assert tokenizer.encode_source("the house is small .") == [0, 4, 5, 6, 7, 8, 2]
+    assert tokenizer.encode_source("the house is small .", limit=5) == [0, 4, 5, 6, 2]
+    with pytest.raises(InputError, match="no language codes"):
+        tokenizer.encode_source("the house", language="de_DE")
+
+
+@pytest.mark.parametrize(
+    ("kind", "want"),
+    [("MBart50Tokenizer", [9, 4, 5, 2]), ("MBart50TokenizerFast", [9, 4, 5, 2]), ("MBartTokenizer", [4, 5, 2, 9])],
+)
+def test_the_sources_language_goes_where_the_model_expects_it(tmp_path, kind, want):
+    tokenizer = saved(tmp_path, words("de_DE", "en_XX"), tokenizer_class=kind)
+    assert tokenizer.encode_source("the house", language="de_DE") == want
+    assert tokenizer.languages.id("en_XX") == 10
+    with pytest.raises(InputError, match="missing"):
+        tokenizer.encode_source("the house")
+    with pytest.raises(InputError, match=r"'xx' is unknown; this model knows de_DE, en_XX"):
+        tokenizer.encode_source("the house", language="xx")
+    with_default = saved(tmp_path, words("de_DE", "en_XX"), tokenizer_class=kind, src_lang="de_DE")
+    assert with_default.encode_source("the house") == want
+
+
+def test_stop_strings_and_streams(tmp_path):
+    fast = words()
+    tokenizer = saved(tmp_path, fast)
+    ids = fast.encode("the house is small . the").ids
+    stops = StopStrings(tokenizer, ("small .", "never"))
+    assert stops.end(ids[:4], 0) is None and stops.end(ids, 4) == 5 and stops.end(ids, 2) == 5
+    assert before_stop("the house is small .", ("is", "house")) == "the "
+    stream = TextStream(tokenizer, ("small .",))
+    pieces = [stream.push((token,), last=i == len(ids) - 1) for i, token in enumerate(ids)]
+    assert "".join(pieces) == "the house is "
+    stream = TextStream(tokenizer, ("small !",))
+    assert "".join(stream.push((t,), last=i == len(ids) - 1) for i, t in enumerate(ids)) == "the house is small . the"
+
+
+def test_a_folder_without_tokenizer_and_a_damaged_configuration(tmp_path):
+    assert make_tokenizer(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="damaged"):
+        make_tokenizer(tmp_path)
+
+
+def test_byte_level_bpe_files(tmp_path):
+    """vocab.json and merges.txt, as BART's first releases have them."""
+    signs = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "a": 4, "b": 5, "ab": 6, "Ġ": 7, "Ġab": 8}
+    (tmp_path / "vocab.json").write_text(json.dumps(signs))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\nĠ ab\n")
+    tokenizer = Tokenizer(FastTokenizer.from_str(make_tokenizer(tmp_path)))
+    assert tokenizer.encode_source("ab ab b") == [0, 6, 8, 7, 5, 2]
+    assert tokenizer.decode([0, 6, 8, 2]) == "ab ab"
+
+
+def test_a_sentencepiece_file(tmp_path):
+    pieces = pytest.importorskip("sentencepiece", reason="sentencepiece writes the file of this test")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(["the house is small", "das Haus ist klein", "a small house"] * 200))
+    pieces.SentencePieceTrainer.train(
+        input=str(corpus), model_prefix=str(tmp_path / "spiece"), vocab_size=60, hard_vocab_limit=False,
+        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, minloglevel=2,
+    )  # fmt: skip
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer", "extra_ids": 0}')
+    tokenizer = Tokenizer(FastTokenizer.from_str(make_tokenizer(tmp_path)))
+    reference = pieces.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    for text in ("the small house", "das Haus ist the house"):
+        assert tokenizer.encode_source(text) == [*reference.encode(text), 1]
+        assert tokenizer.decode(tokenizer.encode_source(text)) == text
+
+
+def test_a_sentencepiece_file_that_nothing_here_reads(tmp_path, monkeypatch):
+    (tmp_path / "spiece.model").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(CheckpointError, match="pip install sentencepiece"):
+        make_tokenizer(tmp_path)

@@ -1,0 +1,90 @@
+"""`tokenizer.json` for model folders that have none: byte models, and SentencePiece files of older releases."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from vlm.errors import CheckpointError
+
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+
+
+def make_tokenizer(folder: Path) -> str | None:
+    """The content of a tokenizer.json; None where the folder holds no tokenizer at all.
+
+    Raises CheckpointError for a tokenizer that cannot be converted, with what to install.
+    """
+    config = _config(folder)
+    kind = str(config.get("tokenizer_class", ""))
+    if kind.removesuffix("Fast") == "ByT5Tokenizer":
+        return byte_tokenizer(int(config.get("extra_ids", 125)))
+    if any((folder / name).is_file() for name in SENTENCEPIECE):
+        return _from_sentencepiece(folder)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _byte_level_bpe(folder)
+    return None
+
+
+def _config(folder: Path) -> dict[str, object]:
+    path = folder / "tokenizer_config.json"
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from None
+
+
+def byte_tokenizer(extra_ids: int) -> str:
+    """ByT5's (Xue et al., arXiv:2105.13626): <pad>, </s>, <unk>, the 256 bytes, then sentinels; a text ends in </s>."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    special = ["<pad>", "</s>", "<unk>"]
+    signs = [_byte_sign(byte) for byte in range(256)]
+    vocabulary = {token: i for i, token in enumerate([*special, *signs])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>", special=True) for i in range(extra_ids)])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)])
+    return tokenizer.to_str()
+
+
+def _byte_sign(byte: int) -> str:
+    """The printable character that byte-level tokenizers write a byte as (Radford et al., GPT-2)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    if byte in printable:
+        return chr(byte)
+    return chr(256 + sum(other not in printable for other in range(byte)))
+
+
+def _byte_level_bpe(folder: Path) -> str:
+    """BART's: the vocabulary and merges of GPT-2, <s> text </s>."""
+    from tokenizers import ByteLevelBPETokenizer
+    from tokenizers.processors import RobertaProcessing
+
+    tokenizer = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer.add_special_tokens([token for token in special if tokenizer.token_to_id(token) is not None])
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("</s>", "<s>")]
+    if all(token_id is not None for _, token_id in ends):
+        tokenizer.post_processor = RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
+    return tokenizer.to_str()
+
+
+def _from_sentencepiece(folder: Path) -> str:
+    try:
+        import google.protobuf  # noqa: F401
+        import sentencepiece  # noqa: F401
+    except ImportError:
+        raise CheckpointError(
+            f"{folder} holds its tokenizer as a SentencePiece file alone; install what reads it"
+            " (pip install sentencepiece protobuf) and convert again."
+        ) from None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str()
+    except Exception as error:  # the library raises many kinds
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"the tokenizer in {folder} cannot be read ({reason}); fetch the folder again.") from None
