@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from app.cli import bench, build, convert, inspect, models, ocr, run
+from app.cli import bench, build, convert, encode, inspect, models, ocr, run
 from app.cli.errors import INTERRUPTED, complain
 from vlm import __version__
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (run, ocr, convert, build, inspect, models):
+for module in (run, ocr, encode, convert, build, inspect, models):
     app.command(module.__name__.rpartition(".")[2])(getattr(module, module.__name__.rpartition(".")[2]))
 app.add_typer(bench.app, name="bench")
 

@@ -36,9 +36,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 BuildDType = Annotated[str, typer.Option(help=f"Weights and computing type: {_dtypes}.")]
 BuildMaxBatchSize = Annotated[int, typer.Option(help="Sequences decoded at once, at most.")]
 MaxSeqLen = Annotated[
-    int | None, typer.Option(help="Decoder tokens a sequence, prompt included. [default: what the model allows]")
+    int | None, typer.Option(help="Decoder tokens a sequence, prompt included. [default: what the model was made for]")
 ]
 MaxEncoderInputLen = Annotated[
-    int | None, typer.Option(help="Encoder rows a request. [default: what the model's image takes]")
+    int | None, typer.Option(help="Encoder rows (tokens of a text) a request. [default: what the model takes]")
 ]
 Backend = Annotated[str, typer.Option(help=f"What runs it: {', '.join(BACKENDS)}.")]

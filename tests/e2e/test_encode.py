@@ -1,0 +1,82 @@
+"""`vlm encode` as people call it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from typer.testing import CliRunner
+
+from app.cli.main import app
+from tests import tiny
+
+WORDS = [f"w{i}" for i in range(50)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny T5 whose words are numbered."""
+    fast = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["<pad>", "</s>", "<unk>", *WORDS])}, "<unk>"))
+    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast.add_special_tokens(["<pad>", "</s>", "<unk>"])
+    fast.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)])
+    folder = tmp_path_factory.mktemp("encode") / "model"
+    model = tiny.t5(vocab_size=53, n_positions=16)
+    model.save_pretrained(folder)
+    fast.save(str(folder / "tokenizer.json"))
+    return folder, model
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "encode-cache"))
+
+
+def call(*arguments, stdin: str | None = None):
+    return CliRunner().invoke(app, ["encode", *map(str, arguments)], input=stdin)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_states_and_attentions_in_a_file(folder, tmp_path, suffix):
+    path, model = folder
+    out = tmp_path / f"states{suffix}"
+    result = call("w3 w4", "w7", "--model", path, "-o", out, "--hidden-states", "--attentions")
+    assert result.exit_code == 0 and result.stdout.strip() == str(out)
+    arrays = dict(np.load(out)) if suffix == ".npz" else load_file(out)
+    assert arrays["0.token_ids"].tolist() == [6, 7, 1] and arrays["1.token_ids"].tolist() == [10, 1]
+    assert {f"0.hidden_states.{i}" for i in range(3)} | {"1.attentions.1"} <= set(arrays)
+    with torch.no_grad():
+        want = model.get_encoder()(torch.tensor([[6, 7, 1]])).last_hidden_state[0]
+    np.testing.assert_allclose(arrays["0.last_hidden_state"], want.numpy(), atol=2e-4)
+
+
+def test_means_as_lines_of_json(folder):
+    path, model = folder
+    result = call("-", "--model", path, stdin="w3 w4\nw9\n")
+    assert result.exit_code == 0
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(line["input"], line["rows"]) for line in lines] == [("w3 w4", 3), ("w9", 2)]
+    with torch.no_grad():
+        want = model.get_encoder()(torch.tensor([[12, 1]])).last_hidden_state[0].mean(0)
+    np.testing.assert_allclose(lines[1]["mean"], want.numpy(), atol=2e-4)
+
+
+def test_what_is_wrong_is_said(folder, tmp_path):
+    path, _ = folder
+    for arguments, words in (
+        (("--model", path), "give texts or images"),
+        (("w1", "--image", "a.png", "--model", path), "give texts or images"),
+        (("", "--model", path), "empty"),
+        (("w1 " * 40, "--model", path), "41 tokens, the engine was built for 16"),
+        (("w1", "--model", path, "--attentions"), "--out"),
+        (("w1", "--model", path, "-o", "x.txt"), "must end in .npz or .safetensors"),
+        (("w1", "--model", path, "-o", tmp_path / "none" / "x.npz"), "cannot be written"),
+        (("w1", "--model", path, "--src-lang", "de_DE"), "takes no language codes"),
+    ):
+        result = call(*arguments)
+        assert result.exit_code == 2 and words in result.stderr, (arguments, result.stderr)
+    assert call("w1 " * 40, "--model", path, "--truncate").exit_code == 0
