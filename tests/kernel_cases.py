@@ -9,13 +9,16 @@ from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import advance as advance_op
 from vlm.ops import gated as gated_op
 from vlm.ops import kv_write as write_op
+from vlm.ops import likeliest as likeliest_op
 from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
 from vlm.ops import sample as sample_op
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import advance as advance_kernel
+from vlm.ops.kernels import copy_blocks as copy_kernel
 from vlm.ops.kernels import gated as gated_kernel
 from vlm.ops.kernels import kv_write as write_kernel
+from vlm.ops.kernels import likeliest as likeliest_kernel
 from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
@@ -131,6 +134,27 @@ def greedy(device: torch.device) -> None:
         assert torch.equal(logits.gather(-1, reference_token[:, None]), logits.gather(-1, token[:, None]))
 
 
+def likeliest(device: torch.device) -> None:
+    for rows, vocab, k in ((3, 7, 4), (2, 1000, 20), (5, 40000, 8), (1, 33, 33)):
+        logits = 3 * torch.randn(rows, vocab, device=device)
+        logits[0, 2:] = float("-inf")  # a row that is almost decided
+        values, ids, normalizer = likeliest_kernel.likeliest(logits, k)
+        want, want_ids, want_normalizer = likeliest_op.reference(logits, k)
+        torch.testing.assert_close(values, want)
+        torch.testing.assert_close(normalizer, want_normalizer, atol=2e-5, rtol=1e-5)
+        assert torch.equal(ids[want > float("-inf")], want_ids[want > float("-inf")])
+
+
+def copy_blocks(device: torch.device) -> None:
+    for size in (3 * 8 * 12, 40 * 16 * 16):
+        cache = torch.randn(3, 2, 9, size, 1, 1, device=device)
+        sources, targets = (torch.tensor(x, dtype=torch.int32, device=device) for x in ([3, 0, 5, 3], [1, 0, 2, 7]))
+        want = cache.clone()
+        want[:, :, targets.long()] = cache[:, :, sources.long()]
+        copy_kernel.copy_blocks(cache, sources, targets)
+        assert torch.equal(cache, want)
+
+
 def advance(device: torch.device) -> None:
     from vlm.runtime.batch_state import BatchState
     from vlm.runtime.kv_cache import CacheShape
@@ -166,6 +190,8 @@ CASES = {
         gated,
         linear,
         greedy,
+        likeliest,
+        copy_blocks,
         advance,
     )
 }

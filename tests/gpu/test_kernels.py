@@ -18,6 +18,8 @@ NAMES = [
     "gated",
     "linear",
     "greedy",
+    "likeliest",
+    "copy_blocks",
     "advance",
 ]
 

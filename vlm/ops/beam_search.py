@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.advance import LENGTH, RUNNING, SlotState
+from vlm.ops.likeliest import likeliest
 
 NONE = -1.0e9  # the score of what does not exist; finite, as in the original
 UNTIL_BETTER, AT_ONCE, NEVER = range(3)  # early_stopping: False, True, "never"
@@ -71,13 +72,13 @@ class Candidates:
     logprobs: Tensor  # float32, of the token alone
 
 
-def candidates(logits: Tensor, normalizer: Tensor, state: SlotState, beams: BeamState, groups: Groups) -> Candidates:
-    """logits [R, V], log-probabilities less `normalizer` [R] -> max(2, 1 + end tokens) · width of each group."""
+def candidates(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Candidates:
+    """logits [R, V], log-probabilities where they are `normalized` -> max(2, 1 + end tokens) · width of each group."""
     exist, leaders = groups.beams, groups.slots[:, 0].long()
     most = min(logits.shape[1], groups.most)
     keep = exist.sum(1) * (1 + (state.stop_ids[leaders] >= 0).sum(1)).clamp(min=2)
-    best, token = logits.topk(most, dim=-1)  # of a row: what is added to it is the same for all
-    best = best.float() - normalizer[:, None]
+    best, token, normalizer = likeliest(logits, most)  # of a row: what is added to it is the same for all
+    best = best if normalized else best - normalizer[:, None]
     slots, rows = groups.slots.long(), groups.rows.long()
     best, token = _forced(best[rows], token[rows], state, slots, state.lengths[leaders][:, None])
     total = best + beams.scores[slots][..., None]
@@ -104,14 +105,14 @@ def _forced(best: Tensor, token: Tensor, state: SlotState, slots: Tensor, length
     return best, token
 
 
-def step(logits: Tensor, normalizer: Tensor, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
+def step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
     """Takes every running group one token further, in place; returns the parents [G, W] int64 of its beams, by which
-    the key/value cache follows. logits [R, V], normalizer [R] float32: their logsumexp, or 0 for log-probabilities."""
+    the key/value cache follows. logits [R, V]; `normalized`: they are log-probabilities."""
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
     alive = (state.finish[leaders] == RUNNING)[:, None]
     length, limit = state.lengths[leaders][:, None], state.max_lengths[leaders][:, None]
-    found = candidates(logits, normalizer, state, beams, groups)
+    found = candidates(logits, normalized, state, beams, groups)
     there = found.scores > float("-inf")
     ends = (state.stop_ids[leaders][:, None] == found.tokens[..., None]).any(-1) | (length + 1 >= limit)
 

@@ -21,6 +21,7 @@ from vlm.layers.attention import PackedRows, PagedRows, Trace
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, controls, sample
 from vlm.ops.advance import advance
+from vlm.ops.likeliest import likeliest
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.choice import BeamRows, Choice
 from vlm.runtime.graph_pool import GraphPool
@@ -270,19 +271,18 @@ class TorchExecutor:
             state.sampling.after(slots, state.slots)
 
     def _keep_top(self, logits: Tensor, slots: Tensor) -> None:
-        values, ids = logits.float().log_softmax(-1).topk(min(MAX_TOP_LOGPROBS, logits.shape[1]), dim=-1)
-        found = torch.stack((ids.int(), values.view(torch.int32)), 1)
+        values, ids, normalizer = likeliest(logits, min(MAX_TOP_LOGPROBS, logits.shape[1]))
+        found = torch.stack((ids.int(), (values - normalizer[:, None]).view(torch.int32)), 1)
         at = self.state.slots.lengths[slots].long().clamp(max=self.state.top.shape[1] - 1)
         self.state.top[slots, at, :, : found.shape[2]] = found
 
     def _search(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> None:
         """The next tokens of every beam; the cache follows."""
-        state, normalizer = self.state, logits.float().logsumexp(-1)
+        state = self.state
         if choice.controlled:
             # penalties act on log-probabilities here, as they do in Hugging Face's beam search
-            logits = controls.apply(logits.float() - normalizer[:, None], state.slots, state.controls, rows.all)
-            normalizer = torch.zeros_like(normalizer)
-        parents = beam_search.step(logits, normalizer, state.slots, state.beams, rows.beams)
+            logits = controls.apply(logits.float().log_softmax(-1), state.slots, state.controls, rows.all)
+        parents = beam_search.step(logits, choice.controlled, state.slots, state.beams, rows.beams)
         beam_search.follow(self.cache, state.self_tables, state.slots, state.beams, rows.beams, parents)
 
     def _paged(self, slots: Tensor, positions: Tensor) -> PagedRows:

@@ -1,0 +1,20 @@
+"""The k highest logits of each row, and the logsumexp that makes log-probabilities of them, in one pass."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    logits = logits.float()
+    values, ids = logits.topk(k, dim=-1)
+    return values, ids, logits.logsumexp(-1)
+
+
+def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [R, V] -> values [R, k] float32, highest first, their ids [R, k] int64, logsumexp [R] float32"""
+    if logits.is_cuda:
+        from vlm.ops.kernels.likeliest import likeliest as kernel
+
+        return kernel(logits, k)
+    return reference(logits, k)
