@@ -7,6 +7,7 @@ import torch
 from vlm.ops import add_layer_norm as norm_op
 from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import advance as advance_op
+from vlm.ops import beam_search as beam_op
 from vlm.ops import gated as gated_op
 from vlm.ops import kv_write as write_op
 from vlm.ops import likeliest as likeliest_op
@@ -15,6 +16,7 @@ from vlm.ops import paged_attention as attention_op
 from vlm.ops import sample as sample_op
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import advance as advance_kernel
+from vlm.ops.kernels import beam_search as beam_kernel
 from vlm.ops.kernels import copy_blocks as copy_kernel
 from vlm.ops.kernels import gated as gated_kernel
 from vlm.ops.kernels import kv_write as write_kernel
@@ -145,6 +147,75 @@ def likeliest(device: torch.device) -> None:
         assert torch.equal(ids[want > float("-inf")], want_ids[want > float("-inf")])
 
 
+def beam_search(device: torch.device) -> None:
+    """Groups of several widths and settings, step after step, until all have ended."""
+    from vlm.runtime.batch_state import BatchState
+    from vlm.runtime.kv_cache import CacheShape
+
+    settings = [(1.0, 0, 0.0, -1), (0.0, 2, 0.0, 7), (-0.5, 1, 0.3, -1), (2.0, 2, 0.5, -1)]
+    widths, longest, turns = ([4, 2, 3, 4], 24, 26) if device.type == "cuda" else ([3, 2], 6, 7)
+    spare, widest, vocab, size = sum(widths) + 1, max(widths), 40, 4
+    firsts = [sum(widths[:i]) for i in range(len(widths))]
+    slots = [[*range(a, a + w), *[spare] * (widest - w)] for a, w in zip(firsts, widths, strict=True)]
+    states = [BatchState(spare, 150, CacheShape(800, 8, 40, 4), device) for _ in range(2)]
+    blocks = torch.randperm((spare + 1) * 41, dtype=torch.int32).to(device).view(-1, 41) + 1
+    for state in states:
+        s, b = state.slots, state.beams
+        state.self_tables[:], b.spare_blocks[:] = blocks[:, :40], blocks[:, 40]
+        s.finish[:spare], s.lengths[:], s.prompt_lengths[:], s.max_lengths[:] = 0, 1, 1, longest
+        s.max_lengths[: widths[0]] = 5
+        s.stop_ids[:, 0] = 1
+        s.stop_ids[firsts[-1] :, 1] = 2
+        b.improvable[:], b.scores[:] = True, -1e9
+        for (penalty, early, diversity, forced), first, width in zip(settings, firsts, widths, strict=False):
+            b.scores[first] = 0.0
+            one = slice(first, first + width)
+            b.length_penalty[one], b.early_stopping[one], b.diversity[one] = penalty, early, diversity
+            s.forced_first[one] = s.forced_last[one] = forced
+    slots = torch.tensor([*slots, [spare] * widest], dtype=torch.int32).to(device)
+    groups = beam_op.Groups(slots, torch.where(slots == spare, 0, slots), spare, 3 * widest)
+    for turn in range(turns):
+        logits = 2 * torch.randn(sum(widths), vocab, device=device)
+        logits[:, 1] += -3 if turn < 4 else 0.5
+        logits[turn % sum(widths), 5:30] = float("-inf")
+        normalized = turn % 2 == 1
+        logits = logits.log_softmax(-1) if normalized else logits
+        want = beam_op.reference_step(logits, normalized, states[0].slots, states[0].beams, groups)
+        found = beam_kernel.step(logits, normalized, states[1].slots, states[1].beams, groups)
+        # what an ended search would go on with may be anything
+        goes_on = states[0].slots.finish[groups.slots[:, 0].long()] == 0
+        assert torch.equal(want[goes_on], found[goes_on].long())
+        pairs = beam_op.reference_follow(states[0].self_tables, size, states[0].slots, states[0].beams, groups, want)
+        arguments = (states[1].self_tables, size, states[1].slots, states[1].beams, groups, want.int())
+        for a, b in zip(pairs, beam_kernel.follow(*arguments), strict=True):
+            assert torch.equal(a, b)
+        assert torch.equal(states[0].self_tables, states[1].self_tables)
+        _same_search(*states)
+    assert all(states[0].slots.finish[: sum(widths)] == 3), "every search ends"
+
+
+def _same_search(a, b) -> None:
+    for name in ("lengths", "finish"):
+        assert torch.equal(getattr(a.slots, name), getattr(b.slots, name)), name
+    for name in ("ended", "improvable", "spare_blocks"):
+        assert torch.equal(getattr(a.beams, name), getattr(b.beams, name)), name
+    running = a.slots.finish == 0
+    torch.testing.assert_close(a.beams.scores[running], b.beams.scores[running], atol=1e-4, rtol=1e-6)
+    # what is no hypothesis may be anything
+    there = a.beams.ended
+    assert torch.equal(a.beams.hypothesis_lengths[there], b.beams.hypothesis_lengths[there])
+    scores = [x.beams.hypothesis_scores[there] for x in (a, b)]
+    torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-6)
+    for slot in range(len(there) - 1):
+        length, kept = (
+            int(a.slots.lengths[slot]) * int(running[slot]),
+            int(a.beams.hypothesis_lengths[slot]) * int(there[slot]),
+        )
+        assert torch.equal(a.slots.tokens[slot, :length], b.slots.tokens[slot, :length])
+        torch.testing.assert_close(a.slots.logprobs[slot, :length], b.slots.logprobs[slot, :length])
+        assert torch.equal(a.beams.hypotheses[slot, :kept], b.beams.hypotheses[slot, :kept])
+
+
 def copy_blocks(device: torch.device) -> None:
     for size in (3 * 8 * 12, 40 * 16 * 16):
         cache = torch.randn(3, 2, 9, size, 1, 1, device=device)
@@ -191,6 +262,7 @@ CASES = {
         linear,
         greedy,
         likeliest,
+        beam_search,
         copy_blocks,
         advance,
     )

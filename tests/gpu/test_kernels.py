@@ -19,6 +19,7 @@ NAMES = [
     "linear",
     "greedy",
     "likeliest",
+    "beam_search",
     "copy_blocks",
     "advance",
 ]

@@ -106,8 +106,16 @@ def _forced(best: Tensor, token: Tensor, state: SlotState, slots: Tensor, length
 
 
 def step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
-    """Takes every running group one token further, in place; returns the parents [G, W] int64 of its beams, by which
-    the key/value cache follows. logits [R, V]; `normalized`: they are log-probabilities."""
+    """Takes every running group one token further, in place; returns the parents [G, W] of its beams, by which the
+    key/value cache follows. logits [R, V]; `normalized`: they are log-probabilities."""
+    if logits.is_cuda:
+        from vlm.ops.kernels.beam_search import step as kernel
+
+        return kernel(logits, normalized, state, beams, groups)
+    return reference_step(logits, normalized, state, beams, groups)
+
+
+def reference_step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
     alive = (state.finish[leaders] == RUNNING)[:, None]
@@ -217,8 +225,22 @@ def follow(cache: Tensor, tables: Tensor, state: SlotState, beams: BeamState, gr
     A copy goes to the beam's spare block, and the block it had becomes the spare one: what is read in this step is
     never written in it. cache [L, 2, blocks, H, block_size, D]; tables [S, n] int32; parents [G, W] from `step`
     """
+    copy_blocks(cache, *_pairs(tables, cache.shape[4], state, beams, groups, parents))
+
+
+def _pairs(tables: Tensor, size: int, state: SlotState, beams: BeamState, groups: Groups, parents: Tensor):
+    """Brings the tables up to date -> the blocks to copy and where to, [G · W] int32 each; equal: none."""
+    if tables.is_cuda:
+        from vlm.ops.kernels.beam_search import follow as kernel
+
+        return kernel(tables, size, state, beams, groups, parents)
+    return reference_follow(tables, size, state, beams, groups, parents)
+
+
+def reference_follow(
+    tables: Tensor, size: int, state: SlotState, beams: BeamState, groups: Groups, parents: Tensor
+) -> tuple[Tensor, Tensor]:
     slots = groups.slots.long()
-    size = cache.shape[4]
     filled = (state.lengths[slots] - 1)[..., None]  # tokens in the cache
     column = torch.arange(tables.shape[1], device=tables.device)
     theirs = tables[slots].gather(1, _wide(parents, tables[slots]))
@@ -231,7 +253,7 @@ def follow(cache: Tensor, tables: Tensor, state: SlotState, beams: BeamState, gr
     copied = torch.where(partial[..., None] & (column == last), spare[..., None], copied)
     beams.spare_blocks[slots] = torch.where(partial, own.gather(2, last)[..., 0], spare)
     tables[slots] = copied
-    copy_blocks(cache, torch.where(partial, source, 0).flatten(), torch.where(partial, spare, 0).flatten())
+    return torch.where(partial, source, 0).flatten(), torch.where(partial, spare, 0).flatten()
 
 
 def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:

@@ -1,0 +1,41 @@
+"""mini-t5, trained weights: Hugging Face's tokens, greedy and by beams, whatever a text is batched with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import vlm
+from vlm.resolve import packaged_models
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[tuple[str, str]]:
+    """(text with its task, reference)"""
+    pairs = [line.split("\t") for line in (EXAMPLES / "translate.tsv").read_text("utf-8").splitlines()]
+    found = [(f"translate English to German: {english}", german) for english, german in pairs[::3]]
+    found += [(f"translate German to English: {german}", english) for english, german in pairs[1::3]]
+    notices = [json.loads(line) for line in (EXAMPLES / "notices.jsonl").read_text("utf-8").splitlines()]
+    return found + [(f"summarize: {notice['text']}", notice["summary"]) for notice in notices[:6]]
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+def test_tokens_equal_hugging_faces(texts, beams, tmp_path_factory):
+    from transformers import T5ForConditionalGeneration
+
+    cache = tmp_path_factory.getbasetemp() / "mini-t5-cache"
+    pipe = vlm.load("mini-t5", device="cpu", max_batch_size=16, cache_dir=cache)
+    found = pipe.generate([{"text": text} for text, _ in texts], num_beams=beams)
+    model = T5ForConditionalGeneration.from_pretrained(packaged_models()["mini-t5"], dtype=torch.float32).eval()
+    for (text, reference), out in zip(texts, found, strict=True):
+        ids = torch.tensor([pipe.tokenizer.encode_source(text)])
+        with torch.no_grad():
+            want = model.generate(ids, num_beams=beams, do_sample=False, max_length=pipe.llm.max_seq_len)[0, 1:]
+        assert out.token_ids == want[: len(out.token_ids)].tolist() and out.token_ids[-1] == 1
+    exact = sum(out.text == reference for (_, reference), out in zip(texts, found, strict=True))
+    assert exact >= len(texts) - 1, "the examples are of a language that the model knows"

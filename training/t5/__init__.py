@@ -1,0 +1,1 @@
+"""Language, model and loop behind `training/mini_t5.py`."""
