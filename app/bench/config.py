@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from vlm.config import Config
@@ -38,3 +39,60 @@ class BenchConfig(Config):
     def subject(self) -> str:
         """What is measured, in words."""
         return self.model or f"{self.arch}, random weights"
+
+
+@dataclass(frozen=True)
+class TextBenchConfig(Config):
+    """One run: every combination of the lists is a row."""
+
+    arch: str | None = None
+    model: str | None = None
+    device: str = "auto"
+    dtype: str | None = None
+    batch_sizes: tuple[int, ...] = (1,)
+    lengths: tuple[tuple[int, int], ...] = ((64, 64),)  # tokens in, tokens out
+    num_beams: tuple[int, ...] = (1,)
+    repeats: int = 3
+    seed: int = 0
+    hf: bool = True
+    hf_new_tokens: int | None = None  # None: all; fewer are extrapolated
+    hf_repeats: int = 1
+
+    def __post_init__(self) -> None:
+        if (self.arch is None) == (self.model is None):
+            raise InputError("give either --model NAME, or --random-weights --arch NAME.")
+        numbers = [*self.batch_sizes, *self.num_beams, *itertools.chain(*self.lengths), self.repeats, self.hf_repeats]
+        if not numbers or min(numbers) < 1:
+            raise InputError("batch sizes, beams, lengths and repeats must be at least 1.")
+        if min(out for _, out in self.lengths) < 2 or (self.hf_new_tokens or 2) < 2:
+            raise InputError("at least 2 tokens out are needed to time one.")
+
+    @property
+    def subject(self) -> str:
+        return self.model or f"{self.arch}, random weights"
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """What the engine must hold; a beam takes a sequence's place."""
+        return {
+            "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
+            "max_seq_len": max(out for _, out in self.lengths) + 1,
+            "max_encoder_input_len": max(length for length, _ in self.lengths),
+        }
+
+    @property
+    def rows(self) -> list[Workload]:
+        return [Workload(*row) for row in itertools.product(self.lengths, self.num_beams, self.batch_sizes)]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row."""
+
+    lengths: tuple[int, int]
+    num_beams: int
+    batch_size: int
+
+    def to_dict(self) -> dict[str, int]:
+        given, made = self.lengths
+        return {"batch_size": self.batch_size, "num_beams": self.num_beams, "input_len": given, "output_len": made}

@@ -73,3 +73,30 @@ class Baseline:
 
     def _on_device(self, pixel_values: Tensor) -> Tensor:
         return pixel_values.to(self.device, self.model.dtype)
+
+
+class TextBaseline:
+    """An encoder-decoder of texts on the device."""
+
+    def __init__(self, folder: Path, dtype: str, device: torch.device):
+        from transformers import AutoModelForSeq2SeqLM
+
+        quiet()
+        model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self.model, self.device = model.to(device).eval(), device
+
+    @property
+    def description(self) -> dict[str, Any]:
+        import transformers
+
+        attention = self.model.config._attn_implementation
+        return {"transformers": transformers.__version__, "mode": "eager generate", "attention": attention}
+
+    @torch.inference_mode()
+    def generate(self, input_ids: Tensor, new_tokens: int, num_beams: int) -> None:
+        """[B, T] -> exactly `new_tokens` each, without the model's own generation settings"""
+        tokens = self.model.generate(
+            input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=new_tokens, min_new_tokens=new_tokens,
+            num_beams=num_beams, do_sample=False, early_stopping=False, forced_eos_token_id=None,
+        )  # fmt: skip
+        assert tokens.shape[1] == 1 + new_tokens, tokens.shape

@@ -50,9 +50,9 @@ def _run(
     progress: Progress | None,
 ) -> Results:
     device = resolve_device(config.device)
-    config = dataclasses.replace(config, device=str(device), dtype=config.dtype or _default_dtype(device))
+    config = dataclasses.replace(config, device=str(device), dtype=config.dtype or default_dtype(device))
     with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
-        subject = prepare(config, config.dtype, Path(scratch), progress)
+        subject = prepare(config, config.dtype, Path(scratch), "image", progress)
         engine = EngineDir.open(subject.engine)
         config = dataclasses.replace(config, dtype=engine.build.dtype)
         _check_limits(engine, config)
@@ -65,9 +65,9 @@ def _run(
         if config.hf and subject.folder is not None:
             say("Measuring Hugging Face", 0, 0)
             hf = _baseline(subject.folder, images, config, device)
-        _release(device)
+        release(device)
         say("Measuring vlm", 0, 0)
-        with _pipeline(subject.engine, device) as pipeline:
+        with opened(subject.engine, device) as pipeline:
             ours = measure(pipeline, images, config)
     results = {"kind": kind, "subject": config.subject, "config": config.to_dict(), "environment": environment(device)}
     return results | {"vlm": ours, "hf": hf and _as(kind, hf, config), "floor": _floor(kind, floor, ours, config)}
@@ -81,12 +81,12 @@ def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
     return [torch.randn(shape, generator=generator) for _ in range(DISTINCT_IMAGES)]
 
 
-def _default_dtype(device: torch.device) -> str:
+def default_dtype(device: torch.device) -> str:
     return "bfloat16" if device.type == "cuda" else "float32"
 
 
 @contextlib.contextmanager
-def _pipeline(engine: Path, device: torch.device) -> Iterator[Pipeline]:
+def opened(engine: Path, device: torch.device) -> Iterator[Pipeline]:
     pipeline = vlm.load(engine, device=str(device))
     try:
         yield pipeline
@@ -112,7 +112,7 @@ def _baseline(folder: Path, images: list[Tensor], config: BenchConfig, device: t
     return baseline.measure(batch, min(config.hf_new_tokens, config.new_tokens), config.repeats)
 
 
-def _release(device: torch.device) -> None:
+def release(device: torch.device) -> None:
     """The engine sizes its cache by what is free."""
     gc.collect()
     if device.type == "cuda":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,8 +14,16 @@ from app.bench.config import BenchConfig
 from app.bench.huggingface import quiet
 from vlm.checkpoint import Checkpoint
 from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
+from vlm.compile.engine_dir import EngineDir
+from vlm.compile.hf_folder import HFFolder
 from vlm.config import BuildConfig
+from vlm.errors import InputError
+from vlm.registry import FamilySpec, family, match_family
 from vlm.resolve import Source, locate
+from vlm.runtime.loader import resolve_device
+
+if TYPE_CHECKING:
+    from app.bench.text import TextBenchConfig
 
 Progress = Callable[[str, int, int], None]
 
@@ -27,18 +36,42 @@ class Subject:
     folder: Path | None
 
 
-def prepare(config: BenchConfig, dtype: str, scratch: Path, progress: Progress | None = None) -> Subject:
-    """Builds an engine for the run below `scratch`."""
-    build = BuildConfig(dtype=dtype, max_batch_size=config.batch_size)
+def prepare(
+    config: BenchConfig | TextBenchConfig,
+    dtype: str,
+    scratch: Path,
+    takes: str,
+    progress: Progress | None = None,
+    limits: dict[str, int] | None = None,
+) -> Subject:
+    """Builds an engine for the run below `scratch`; `limits` None: for the batch size, else as much as the model
+    allows. InputError for a model that does not take "text" or "image", as is asked."""
+    build = BuildConfig(dtype=dtype, **(limits or {"max_batch_size": config.batch_size}))
     if config.model is not None:
         source = locate(config.model, progress=progress)
+        _check_input(config.subject, family(_family_of(source)), takes)
         if source.kind == "engine":
             return Subject(source.path, None)
     else:
+        _check_input(config.subject, match_family(hf_config(config.arch)), takes)
         source = _random_source(config, dtype, scratch)
     checkpoint = _checkpoint(source, scratch / "checkpoint", progress)
     engine = build_engine(checkpoint, scratch / "engine", build, progress=progress)
     return Subject(engine.path, source.path if source.kind == "hf" else None)
+
+
+def _family_of(source: Source) -> str:
+    if source.kind == "engine":
+        return EngineDir.open(source.path, verify=False).family
+    if source.kind == "checkpoint":
+        return Checkpoint.open(source.path).family
+    return match_family(HFFolder(source.path).config).name
+
+
+def _check_input(subject: str, family: FamilySpec, takes: str) -> None:
+    if takes not in family.inputs:
+        other = "vlm bench text" if takes == "image" else "vlm bench latency or throughput"
+        raise InputError(f"{subject} takes {family.inputs[0]}; use {other}.")
 
 
 def _random_source(config: BenchConfig, dtype: str, scratch: Path) -> Source:
@@ -46,13 +79,28 @@ def _random_source(config: BenchConfig, dtype: str, scratch: Path) -> Source:
     if not config.hf:
         checkpoint = random_checkpoint(read_arch(config.arch), scratch / "random", seed=config.seed, dtype=dtype)
         return Source(config.subject, checkpoint.path, "checkpoint")
-    from transformers import VisionEncoderDecoderConfig, VisionEncoderDecoderModel
-
     quiet()
     torch.manual_seed(config.seed)
-    model = VisionEncoderDecoderModel(VisionEncoderDecoderConfig.from_dict(hf_config(config.arch)))
-    model.to(getattr(torch, dtype)).save_pretrained(scratch / "hf")
+    model = _random_model(hf_config(config.arch), getattr(torch, dtype), resolve_device(config.device))
+    model.save_pretrained(scratch / "hf")
+    del model
     return Source(config.subject, scratch / "hf", "hf")
+
+
+def _random_model(hf: dict[str, Any], dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
+    """Initialized on the device, where billions of draws take no time."""
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
+
+    kind = hf["model_type"]
+    with device:
+        if kind == "vision-encoder-decoder":
+            return VisionEncoderDecoderModel(VisionEncoderDecoderConfig.from_dict(hf)).to(dtype)
+        config = AutoConfig.for_model(**hf)
+        model = AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
+    if hf.get("tie_word_embeddings") is False:
+        # transformers 5 ties what the published checkpoints keep apart
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.02)
+    return model
 
 
 def _checkpoint(source: Source, out: Path, progress: Progress | None) -> Checkpoint:

@@ -51,6 +51,8 @@ def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 
 def rows(result: dict[str, Any]) -> list[Row]:
     """A result's measures."""
+    if result["kind"] == "text":
+        return [_text_row(result, row) for row in result["rows"]]
     return [_row(result, *measure) for measure in MEASURES[result["kind"]]]
 
 
@@ -61,8 +63,11 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
         return ""
     lines = [_line(HEADER), _line(["---", "---", *["---:"] * 5])]
     for result in results:
-        first, *others = rows(result)
-        lines += [_line(astuple(first)), *(_line(["", *astuple(row)[1:]]) for row in others)]
+        shown = ""
+        for row in rows(result):
+            # a workload is named once
+            lines.append(_line(["" if row.workload == shown else row.workload, *astuple(row)[1:]]))
+            shown = row.workload
     return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
 
 
@@ -76,6 +81,8 @@ def in_readme(readme: str) -> str | None:
 def workload(result: dict[str, Any]) -> str:
     """`nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`"""
     config = result["config"]
+    if result["kind"] == "text":
+        return f"{result['subject']}, {config['dtype']}"
     tokens = f"{config['new_tokens']:,} tokens a page"
     return f"{result['subject']}, {config['dtype']}, batch {config['batch_size']}, {tokens}"
 
@@ -88,6 +95,15 @@ def _row(result: dict[str, Any], field: str, name: str, more_is_better: bool) ->
     if floor is not None:
         floored, reached = _number(floor), _percent(result["floor"]["reached"])
     return Row(workload(result), name, "–" if hf is None else _number(hf), _number(ours), faster, floored, reached)
+
+
+def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
+    beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
+    measure = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: tokens/s"
+    ours, hf = row["vlm"]["tokens_per_s"], (row["hf"] or {}).get("tokens_per_s")
+    faster = "–" if hf is None else _number(ours / hf)
+    floor, reached = _number(row["floor"]["tokens_per_s"]), _percent(row["floor"]["reached"])
+    return Row(workload(result), measure, "–" if hf is None else _number(hf), _number(ours), faster, floor, reached)
 
 
 def _number(value: float) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from app.bench.config import BenchConfig
+from app.bench.config import BenchConfig, TextBenchConfig
 from app.cli.errors import verb
 from app.cli.options import Device, DType
 from app.cli.progress import Progress
@@ -99,6 +99,46 @@ def throughput(
 
 @app.command()
 @verb
+def text(
+    arch: Arch = TextBenchConfig.arch,
+    random_weights: RandomWeights = False,
+    model: Model = TextBenchConfig.model,
+    dtype: DType = TextBenchConfig.dtype,
+    device: Device = TextBenchConfig.device,
+    batch_size: Annotated[str, typer.Option(help='Texts at once, several apart by ";".')] = "1",
+    input_output_len: Annotated[str, typer.Option(help='Tokens in and out, "60,20;128,20".')] = "64,64",
+    num_beams: Annotated[str, typer.Option(help='1 is greedy, several apart by ";".')] = "1",
+    repeats: Repeats = TextBenchConfig.repeats,
+    seed: Seed = TextBenchConfig.seed,
+    no_hf: NoHF = not TextBenchConfig.hf,
+    hf_new_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of Hugging Face's run, the rest is extrapolated. [default: all]")
+    ] = TextBenchConfig.hf_new_tokens,
+    hf_repeats: Annotated[int, typer.Option(help="Its runs.")] = TextBenchConfig.hf_repeats,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    out: Out = None,
+) -> None:
+    """Texts through an encoder-decoder: tokens a second, for every combination of batch, lengths and beams.
+
+    \b
+    Examples:
+      vlm bench text --arch t5-small --random-weights --batch-size "1;32;128" --num-beams "1;4"
+      vlm bench text --model mini-t5 --batch-size "1;8" --input-output-len "60,20;128,20" --csv
+    """
+    _check_pair(arch, random_weights)
+    lengths = tuple(_numbers(pair, "--input-output-len", ",") for pair in input_output_len.split(";"))
+    if any(len(pair) != 2 for pair in lengths):
+        raise InputError(f'--input-output-len is {input_output_len!r}; give pairs such as "60,20;128,20".')
+    config = TextBenchConfig(
+        arch=arch, model=model, device=device, dtype=dtype, batch_sizes=_numbers(batch_size, "--batch-size"),
+        lengths=lengths, num_beams=_numbers(num_beams, "--num-beams"), repeats=repeats, seed=seed, hf=not no_hf,
+        hf_new_tokens=hf_new_tokens, hf_repeats=hf_repeats,
+    )  # fmt: skip
+    _measure("text", config, out, as_csv=csv)
+
+
+@app.command()
+@verb
 def table(results: Annotated[list[Path], typer.Argument(help="Files written by --json.")]) -> None:
     """Print the README's table of results, in markdown.
 
@@ -111,20 +151,32 @@ def table(results: Annotated[list[Path], typer.Argument(help="Files written by -
     print(markdown(load(results)))
 
 
-def _config(arch: str | None, random_weights: bool, model: str | None, **values: Any) -> BenchConfig:
+def _numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(separator))
+    except ValueError:
+        raise InputError(f"{option} holds {text!r}; give whole numbers, apart by {separator!r}.") from None
+
+
+def _check_pair(arch: str | None, random_weights: bool) -> None:
     if random_weights != (arch is not None):
         raise InputError("--random-weights and --arch go together: --arch nougat-base --random-weights.")
+
+
+def _config(arch: str | None, random_weights: bool, model: str | None, **values: Any) -> BenchConfig:
+    _check_pair(arch, random_weights)
     return BenchConfig(arch=arch, model=model, **values)
 
 
-def _measure(kind: str, config: BenchConfig, out: Path | None) -> None:
+def _measure(kind: str, config: BenchConfig | TextBenchConfig, out: Path | None, as_csv: bool = False) -> None:
     from app.bench import measure
+    from app.bench import text as texts
 
     _check_writable(out)
-    run: Callable[..., dict[str, Any]] = getattr(measure, kind)
+    run: Callable[..., dict[str, Any]] = texts.text if kind == "text" else getattr(measure, kind)
     with Progress() as progress:
         result = run(config, progress)
-    _print(result)
+    (_print_csv if as_csv else _print)(result)
     if out is not None:
         out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -156,3 +208,20 @@ def _print(result: dict[str, Any]) -> None:
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(shown)
     env, floor = result["environment"], result["floor"]
     print(f"{env['device']}, memory {floor['bandwidth'] / 1e9:,.0f} GB/s measured; commit {env['commit'] or 'unknown'}")
+
+
+def _print_csv(result: dict[str, Any]) -> None:
+    import csv
+
+    names = ("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s",
+             "hf_tokens_per_s", "times_faster", "floor_tokens_per_s", "of_floor")  # fmt: skip
+    table = csv.writer(sys.stdout)
+    table.writerow(names)
+    for row in result["rows"]:
+        ours, hf, floor = row["vlm"], (row["hf"] or {}).get("tokens_per_s"), row["floor"]
+        table.writerow([
+            result["subject"], result["config"]["dtype"], row["batch_size"], row["num_beams"], row["input_len"],
+            row["output_len"], f"{ours['first_token_ms']:.3f}", f"{ours['step_ms']:.4f}", f"{ours['tokens_per_s']:.1f}",
+            hf and f"{hf:.1f}", hf and f"{ours['tokens_per_s'] / hf:.2f}", f"{floor['tokens_per_s']:.1f}",
+            f"{floor['reached']:.3f}",
+        ])  # fmt: skip

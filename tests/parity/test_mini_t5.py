@@ -32,7 +32,7 @@ def test_tokens_equal_hugging_faces(texts, beams, tmp_path_factory):
     pipe = vlm.load("mini-t5", device="cpu", max_batch_size=16, cache_dir=cache)
     found = pipe.generate([{"text": text} for text, _ in texts], num_beams=beams)
     model = T5ForConditionalGeneration.from_pretrained(packaged_models()["mini-t5"], dtype=torch.float32).eval()
-    for (text, reference), out in zip(texts, found, strict=True):
+    for (text, _), out in zip(texts, found, strict=True):
         ids = torch.tensor([pipe.tokenizer.encode_source(text)])
         with torch.no_grad():
             want = model.generate(ids, num_beams=beams, do_sample=False, max_length=pipe.llm.max_seq_len)[0, 1:]

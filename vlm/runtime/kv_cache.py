@@ -45,7 +45,8 @@ def plan_cache(
     Raises OutOfMemoryError when not even one sequence of full length fits.
     """
     self_table, cross_table = -(-max_seq_len // runtime.block_size), -(-max_encoder_len // runtime.block_size)
-    need_self, need_cross = batch_size * self_table, batch_size * cross_table
+    # a beam has a spare block besides
+    need_self, need_cross = batch_size * (self_table + (batch_size > 1)), batch_size * cross_table
     size = block_bytes(model, runtime.block_size, dtype)
     total = runtime.max_kv_blocks
     if total is None and free_bytes is not None:
