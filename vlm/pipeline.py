@@ -213,6 +213,10 @@ class Pipeline:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     # --- requests ---
+    def request(self, source: Any, **sampling: Any) -> Request:
+        """What an input becomes: token ids or pixels, where the output begins, the settings with the model's own."""
+        return self._inputs.request(source, self._params(sampling))
+
     def _single(self, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         given, sampling = self._split(options)
         if inputs is not None and given:

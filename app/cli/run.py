@@ -1,4 +1,4 @@
-"""`vlm run`: images in, text out."""
+"""`vlm run`: images or texts in, text out."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from app.cli.errors import USER_ERROR, complain, verb
 from app.cli.options import DEFAULT_MODEL, Device, DType, Json, MaxBatchSize, MaxNewTokens, Model
 from app.cli.progress import Progress
+from app.cli.text_options import LengthPenalty, NumBeams
 from vlm.errors import InputError, VlmError
 from vlm.runtime.request import SamplingParams
 
@@ -21,14 +22,21 @@ if TYPE_CHECKING:
 @verb
 def run(
     image: Annotated[
-        list[str], typer.Option("--image", "-i", help="An image file, or - for stdin; repeat it for several requests.")
-    ],
+        list[str] | None,
+        typer.Option("--image", "-i", help="An image file, or - for stdin; repeat it for several requests."),
+    ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", "-t", help="For a model of texts: its input, or - for stdin, all of it; repeat it."),
+    ] = None,
     model: Model = DEFAULT_MODEL,
     prompt: Annotated[
         str | None,
         typer.Option(help="What to do. A family that takes no text (nougat) continues it: the start of the output."),
     ] = None,
     max_new_tokens: MaxNewTokens = SamplingParams.max_new_tokens,
+    num_beams: NumBeams = None,
+    length_penalty: LengthPenalty = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = SamplingParams.temperature,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest; 0: all.")] = SamplingParams.top_k,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest that make up p.")] = SamplingParams.top_p,
@@ -55,11 +63,11 @@ def run(
     dtype: DType = None,
     max_batch_size: MaxBatchSize = None,
 ) -> None:
-    """Read images with a model; the text goes to stdout.
+    """Give images, or texts, to a model; what it makes of them goes to stdout.
 
     On a terminal, and with --raw, the text appears as it is decoded. A pipe or file gets each text when it is whole,
-    post-processed (nougat: markdown). --json prints one object an image: image, text, raw_text, finish_reason, tokens,
-    token_ids, logprobs, seed.
+    post-processed (nougat: markdown). --json prints one object an input: image or input, text, raw_text, finish_reason,
+    tokens, token_ids, logprobs, seed.
 
     \b
     Examples:
@@ -67,23 +75,26 @@ def run(
       vlm run --image a.png --image b.png --json > pages.jsonl
       cat page.png | vlm run --image - --max-new-tokens 200
       vlm run --image page.png --model facebook/nougat-base --dtype bfloat16
+      vlm run --model mini-t5 --text "translate English to German: The old ship is small."
     """
     sampling = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed,
         "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty, "min_new_tokens": min_new_tokens,
     }  # fmt: skip
     # what the model's own settings may say is passed on only when it is given
-    own = {"repetition_penalty": repetition_penalty, "no_repeat_ngram_size": no_repeat_ngram_size}
+    own = {
+        "repetition_penalty": repetition_penalty, "no_repeat_ngram_size": no_repeat_ngram_size,
+        "num_beams": num_beams, "length_penalty": length_penalty, "max_new_tokens": max_new_tokens,
+    }  # fmt: skip
     sampling |= {name: value for name, value in own.items() if value is not None}
-    SamplingParams(max_new_tokens=max_new_tokens, **sampling)  # a bad value is found before the model is loaded
-    inputs = [_input(source, prompt) for source in image]
+    SamplingParams(**sampling)  # a bad value is found before the model is loaded
+    inputs = _inputs(image or [], text or [], prompt)
     with Progress() as progress:
         pipeline = _load(model, device, dtype, max_batch_size, progress)
-    sampling["max_new_tokens"] = max_new_tokens
     if not as_json and (raw or sys.stdout.isatty()):
         failed = _stream(pipeline, inputs, sampling)
     else:
-        failed = _print_whole(pipeline, inputs, image, sampling, as_json)
+        failed = _print_whole(pipeline, inputs, sampling, as_json)
     if failed:
         raise typer.Exit(USER_ERROR)
 
@@ -94,7 +105,16 @@ def _load(model: str, device: str, dtype: str | None, max_batch_size: int | None
     return vlm.load(model, device=device, dtype=dtype, max_batch_size=max_batch_size, progress=progress)
 
 
-def _input(source: str, prompt: str | None) -> dict[str, Any]:
+def _inputs(images: list[str], texts: list[str], prompt: str | None) -> list[dict[str, Any]]:
+    if bool(images) == bool(texts):
+        raise InputError('give --image FILE or --text "A text.", one kind at a time.')
+    if images:
+        return [_image(source, prompt) for source in images]
+    given = (sys.stdin.read() if text == "-" else text for text in texts)
+    return [{"text": text, "prompt": prompt} for text in given]
+
+
+def _image(source: str, prompt: str | None) -> dict[str, Any]:
     if source == "-":
         data = sys.stdin.buffer.read()
         if not data:
@@ -119,9 +139,7 @@ def _stream(pipeline: Pipeline, inputs: list[dict[str, Any]], sampling: dict[str
     return failed
 
 
-def _print_whole(
-    pipeline: Pipeline, inputs: list[dict[str, Any]], names: list[str], sampling: dict[str, Any], as_json: bool
-) -> int:
+def _print_whole(pipeline: Pipeline, inputs: list[dict[str, Any]], sampling: dict[str, Any], as_json: bool) -> int:
     """Prints whole outputs in the order of the inputs; returns the number of inputs that failed."""
     outputs, failed = [], 0
     for index, result in _in_order(pipeline.as_completed(inputs, on_error="yield", **sampling)):
@@ -130,7 +148,7 @@ def _print_whole(
             failed += 1
             continue
         outputs.append(result)
-        print(_json(names[index], result) if as_json else result.text, flush=True)
+        print(_json(inputs[index], result) if as_json else result.text, flush=True)
     _report(pipeline, outputs)
     return failed
 
@@ -144,11 +162,13 @@ def _in_order(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
             turn += 1
 
 
-def _json(name: str, output: Output) -> str:
+def _json(given: dict[str, Any], output: Output) -> str:
     import dataclasses
     import json
 
-    fields = {"image": name, **dataclasses.asdict(output), "tokens": len(output.token_ids)}
+    [source] = given.get("images", ["-"])
+    name = {"input": given["text"]} if "text" in given else {"image": source if isinstance(source, str) else "-"}
+    fields = {**name, **dataclasses.asdict(output), "tokens": len(output.token_ids)}
     return json.dumps(fields, ensure_ascii=False)
 
 

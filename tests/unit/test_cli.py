@@ -237,8 +237,8 @@ def test_convert_build_inspect(cli, hf, tmp_path):
         "dtype": "bfloat16", "max_batch_size": 8, "max_seq_len": 8, "max_encoder_input_len": 6, "backend": "torch"
     }  # fmt: skip
     assert described["roles"]["visual"]["parameters"] == 4 * 3 + 4
-    # 8 sequences of 1 self- and 1 cross-attention block each and the spare one; 16 rows of K and V, 2 layers, width 4
-    assert described["memory"]["kv_cache_full_batch"] == 17 * 16 * 2 * 2 * 4 * 2
+    # 8 sequences of 1 self-, 1 spare and 1 cross block each and the common one; 16 rows of K and V, 2 layers, width 4
+    assert described["memory"]["kv_cache_full_batch"] == 25 * 16 * 2 * 2 * 4 * 2
     text = cli("inspect", tmp_path / "engine")[1]
     assert "family       toy" in text and "max_seq_len 8" in text
     folder = json.loads(cli("inspect", hf, "--json")[1])

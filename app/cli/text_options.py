@@ -1,0 +1,106 @@
+"""What the verbs on texts share: decoding options, reading, writing, reporting."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from app.cli.errors import PARTLY_FAILED, complain
+from app.cli.progress import Progress
+from vlm.errors import InputError
+from vlm.runtime.request import SamplingParams
+
+if TYPE_CHECKING:
+    from app.text.job import Report
+    from app.text.sources import Item
+    from app.text.tasks import ToInput
+    from vlm.pipeline import Pipeline
+
+DEFAULT_TEXT_MODEL = "mini-t5"
+
+Texts = Annotated[list[str] | None, typer.Argument(help="Texts; - reads stdin, a text a line.")]
+Files = Annotated[list[Path] | None, typer.Option("--file", "-f", help="Read this file; repeat it.")]
+OutFile = Annotated[Path | None, typer.Option("--out", "-o", help="Write here. [default: stdout]")]
+Prefix = Annotated[str | None, typer.Option(help="What is put before each text, in place of T5's own words.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut the end off texts that are too long.")]
+NumBeams = Annotated[int | None, typer.Option(help="1 is greedy. [default: the model's]")]
+LengthPenalty = Annotated[float | None, typer.Option(help="Above 0 favours long outputs. [default: the model's]")]
+Temperature = Annotated[float | None, typer.Option(help="Above 0 draws at random. [default: 0]")]
+TopK = Annotated[int | None, typer.Option(help="Draw from the k likeliest.")]
+TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest that make up p.")]
+Seed = Annotated[int | None, typer.Option(help="Makes drawing repeatable.")]
+RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: repeated tokens count less.")]
+NoRepeatNgramSize = Annotated[int | None, typer.Option(help="No n tokens in a row come twice.")]
+Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the output; repeat it.")]
+
+
+def sampling_of(**values: Any) -> dict[str, Any]:
+    """What was given, checked before a model is loaded: the rest is the model's own."""
+    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if v not in (None, [])}
+    SamplingParams(**given)
+    return given
+
+
+def items_of(texts: list[str] | None, files: list[Path] | None, whole: bool = False) -> Iterator[Item]:
+    """The texts of arguments, or of files; InputError unless one of both is given, or for a file that is not there."""
+    from app.text.sources import from_arguments, from_file
+
+    if bool(texts) == bool(files):
+        raise InputError('give texts or files: "A text.", - for stdin, or --file FILE.')
+    for file in files or ():
+        if not file.is_file():
+            what = "is a folder" if file.is_dir() else "does not exist"
+            raise InputError(f"--file {file} {what}; give a text file.")
+    return chain.from_iterable(from_file(file, whole) for file in files) if files else from_arguments(texts)
+
+
+def run_job(pipeline: Pipeline, items: Iterable[Item], to_input: ToInput, out: Path | None, **options: Any) -> None:
+    """Writes a line an item and reports on stderr; exits with 1 if some failed."""
+    from app.text.job import TextJob
+
+    with _opened(out) as file, Progress() as progress:
+        show = lambda report: progress("Texts", report.texts, 0, _rate(report))  # noqa: E731
+        report = TextJob(pipeline, to_input, file, show=show, **options).run(items)
+    print(
+        f"{report.texts} texts, {report.tokens} tokens in {report.seconds:.2f} s{_rate(report, ', ')}", file=sys.stderr
+    )
+    for failure in report.failures:
+        complain(failure)
+    if report.failures:
+        raise typer.Exit(PARTLY_FAILED)
+
+
+def _rate(report: Report, before: str = "") -> str:
+    if not report.tokens or not report.seconds:
+        return ""
+    return f"{before}{report.tokens / report.seconds:,.0f} tokens/s"
+
+
+@contextlib.contextmanager
+def _opened(out: Path | None) -> Iterator[TextIO]:
+    if out is None:
+        yield sys.stdout
+        return
+    try:
+        file = out.open("w", encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror}.") from None
+    with file:
+        yield file
+
+
+def load_text_model(model: str, device: str, dtype: str | None, max_batch_size: int | None) -> Pipeline:
+    """InputError for a model that takes no text."""
+    import vlm
+
+    with Progress() as progress:
+        pipeline = vlm.load(model, device=device, dtype=dtype, max_batch_size=max_batch_size, progress=progress)
+    if "text" not in pipeline.family.inputs:
+        raise InputError(f"{model} takes {pipeline.family.inputs[0]}, not text; vlm models lists what takes text.")
+    return pipeline

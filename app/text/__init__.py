@@ -1,0 +1,1 @@
+"""Jobs on texts: reading, tasks, scores, and the comparison with Hugging Face."""

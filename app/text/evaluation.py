@@ -1,0 +1,99 @@
+"""A model on texts with references: outputs, scores and speed; the same by Hugging Face beside it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from app.text.job import in_order
+from app.text.scores import Scores, scores
+from app.text.sources import Item
+from app.text.tasks import ToInput
+from vlm.errors import InputError
+
+if TYPE_CHECKING:
+    from app.text.pairs import Pair
+    from vlm.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Run:
+    """One system's outputs."""
+
+    texts: list[str]
+    token_ids: list[list[int]]  # generated, up to and with the end token
+    seconds: float
+
+    def summary(self, task: str, references: list[str]) -> dict[str, Any]:
+        tokens = sum(map(len, self.token_ids))
+        speed = {"texts_per_s": len(self.texts) / self.seconds, "tokens_per_s": tokens / self.seconds}
+        found: Scores = scores(task, self.texts, references)
+        return {"scores": found, "seconds": self.seconds, **speed}
+
+
+def run_vlm(pipeline: Pipeline, pairs: list[Pair], to_input: ToInput, sampling: dict[str, Any]) -> Run:
+    """InputError that names the first text which fails."""
+    items = (Item("", i, pair.text) for i, pair in enumerate(pairs, 1))
+    texts, tokens, start = [], [], time.perf_counter()
+    for item, result in in_order(pipeline, items, to_input, sampling):
+        if isinstance(result, str):
+            raise InputError(f"{item.place}: {result}")
+        texts.append(result.text)
+        tokens.append(result.token_ids)
+    return Run(texts, tokens, time.perf_counter() - start)
+
+
+def run_hugging_face(
+    folder: Path, pipeline: Pipeline, pairs: list[Pair], to_input: ToInput, sampling: dict[str, Any], batch_size: int
+) -> Run:
+    """The same token ids, padded to batches, through transformers' own generate: same device, type and settings."""
+    from transformers import AutoModelForSeq2SeqLM
+
+    from app.bench.huggingface import quiet
+
+    quiet()
+    dtype = getattr(torch, pipeline.engine.build.dtype)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).to(pipeline.device).eval()
+    requests = [pipeline.request(to_input(pair.text), **sampling) for pair in pairs]
+    found, start = [], time.perf_counter()
+    for at in range(0, len(requests), batch_size):
+        found += _batch(model, requests[at : at + batch_size], pipeline)
+    seconds = time.perf_counter() - start
+    return Run([pipeline.tokenizer.decode(tokens) for tokens in found], found, seconds)
+
+
+@torch.inference_mode()
+def _batch(model: Any, requests: list[Any], pipeline: Pipeline) -> list[list[int]]:
+    params, pad = requests[0].params, pipeline.config.pad_token_id
+    longest = max(len(r.encoder_input_ids) for r in requests)
+    ids = torch.tensor([[*r.encoder_input_ids, *[pad] * (longest - len(r.encoder_input_ids))] for r in requests])
+    mask = torch.tensor([[1] * len(r.encoder_input_ids) + [0] * (longest - len(r.encoder_input_ids)) for r in requests])
+    start = torch.tensor([list(r.decoder_prompt_token_ids) for r in requests])
+    prompt = start.shape[1]
+    limit = min(pipeline.llm.max_seq_len, params.max_length or pipeline.llm.max_seq_len)
+    out = model.generate(
+        ids.to(model.device), attention_mask=mask.to(model.device), decoder_input_ids=start.to(model.device),
+        do_sample=False, num_beams=params.num_beams, length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping, repetition_penalty=params.repetition_penalty,
+        no_repeat_ngram_size=params.no_repeat_ngram_size, min_length=prompt + params.min_new_tokens,
+        forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
+        max_length=limit if params.max_new_tokens is None else prompt + params.max_new_tokens,
+    )  # fmt: skip
+    return [_up_to_end(row[prompt:], pipeline.llm.eos_token_ids) for row in out.tolist()]
+
+
+def _up_to_end(tokens: list[int], ends: tuple[int, ...]) -> list[int]:
+    at = next((i for i, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tokens[: at + 1]
+
+
+def agreement(ours: Run, theirs: Run) -> dict[str, float]:
+    """Shares from 0 to 100: of texts with the same tokens, and of tokens that are the same at their place."""
+    pairs = list(zip(ours.token_ids, theirs.token_ids, strict=True))
+    same = sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
+    total = sum(max(len(a), len(b)) for a, b in pairs)
+    return {"texts": 100 * sum(a == b for a, b in pairs) / len(pairs), "tokens": 100 * same / total}

@@ -1,0 +1,80 @@
+"""Texts out of arguments, files and stdin, line by line or whole; what cannot be read costs one line."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlm.errors import InputError
+
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One text, or why there is none. An empty one is passed through."""
+
+    source: str  # the file's name; "" for an argument
+    line: int  # 1 is the first
+    text: str = ""
+    error: str | None = None
+
+    @property
+    def place(self) -> str:
+        return f"{self.source} line {self.line}" if self.source else f"text {self.line}"
+
+
+def from_arguments(texts: Iterable[str]) -> Iterator[Item]:
+    """The arguments; `-` is stdin, a text a line."""
+    for number, text in enumerate(texts, 1):
+        if text == STDIN:
+            yield from lines("stdin", sys.stdin.buffer)
+        else:
+            yield Item("", number, text)
+
+
+def from_file(path: Path, whole: bool = False) -> Iterator[Item]:
+    """A text a line, or the file as one; a .jsonl file holds an object with `text` a line."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.") from None
+    with file:
+        if path.suffix == ".jsonl":
+            yield from map(_text_of, lines(str(path), file))
+        elif whole:
+            yield _decoded(str(path), 1, file.read())
+        else:
+            yield from lines(str(path), file)
+
+
+def lines(name: str, file: Iterable[bytes]) -> Iterator[Item]:
+    """Each line without its end; one that is not UTF-8 has an error."""
+    for number, data in enumerate(file, 1):
+        yield _decoded(name, number, data.rstrip(b"\r\n"))
+
+
+def _decoded(name: str, number: int, data: bytes) -> Item:
+    if number == 1:
+        data = data.removeprefix(codecs.BOM_UTF8)
+    try:
+        return Item(name, number, data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return Item(name, number, error=f"it is not UTF-8 (byte {error.start + 1} of it)")
+
+
+def _text_of(item: Item) -> Item:
+    if item.error or not item.text.strip():
+        return item
+    try:
+        fields = json.loads(item.text)
+        text = next(fields[name] for name in ("text", "source", "document") if name in fields)
+    except (ValueError, TypeError, StopIteration):
+        return Item(item.source, item.line, error='it is no JSON object with "text"')
+    if not isinstance(text, str):
+        return Item(item.source, item.line, error="its text is no string")
+    return Item(item.source, item.line, text)

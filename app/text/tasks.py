@@ -1,0 +1,60 @@
+"""What a model must be given for a task: T5 models a prefix in words, multilingual ones language codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import InputError, listed
+
+if TYPE_CHECKING:
+    from vlm.pipeline import Pipeline
+
+ToInput = Callable[[str], dict[str, Any]]
+NAMES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}  # T5 was trained on these
+
+
+def translation(
+    pipeline: Pipeline, source: str | None, target: str | None, prefix: str | None, truncate: bool
+) -> ToInput:
+    """text -> input of the pipeline. InputError where the model needs to be told the languages, or cannot be."""
+    if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
+        return _with_codes(pipeline.tokenizer.languages.ids, source, target, prefix, truncate)
+    if pipeline.family.name == "t5" and prefix is None:
+        if source is None or target is None:
+            raise InputError("a T5 model is told the languages: give --src-lang en --tgt-lang de (or --prefix).")
+        prefix = f"translate {_name(source)} to {_name(target)}: "
+    elif source is not None or target is not None:
+        why = "--prefix says the task already" if prefix is not None else "this model knows one pair of languages"
+        raise InputError(f"{why}; leave --src-lang and --tgt-lang out.")
+    return _with_prefix(prefix or "", truncate)
+
+
+def summary(pipeline: Pipeline, prefix: str | None, truncate: bool) -> ToInput:
+    if prefix is None:
+        prefix = "summarize: " if pipeline.family.name == "t5" else ""
+    return _with_prefix(prefix, truncate)
+
+
+def _with_prefix(prefix: str, truncate: bool) -> ToInput:
+    return lambda text: {"text": prefix + text, "truncate": truncate}
+
+
+def _with_codes(
+    ids: dict[str, int], source: str | None, target: str | None, prefix: str | None, truncate: bool
+) -> ToInput:
+    if prefix is not None:
+        raise InputError("this model has language codes; give --src-lang and --tgt-lang instead of --prefix.")
+    if target is None:
+        raise InputError(f"--tgt-lang is missing; this model knows {listed(sorted(ids), 60)}.")
+    for code in (source, target):
+        if code is not None and code not in ids:
+            raise InputError(f"language {code!r} is unknown; this model knows {listed(sorted(ids), 60)}.")
+    return lambda text: {"text": text, "src_lang": source, "tgt_lang": target, "truncate": truncate}
+
+
+def _name(language: str) -> str:
+    name = NAMES.get(language.lower(), language.capitalize())
+    if name not in NAMES.values():
+        raise InputError(f"language {language!r} is unknown to T5 models; give {listed(NAMES)}, or --prefix TEXT.")
+    return name

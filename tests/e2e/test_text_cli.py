@@ -1,0 +1,132 @@
+"""translate, summarize, eval and run on texts, as people call them, with the packaged model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.main import app
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EN_DE = ("--src-lang", "en", "--tgt-lang", "de", "--device", "cpu")
+PAIRS = [line.split("\t") for line in (EXAMPLES / "translate.tsv").read_text("utf-8").splitlines()]
+NOTICES = [json.loads(line) for line in (EXAMPLES / "notices.jsonl").read_text("utf-8").splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "text-cache"))
+
+
+def call(*arguments, stdin: str | bytes | None = None):
+    return CliRunner().invoke(app, [*map(str, arguments)], input=stdin)
+
+
+def test_translate_arguments_and_beams():
+    texts = [english for english, _ in PAIRS[:3]]
+    for options in ((), ("--num-beams", "4")):
+        result = call("translate", *texts, *EN_DE, *options)
+        assert result.exit_code == 0 and result.stdout.splitlines() == [german for _, german in PAIRS[:3]]
+    assert "3 texts" in result.stderr and "tokens/s" in result.stderr
+
+
+def test_a_file_line_by_line_with_what_is_wrong_named(tmp_path):
+    """BOM, CRLF, an empty line, a line that is not UTF-8, one that is too long, no end of line at the end."""
+    (one, first), (two, second) = PAIRS[0], PAIRS[1]
+    data = b"\xef\xbb\xbf" + one.encode() + b"\r\n\r\n\xff\xfe\n" + b"and " * 900 + b"\n" + two.encode()
+    source, out = tmp_path / "lines.txt", tmp_path / "out.txt"
+    source.write_bytes(data)
+    result = call("translate", "--file", source, "-o", out, *EN_DE)
+    assert result.exit_code == 1 and not result.stdout
+    assert out.read_text("utf-8").split("\n") == [first, "", "", "", second, ""]
+    assert f"{source} line 3: it is not UTF-8 (byte 1 of it)" in result.stderr
+    assert f"{source} line 4: the text has" in result.stderr and "--truncate" in result.stderr
+    cut = call("translate", "--file", source, "-o", out, "--truncate", "--max-new-tokens", "5", *EN_DE)
+    assert "line 4" not in cut.stderr and "line 3" in cut.stderr
+
+
+def test_stdin_json_and_another_direction():
+    english, german = PAIRS[-1]
+    result = call("translate", "-", "--src-lang", "de", "--tgt-lang", "en", "--json", stdin=german + "\n")
+    fields = json.loads(result.stdout)
+    assert result.exit_code == 0 and fields["text"] == english and fields["source"] == german
+    assert fields["finish_reason"] == "eos" and len(fields["logprobs"]) == len(fields["token_ids"])
+
+
+def test_summarize_files_and_lines(tmp_path):
+    result = call("summarize", "--file", EXAMPLES / "notices.jsonl", "--device", "cpu")
+    assert result.exit_code == 0 and result.stdout.splitlines() == [notice["summary"] for notice in NOTICES]
+    whole = tmp_path / "notice.txt"
+    whole.write_text(NOTICES[0]["text"])
+    assert call("summarize", "--file", whole, "--device", "cpu").stdout.strip() == NOTICES[0]["summary"]
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "x"\n{"other": 1}\n' + json.dumps(NOTICES[1]))
+    result = call("summarize", "--file", bad, "--device", "cpu")
+    assert result.exit_code == 1 and result.stdout.splitlines() == ["", "", NOTICES[1]["summary"]]
+    assert result.stderr.count("it is no JSON object") == 2
+
+
+def test_a_text_for_run():
+    (english, german), *_ = PAIRS
+    result = call("run", "--model", "mini-t5", "--text", f"translate English to German: {english}", "--device", "cpu")
+    assert result.exit_code == 0 and result.stdout.strip() == german
+
+
+def test_eval_beside_hugging_face(tmp_path):
+    out = tmp_path / "eval.json"
+    result = call("eval", EXAMPLES / "translate.tsv", *EN_DE, "--compare-hf", "--bleu-threshold", "90", "--json", out)
+    assert result.exit_code == 0, result.stderr
+    assert "token agreement 100.00%, texts with the same tokens 100.00%" in result.stdout
+    found = json.loads(out.read_text())
+    assert found["vlm"]["scores"] == found["hf"]["scores"] and found["vlm"]["scores"]["exact"] > 90
+    assert found["pairs"] == len(PAIRS)
+
+
+def test_eval_of_summaries_by_beams_and_a_missed_threshold(tmp_path):
+    notices = tmp_path / "notices.jsonl"
+    wrong = {"text": NOTICES[3]["text"], "reference": "something else"}
+    lines = [json.dumps(n) for n in (*NOTICES[:3], wrong)]
+    notices.write_text("\n".join([*lines, "no json", '{"text": ""}']))
+    asked = ("eval", notices, "--task", "summarize", "--device", "cpu", "--num-beams", "4", "--compare-hf")
+    result = call(*asked, "--rouge1-threshold", "99")
+    assert result.exit_code == 1 and "rouge1 75.00 is below 99" in result.stderr
+    assert "100.00%" in result.stdout and result.stderr.count("left out:") == 2
+    assert call(*asked, "--limit", "3", "--exact-threshold", "100").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("translate",), "give texts or files"),
+        (("translate", "a", "--file", "b"), "give texts or files"),
+        (("translate", "--file", "none.txt", *EN_DE), "none.txt does not exist"),
+        (("translate", "--file", "examples", *EN_DE), "is a folder"),
+        (("translate", "a", "-o", "none/out.txt", *EN_DE), "cannot be written"),
+        (("translate", "a"), "give --src-lang en --tgt-lang de"),
+        (("translate", "a", "--src-lang", "en", "--tgt-lang", "xx"), "'xx' is unknown to T5 models; give en, de"),
+        (("translate", "a", "--prefix", "p: ", "--tgt-lang", "de"), "--prefix says the task already"),
+        (("translate", "a", *EN_DE, "--model", "mini-nougat"), "mini-nougat takes image, not text"),
+        (("translate", "a", *EN_DE, "--num-beams", "100"), "num_beams is 100"),
+        (("translate", "a", *EN_DE, "--num-beams", "2", "--temperature", "1"), "exclude each other"),
+        (("eval", "none.tsv"), "none.tsv cannot be read"),
+        (("eval", "README.md"), "must be a .tsv"),
+        (("eval", "examples/translate.tsv", "--task", "guess"), "--task is 'guess'"),
+        (("eval", "examples/translate.tsv", "--rouge1-threshold", "1"), "does not go with --task translate"),
+        (("eval", "examples/notices.jsonl", "--task", "summarize", "--src-lang", "en"), "go with --task translate"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, says, monkeypatch):
+    monkeypatch.chdir(EXAMPLES.parent)
+    result = call(*arguments)
+    failed = 1 if "100" in arguments else 2  # of one text, like a line's
+    assert result.exit_code == failed and says in result.stderr, result.stderr
+
+
+def test_eval_without_hugging_faces_weights(tmp_path):
+    engine = tmp_path / "engine"
+    assert call("build", "mini-t5", "-o", engine).exit_code == 0
+    result = call("eval", EXAMPLES / "translate.tsv", *EN_DE, "--model", engine, "--compare-hf")
+    assert result.exit_code == 2 and "--compare-hf needs Hugging Face's weights" in result.stderr
