@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from vlm.registry import FamilySpec, ModelRef, Role
+from vlm.registry import ConverterRef, FamilySpec, ModelRef, Role
 
 MODELS = (
     ModelRef("bart", "llm_engines.models.bart:SPEC"),
@@ -12,6 +13,13 @@ MODELS = (
     ModelRef("t5", "llm_engines.models.t5:SPEC"),
     ModelRef("t5-encoder", "llm_engines.models.t5:ENCODER_SPEC"),
 )
+
+
+def _is_fairseq(folder: Path) -> bool:
+    return any(folder.glob("*.pt")) and any(folder.glob("dict.*.txt")) and not (folder / "config.json").exists()
+
+
+CONVERTERS = (ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq),)
 
 
 def _is(*model_types: str) -> Any:
@@ -89,5 +97,12 @@ FAMILIES = (
             "bart-large-cnn": lambda: _bart("bart", 50264, forced_eos_token_id=2),
             "mbart-large-50": lambda: _bart("mbart", 250054, scale_embedding=True, forced_eos_token_id=2),
         },
+    ),
+    FamilySpec(
+        name="fairseq",
+        summary="Translation: FairSeq's transformers, from a folder with model.pt, dict.*.txt and bpecodes",
+        roles={"encoder": Role("bart-encoder"), "decoder": Role("bart")},
+        matches=lambda config: False,  # its folders have no config.json
+        inputs=("text",),
     ),
 )

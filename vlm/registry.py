@@ -1,7 +1,7 @@
 """Model families and where they come from: catalogs, found through the entry-point group `vlm.catalogs`.
 
-A catalog is a light module (no torch) with two tuples: `MODELS` of `ModelRef` and `FAMILIES` of `FamilySpec`. A package
-of its own may bring another one.
+A catalog is a light module (no torch) with tuples: `MODELS` of `ModelRef`, `FAMILIES` of `FamilySpec` and, where it has
+any, `CONVERTERS` of `ConverterRef`. A package of its own may bring another one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 from vlm.config import Config
@@ -40,6 +41,19 @@ class ModelRef:
     target: str
 
     def load(self) -> ModelSpec:
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class ConverterRef:
+    """Names what converts another program's folders, without importing it."""
+
+    name: str  # the kind of folder: "fairseq"
+    target: str  # `module:function`, (folder, out, *, progress) -> Checkpoint
+    matches: Callable[[Path], bool]  # is this folder one of them?
+
+    def load(self) -> Callable[..., Any]:
         module, _, attribute = self.target.partition(":")
         return getattr(importlib.import_module(module), attribute)
 
@@ -92,6 +106,12 @@ def model_spec(name: str) -> ModelSpec:
             if ref.name == name:
                 return ref.load()
     raise ConfigError(f"model {name!r} is in no installed catalog; reinstall the package that brought it.")
+
+
+def converter_of(folder: Path) -> ConverterRef | None:
+    """What converts this folder; None for a Hugging Face one and any other."""
+    found = (ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()) if ref.matches(folder))
+    return next(found, None)
 
 
 def match_family(config: dict[str, Any]) -> FamilySpec:

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from vlm import __version__, hub
 from vlm.compile.engine_dir import FORMAT_VERSION, EngineDir, kind_of
@@ -33,7 +33,7 @@ class Source:
 
     name: str  # as the user gave it
     path: Path
-    kind: Literal["engine", "checkpoint", "hf"]
+    kind: str  # see vlm.compile.engine_dir.kind_of
 
 
 def resolve(

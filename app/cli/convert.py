@@ -1,4 +1,4 @@
-"""`vlm convert`: a Hugging Face model -> a checkpoint of ours."""
+"""`vlm convert`: a Hugging Face or FairSeq model -> a checkpoint of ours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from vlm.errors import InputError
 
 @verb
 def convert(
-    source: Annotated[str, typer.Argument(help="A Hugging Face folder, a Hub id or a packaged name.")],
+    source: Annotated[str, typer.Argument(help="A Hugging Face or FairSeq folder, a Hub id or a packaged name.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the checkpoint goes.")],
 ) -> None:
-    """Convert a Hugging Face model into a checkpoint.
+    """Convert a model into a checkpoint.
 
     Every tensor must be used or known to be superfluous, and every weight filled with the exact shape; otherwise
     nothing is written. The checkpoint's path goes to stdout.
@@ -26,13 +26,14 @@ def convert(
     Examples:
       vlm convert facebook/nougat-base -o nougat-base.ckpt
       vlm convert ./my-finetuned-nougat -o nougat.ckpt
+      vlm convert ./wmt14.en-fr.joined-dict.transformer -o en-fr.ckpt    # model.pt, dict.*.txt, bpecodes
     """
     from vlm.compile.builder import convert_folder
     from vlm.resolve import locate
 
     with Progress() as progress:
         found = locate(source, progress=progress)
-        if found.kind != "hf":
-            raise InputError(f"{source} is converted already ({found.kind}); give a Hugging Face folder or Hub id.")
+        if found.kind in ("engine", "checkpoint"):
+            raise InputError(f"{source} is converted already ({found.kind}); give a model's folder or Hub id.")
         checkpoint = convert_folder(found.path, out, progress=progress)
     print(checkpoint.path)

@@ -27,7 +27,9 @@ def cpu(**options) -> RuntimeConfig:
 
 
 def test_every_family_has_a_parity_case():
-    assert set(registry.families()) == {"nougat", "t5", "bart"}, "a new family needs its parity file; then name it here"
+    assert set(registry.families()) == {"nougat", "t5", "bart", "fairseq"}, (
+        "a new family needs its parity file; then name it here"
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -22,16 +22,18 @@ from vlm.config import DTYPES, BuildConfig, Config
 from vlm.convert import attempt
 from vlm.errors import CheckpointError, ConfigError, EngineError, listed
 from vlm.files import atomic_dir
-from vlm.registry import FamilySpec, ModelSpec, Role, architecture, family, match_family, model_spec
+from vlm.registry import FamilySpec, ModelSpec, Role, architecture, converter_of, family, match_family, model_spec
 from vlm.weights import Layout, Scoped, TensorSource
 
 
 def convert_folder(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """A Hugging Face model folder -> our checkpoint at `out`, written whole or not at all.
+    """A Hugging Face (or FairSeq) model folder -> our checkpoint at `out`, written whole or not at all.
 
     Raises ConfigError for a model or field that is not supported; one CheckpointError with every reason why the
     weights do not fit, or for a folder that is damaged.
     """
+    if (converter := converter_of(Path(source))) is not None:
+        return converter.load()(Path(source), Path(out), progress=progress)
     folder = HFFolder(Path(source))
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)

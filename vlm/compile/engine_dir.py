@@ -12,12 +12,13 @@ import platform
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vlm.checkpoint import is_checkpoint
 from vlm.config import BuildConfig, Config
 from vlm.errors import EngineError, listed
 from vlm.files import canonical_json, read_json, sha256_of
+from vlm.registry import converter_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -204,11 +205,14 @@ def is_engine(path: Path) -> bool:
     return isinstance(values, dict) and {"format_version", "vlm_version", "roles"} <= set(values)
 
 
-def kind_of(path: str | Path) -> Literal["engine", "checkpoint", "hf"] | None:
-    """What a folder is by the look of it; None for a file, a missing path and any other folder. Raises nothing."""
+def kind_of(path: str | Path) -> str | None:
+    """What a folder is by the look of it: "engine", "checkpoint", a converter's name ("fairseq") or "hf"; None for a
+    file, a missing path and any other folder. Raises nothing."""
     path = Path(path)
     if is_engine(path):
         return "engine"
     if is_checkpoint(path):
         return "checkpoint"
+    if path.is_dir() and (converter := converter_of(path)) is not None:
+        return converter.name
     return "hf" if (path / "config.json").is_file() else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -31,24 +32,34 @@ class Languages:
 class Tokenizer:
     """A thin wrapper that fixes how this project encodes and decodes."""
 
-    def __init__(self, fast: FastTokenizer, languages: Languages | None = None):
-        self._fast, self.languages = fast, languages
+    def __init__(
+        self,
+        fast: FastTokenizer,
+        languages: Languages | None = None,
+        target: FastTokenizer | None = None,
+        known: tuple[int, int] | None = None,
+    ):
+        """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk."""
+        self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
 
     @classmethod
     def from_dir(cls, path: Path) -> Tokenizer | None:
         """The folder's tokenizer; None when it has none (an engine of random weights)."""
-        file = path / "tokenizer.json"
-        if not file.is_file():
+        fast = _read(path / "tokenizer.json")
+        if fast is None:
             return None
-        try:
-            fast = FastTokenizer.from_file(str(file))
-        except Exception as error:  # the library raises bare Exception
-            raise EngineError(f"{file} is not a readable tokenizer: {error}.") from None
-        return cls(fast, _languages(fast, path / "tokenizer_config.json"))
+        config = _config(path / "tokenizer_config.json")
+        size, unknown = config.get("dictionary_size"), config.get("unk_token_id")
+        known = None if size is None or unknown is None else (size, unknown)
+        return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens."""
-        return self._fast.encode(text, add_special_tokens=False).ids
+        ids = self._fast.encode(text, add_special_tokens=False).ids
+        if self._known is None:
+            return ids
+        size, unknown = self._known
+        return [token if token < size else unknown for token in ids]
 
     def encode_source(self, text: str, *, language: str | None = None, limit: int | None = None) -> list[int]:
         """As an encoder takes it, with its special tokens. `limit`: the text's end is cut off so that the whole has at
@@ -72,7 +83,7 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         """Special tokens are left out."""
-        return self._fast.decode(token_ids, skip_special_tokens=True)
+        return self._target.decode(token_ids, skip_special_tokens=True)
 
     def _ends(self) -> tuple[list[int], list[int]]:
         """The special tokens that go before and after a text."""
@@ -82,11 +93,23 @@ class Tokenizer:
         return whole.ids[:first], whole.ids[last:]
 
 
-def _languages(fast: FastTokenizer, file: Path) -> Languages | None:
+def _read(file: Path) -> FastTokenizer | None:
+    if not file.is_file():
+        return None
     try:
-        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return FastTokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception
+        raise EngineError(f"{file} is not a readable tokenizer: {error}.") from None
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
         raise EngineError(f"{file} is damaged: {error}.") from None
+
+
+def _languages(fast: FastTokenizer, config: dict[str, Any]) -> Languages | None:
     place = LANGUAGE_PLACES.get(str(config.get("tokenizer_class")).removesuffix("Fast"))
     if place is None:
         return None

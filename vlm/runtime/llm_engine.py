@@ -149,6 +149,11 @@ class LLMEngine:
         self._aborted.clear()
         return updates
 
+    @staticmethod
+    def _check_ids(token_ids: tuple[int, ...], vocab_size: int) -> None:
+        if bad := [t for t in token_ids if not 0 <= t < vocab_size]:
+            raise LimitError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}.")
+
     def _stop_ids(self, request: Request) -> list[int]:
         eos = () if request.params.ignore_eos else self.eos_token_ids
         return list(dict.fromkeys((*eos, *request.params.stop_token_ids)))[:MAX_STOP_IDS]
@@ -182,9 +187,9 @@ class LLMEngine:
                 f"a sequence of {wanted} tokens over {features} encoder rows does not fit the KV cache; lower"
                 " max_new_tokens or give the cache more memory."
             )
-        for ids in (request.decoder_prompt_token_ids, request.encoder_input_ids or ()):
-            if bad := [t for t in ids if not 0 <= t < self.config.vocab_size]:
-                raise LimitError(f"token id {bad[0]} is outside the vocabulary of {self.config.vocab_size}.")
+        self._check_ids(request.decoder_prompt_token_ids, self.config.vocab_size)
+        if request.encoder_input_ids is not None:
+            self._check_ids(request.encoder_input_ids, self.executor.encoder.config.vocab_size)
         tokens = list(request.decoder_prompt_token_ids)
         stops = len(self._stop_ids(request))
         return Sequence(next(self._ids), request, wanted, features, tokens, num_stop_ids=stops)

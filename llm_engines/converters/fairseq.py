@@ -1,0 +1,205 @@
+"""FairSeq's translation transformers (Ott et al., arXiv:1904.01038): a folder with a .pt file, dictionaries, BPE codes.
+
+The networks are those of `llm_engines.models.bart`, each side with its own configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm_engines.converters.fairseq_tokenizer import read_dictionary, tokenizer_files
+from llm_engines.models.bart import BartConfig, stack_rules
+from vlm.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
+from vlm.compile.builder import module_layout
+from vlm.convert import Drop, Fuse, Rename, attempt
+from vlm.errors import CheckpointError, ConfigError, listed
+from vlm.registry import model_spec
+from vlm.weights import TensorSource
+
+WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+MODELS = {"encoder": "bart-encoder", "decoder": "bart"}
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
+# options that change the maths and that nothing here honours, and the values that ask for nothing
+UNSUPPORTED = {
+    "adaptive_softmax_cutoff": (None,), "adaptive_input": (False, None), "cross_self_attention": (False, None),
+    "no_cross_attention": (False, None), "no_token_positional_embeddings": (False, None),
+    "layer_wise_attention": (False, None), "base_layers": (0, None), "decoder_adaptive_input": (False, None),
+}  # fmt: skip
+
+
+def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
+    """A FairSeq folder -> our checkpoint at `out`, written whole or not at all.
+
+    Raises CheckpointError for a file that is missing, damaged, unsafe or does not fit, ConfigError that names every
+    option which cannot be honoured.
+    """
+    options, state = read_checkpoint(weights_file(folder))
+    dictionaries = {side: read_dictionary(folder, options, side) for side in MODELS}
+    configs = {side: parse(options, side, len(dictionaries[side])) for side in MODELS}
+    roles = _convert_roles(modern(state), configs, folder)
+    with tempfile.TemporaryDirectory() as made:
+        return write_checkpoint(
+            Path(out),
+            family="fairseq",
+            roles=roles,
+            generation={"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
+            source=folder.resolve().name,
+            processor_files=tokenizer_files(folder, dictionaries["encoder"], dictionaries["decoder"], Path(made)),
+            progress=progress,
+        )
+
+
+def weights_file(folder: Path) -> Path:
+    """The one to convert; CheckpointError where it is not clear which."""
+    for name in WEIGHTS:
+        if (folder / name).is_file():
+            return folder / name
+    found = sorted(folder.glob("*.pt"))
+    if len(found) != 1:
+        names = listed(p.name for p in found) or "none"
+        raise CheckpointError(f"{folder} should hold model.pt, or one .pt file; it holds {names}.")
+    return found[0]
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(options of the model, its tensors), by torch's restricted unpickler: argparse.Namespace is all it may build."""
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f" of the kind {asked[1]}" if asked else ""
+        raise CheckpointError(
+            f"{path} is damaged, or holds Python objects{what} that could run code, so it is not loaded; keep its"
+            ' "args" and "model" alone and save it again.'
+        ) from None
+    except Exception as error:  # a damaged file may end in any of them
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise CheckpointError(f'{path} is no FairSeq checkpoint: it has no "model".')
+    return _options(path, content), content["model"]
+
+
+def _options(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Of the older `args`, or of the newer `cfg`, whose task names the languages."""
+    found: dict[str, Any] = {}
+    cfg = content.get("cfg") or {}
+    for part in (cfg.get("task"), cfg.get("model"), content.get("args")):
+        found |= dict(part if isinstance(part, Mapping) else vars(part or argparse.Namespace()))
+    if not found:
+        raise CheckpointError(f'{path} does not say what it is: it has neither "args" nor "cfg".')
+    return found
+
+
+def parse(options: dict[str, Any], side: str, vocab_size: int) -> BartConfig:
+    """One side's configuration; what is not said is as in FairSeq's base architecture."""
+    own = lambda name, default: options.get(f"{side}_{name}", options.get(f"encoder_{name}", default))  # noqa: E731
+    wrong = [f"{n} is {options[n]!r}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
+    kind = str(options.get("arch") or options.get("_name") or "transformer")
+    if not kind.startswith("transformer"):
+        wrong.append(f"arch is {kind!r}, supported are transformer…")
+    width, heads = own("embed_dim", 512), own("attention_heads", 8)
+    widths = {options.get(n, width) for n in ("encoder_embed_dim", "decoder_embed_dim", "decoder_output_dim",
+                                              "decoder_input_dim")}  # fmt: skip
+    if len(widths - {None}) > 1:
+        wrong.append(f"encoder and decoder differ in width ({listed(sorted(widths - {None}))})")
+    activation = options.get("activation_fn", "relu")
+    if activation not in ACTIVATIONS:
+        wrong.append(f"activation_fn is {activation!r}, supported are {listed(ACTIVATIONS)}")
+    if wrong:
+        raise ConfigError(f"this FairSeq {side} cannot be run exactly: {'; '.join(wrong)}.")
+    pre_norm = bool(own("normalize_before", False))
+    shared = options.get("share_all_embeddings") or options.get("share_decoder_input_output_embed")
+    limit = options.get("max_source_positions" if side == "encoder" else "max_target_positions") or 1024
+    return BartConfig(
+        vocab_size=vocab_size, hidden_size=width, num_layers=own("layers", 6), num_heads=heads, max_positions=limit,
+        bos_token_id=0, eos_token_id=2, pad_token_id=1, decoder_start_token_id=2, ffn_size=own("ffn_embed_dim", 2048),
+        activation=ACTIVATIONS[activation], scale_embedding=not options.get("no_scale_embedding", False),
+        tied=bool(shared), pre_norm=pre_norm,
+        final_norm=pre_norm and not (side == "decoder" and options.get("no_decoder_final_norm")),
+        embedding_norm=bool(options.get("layernorm_embedding")), sinusoidal=not options.get(f"{side}_learned_pos"),
+    )  # fmt: skip
+
+
+def modern(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under the names of today's releases, projections apart."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        for old, new in RENAMED:
+            name = old.sub(new, name)
+        if name.endswith(("in_proj_weight", "in_proj_bias")):
+            stem, _, kind = name.rpartition("in_proj_")
+            found |= {f"{stem}{part}_proj.{kind}": x for part, x in zip("qkv", tensor.chunk(3), strict=True)}
+        else:
+            found[name] = tensor
+    return found
+
+
+RENAMED = [
+    (re.compile(r"(encoder\.layers\.\d+)\.layer_norms\.0\."), r"\1.self_attn_layer_norm."),
+    (re.compile(r"(encoder\.layers\.\d+)\.layer_norms\.1\."), r"\1.final_layer_norm."),
+    (re.compile(r"(decoder\.layers\.\d+)\.layer_norms\.0\."), r"\1.self_attn_layer_norm."),
+    (re.compile(r"(decoder\.layers\.\d+)\.layer_norms\.1\."), r"\1.encoder_attn_layer_norm."),
+    (re.compile(r"(decoder\.layers\.\d+)\.layer_norms\.2\."), r"\1.final_layer_norm."),
+    (re.compile(r"^decoder\.embed_out$"), "decoder.output_projection.weight"),
+]
+
+
+def rules(config: BartConfig, side: str) -> list[Any]:
+    """Weight rules of one side."""
+    ours = "attention" if side == "encoder" else "self_attention"
+    found = [
+        Rename(f"{side}.embed_tokens.weight", "embedding.weight"),
+        Drop(f"{side}.version", "a number of FairSeq's own", optional=True),
+        Drop(f"{side}.embed_positions._float_tensor", "empty: it marks a type", optional=True),
+        *stack_rules(f"{side}.", {"self_attn": ours}, config),
+    ]
+    if side == "encoder":
+        return found
+    cross = "decoder.layers.{}.encoder_attn"
+    for kind in ("weight", "bias"):
+        found += [
+            Rename(f"{cross}_layer_norm.{kind}", f"blocks.{{}}.cross_norm.{kind}"),
+            Rename(f"{cross}.q_proj.{kind}", f"blocks.{{}}.cross_attention.q.{kind}"),
+            Fuse(f"{cross}.{{k,v}}_proj.{kind}", f"blocks.{{}}.cross_attention.kv.{kind}"),
+            Rename(f"{cross}.out_proj.{kind}", f"blocks.{{}}.cross_attention.out.{kind}"),
+        ]
+    head, table = "decoder.output_projection.weight", "decoder.embed_tokens.weight"
+    tied = Drop(head, "tied to the embedding", same_as=table, optional=True)
+    return [*found, tied if config.tied else Rename(head, "head.weight")]
+
+
+def _convert_roles(
+    state: Mapping[str, Tensor], configs: Mapping[str, BartConfig], folder: Path
+) -> dict[str, RoleWeights]:
+    reasons, roles = [], {}
+    if strays := [name for name in state if not name.startswith(tuple(f"{side}." for side in configs))]:
+        reasons.append(f"unexpected tensors {listed(strays)}")
+    for side, config in configs.items():
+        tensors = {name: x for name, x in state.items() if name.startswith(f"{side}.")}
+        _check_dictionary(tensors.get(f"{side}.embed_tokens.weight"), config, side)
+        targets = {name: shape for name, (_, shape) in module_layout(model_spec(MODELS[side]), config).items()}
+        outcome = attempt(tensors, rules(config, side), targets)
+        reasons += outcome.reasons
+        roles[side] = RoleWeights(MODELS[side], config.to_dict(), TensorSource.of(outcome.tensors))
+    if reasons:
+        raise CheckpointError(f"the weights in {folder} do not fit its options: {'; '.join(reasons)}.")
+    return roles
+
+
+def _check_dictionary(table: Tensor | None, config: BartConfig, side: str) -> None:
+    if table is not None and len(table) != config.vocab_size:
+        raise CheckpointError(
+            f"the {side}'s dictionary has {config.vocab_size} entries with the four special ones, its embedding"
+            f" {len(table)} rows; they must be of one training."
+        )
