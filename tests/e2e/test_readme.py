@@ -78,3 +78,16 @@ def test_the_speed_table_comes_from_the_committed_results():
 def test_links_lead_somewhere():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("http") or (ROOT / target).exists(), target
+
+
+@pytest.mark.parametrize("verb", ["translate", "summarize", "eval", "encode"])
+def test_the_readmes_text_commands_run(verb, tmp_path):
+    [line] = [part for part in README.splitlines() if part.startswith(f"vlm {verb} ")]
+    arguments = shlex.split(line, comments=True)[1:]
+    arguments = [str(tmp_path / "states.npz") if argument == "states.npz" else argument for argument in arguments]
+    environment = {**os.environ, "VLM_CACHE": str(tmp_path)}
+    command = [sys.executable, "-m", "app.cli.main", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    shown = {"translate": "Das alte Schiff ist klein.", "summarize": "Event: poetry reading", "eval": "100.00%"}
+    assert shown.get(verb, "states.npz") in done.stdout
