@@ -40,8 +40,9 @@ class PackedTexts:
         return len(self.token_ids)
 
     def padded(self, spare: int) -> PackedTexts:
-        """With rows of the spare slot and empty tiles up to the next powers of two, for a graph."""
-        extra = max(16, 1 << (self.rows - 1).bit_length()) - self.rows
+        """With rows of the spare slot and empty tiles up to the next size of a graph: four to each power of two."""
+        step = max(16, 1 << max(0, (self.rows - 1).bit_length() - 3))
+        extra = -self.rows % step
         tiles = (1 << (len(self.tiles) - 1).bit_length()) - len(self.tiles)
         zeros, spares, empty = [0] * extra, [spare] * extra, [(0, 0, 0)] * tiles
         return PackedTexts(
