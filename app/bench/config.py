@@ -10,27 +10,25 @@ from vlm.errors import InputError
 
 
 @dataclass(frozen=True)
-class BenchConfig(Config):
-    """One run. Everything that is drawn at random follows from `seed`."""
+class SubjectConfig(Config):
+    """The model, and how it is measured. Everything that is drawn at random follows from `seed`."""
 
     arch: str | None = None  # a published shape or a Hugging Face config.json, with random weights
     model: str | None = None  # or a model
     device: str = "auto"
     dtype: str | None = None  # None: float32 on the CPU, bfloat16 on CUDA
-    batch_size: int = 1
-    pages: int = 1  # images in all
-    new_tokens: int = 1000  # a page, exactly
     repeats: int = 3
     seed: int = 0
     hf: bool = True  # measure Hugging Face in the same run
-    hf_new_tokens: int = 100  # tokens of its run; its time a token is taken from them
     hf_batch_size: int | None = None  # None: ours
 
     def __post_init__(self) -> None:
         if (self.arch is None) == (self.model is None):
             raise InputError("give either --model NAME, or --random-weights --arch NAME.")
-        for name in ("batch_size", "pages", "new_tokens", "repeats", "hf_new_tokens", "hf_batch_size"):
-            least = 2 if name.endswith("new_tokens") else 1
+        self._at_least(1, "repeats", "hf_batch_size")
+
+    def _at_least(self, least: int, *names: str) -> None:
+        for name in names:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}.")
@@ -42,34 +40,43 @@ class BenchConfig(Config):
 
 
 @dataclass(frozen=True)
-class TextBenchConfig(Config):
-    """One run: every combination of the lists is a row."""
+class BenchConfig(SubjectConfig):
+    """Pages, one at a time or in batches."""
 
-    arch: str | None = None
-    model: str | None = None
-    device: str = "auto"
-    dtype: str | None = None
+    batch_size: int = 1
+    pages: int = 1  # images in all
+    new_tokens: int = 1000  # a page, exactly
+    hf_new_tokens: int = 100  # tokens of its run; its time a token is taken from them
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(1, "batch_size", "pages")
+        self._at_least(2, "new_tokens", "hf_new_tokens")
+
+
+@dataclass(frozen=True)
+class TextBenchConfig(SubjectConfig):
+    """Texts: every combination of the lists is a row."""
+
     batch_sizes: tuple[int, ...] = (1,)
     lengths: tuple[tuple[int, int], ...] = ((64, 64),)  # tokens in, tokens out
     num_beams: tuple[int, ...] = (1,)
-    repeats: int = 3
-    seed: int = 0
-    hf: bool = True
     hf_new_tokens: int | None = None  # None: all; fewer are extrapolated
     hf_repeats: int = 1
 
     def __post_init__(self) -> None:
-        if (self.arch is None) == (self.model is None):
-            raise InputError("give either --model NAME, or --random-weights --arch NAME.")
-        numbers = [*self.batch_sizes, *self.num_beams, *itertools.chain(*self.lengths), self.repeats, self.hf_repeats]
-        if not numbers or min(numbers) < 1:
-            raise InputError("batch sizes, beams, lengths and repeats must be at least 1.")
-        if min(out for _, out in self.lengths) < 2 or (self.hf_new_tokens or 2) < 2:
-            raise InputError("at least 2 tokens out are needed to time one.")
-
-    @property
-    def subject(self) -> str:
-        return self.model or f"{self.arch}, random weights"
+        super().__post_init__()
+        self._at_least(1, "hf_repeats")
+        self._at_least(2, "hf_new_tokens")
+        numbers = {"--batch-size": self.batch_sizes, "--num-beams": self.num_beams,
+                   "--input-output-len": tuple(itertools.chain(*self.lengths))}  # fmt: skip
+        for option, given in numbers.items():
+            if min(given) < 1:
+                raise InputError(f"{option} holds {min(given)}; its numbers must be at least 1.")
+        if (out := min(made for _, made in self.lengths)) < 2:
+            raise InputError(
+                f"--input-output-len asks for {out} token out; at least 2 tokens out are needed to time one."
+            )
 
     @property
     def limits(self) -> dict[str, int]:

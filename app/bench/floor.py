@@ -34,14 +34,17 @@ class Floor:
         return asdict(self) | {"step_ms": self.step_ms}
 
 
-def decode_floor(engine: EngineDir, *, batch_size: int, new_tokens: int, bandwidth: float) -> Floor:
-    """Weights once a step, and each sequence's cross- and (at its mean length) self-attention cache."""
+def decode_floor(
+    engine: EngineDir, *, batch_size: int, encoder_rows: int, new_tokens: int, bandwidth: float, num_beams: int = 1
+) -> Floor:
+    """Weights once a step; for each of the batch the cross-attention cache, which its beams share, and every beam's
+    self-attention cache at its mean length. Without the encoder's pass: nothing is as fast as this."""
     from vlm.registry import model_spec
 
     config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
     item = getattr(torch, engine.build.dtype).itemsize
     row = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item
-    rows = engine.build.max_encoder_input_len + new_tokens // 2
+    rows = encoder_rows + num_beams * new_tokens // 2
     return Floor(decoder_bytes(engine), batch_size * rows * row, bandwidth)
 
 

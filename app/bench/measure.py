@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import statistics
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-import vlm
 from app.bench.clock import milliseconds, per_token, repeated
 from app.bench.config import BenchConfig
-from app.bench.environment import environment
-from app.bench.floor import Floor, bandwidth, decode_floor
+from app.bench.floor import Floor, decode_floor
 from app.bench.huggingface import Baseline
-from app.bench.subject import Progress, prepare
+from app.bench.session import Results, prepared
+from app.bench.subject import Progress
 from vlm.compile.engine_dir import EngineDir
 from vlm.errors import LimitError
 from vlm.registry import model_spec
-from vlm.runtime.loader import resolve_device
 
 if TYPE_CHECKING:
     from vlm.pipeline import Pipeline
 
-Results = dict[str, Any]
 DISTINCT_IMAGES = 8  # kept in memory; more pages take turns
 
 
@@ -49,28 +43,28 @@ def _run(
     measure: Callable[[Pipeline, list[Tensor], BenchConfig], Results],
     progress: Progress | None,
 ) -> Results:
-    device = resolve_device(config.device)
-    config = dataclasses.replace(config, device=str(device), dtype=config.dtype or default_dtype(device))
-    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
-        subject = prepare(config, config.dtype, Path(scratch), "image", progress)
-        engine = EngineDir.open(subject.engine)
-        config = dataclasses.replace(config, dtype=engine.build.dtype)
-        _check_limits(engine, config)
-        images = random_images(engine, config.seed)
-        say = progress or (lambda *_: None)
-        say("Measuring the memory bandwidth", 0, 0)
-        speed = bandwidth(device)
-        floor = decode_floor(engine, batch_size=config.batch_size, new_tokens=config.new_tokens, bandwidth=speed)
-        hf = None
-        if config.hf and subject.folder is not None:
-            say("Measuring Hugging Face", 0, 0)
-            hf = _baseline(subject.folder, images, config, device)
-        release(device)
-        say("Measuring vlm", 0, 0)
-        with opened(subject.engine, device) as pipeline:
-            ours = measure(pipeline, images, config)
-    results = {"kind": kind, "subject": config.subject, "config": config.to_dict(), "environment": environment(device)}
-    return results | {"vlm": ours, "hf": hf and _as(kind, hf, config), "floor": _floor(kind, floor, ours, config)}
+    with prepared(config, "image", progress) as session:
+        config = session.config
+        _check_limits(session.engine, config)
+        images = random_images(session.engine, config.seed)
+        speed = session.bandwidth()
+        ours, hf = session.compare(
+            lambda folder: _baseline(folder, images, config, session.device),
+            lambda pipeline: measure(pipeline, images, config),
+        )
+        floor = _decode_floor(session.engine, config, speed)
+    return session.head(kind) | {
+        "vlm": ours,
+        "hf": hf and _as(kind, hf, config),
+        "floor": _floor(kind, floor, ours, config),
+    }
+
+
+def _decode_floor(engine: EngineDir, config: BenchConfig, speed: float) -> Floor:
+    rows = engine.build.max_encoder_input_len  # an image takes all of them
+    return decode_floor(
+        engine, batch_size=config.batch_size, encoder_rows=rows, new_tokens=config.new_tokens, bandwidth=speed
+    )
 
 
 def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
@@ -79,19 +73,6 @@ def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = (config.num_channels, *config.image_size)
     return [torch.randn(shape, generator=generator) for _ in range(DISTINCT_IMAGES)]
-
-
-def default_dtype(device: torch.device) -> str:
-    return "bfloat16" if device.type == "cuda" else "float32"
-
-
-@contextlib.contextmanager
-def opened(engine: Path, device: torch.device) -> Iterator[Pipeline]:
-    pipeline = vlm.load(engine, device=str(device))
-    try:
-        yield pipeline
-    finally:
-        pipeline.close()
 
 
 def _check_limits(engine: EngineDir, config: BenchConfig) -> None:
@@ -110,13 +91,6 @@ def _baseline(folder: Path, images: list[Tensor], config: BenchConfig, device: t
     batch = torch.stack([images[i % len(images)] for i in range(size)])
     baseline = Baseline(folder, config.dtype, device)
     return baseline.measure(batch, min(config.hf_new_tokens, config.new_tokens), config.repeats)
-
-
-def release(device: torch.device) -> None:
-    """The engine sizes its cache by what is free."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Results:

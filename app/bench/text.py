@@ -7,114 +7,118 @@ For us and for Hugging Face: a batch's whole time, its first token's, and the ti
 from __future__ import annotations
 
 import statistics
-import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from app.bench.clock import milliseconds, repeated
+from app.bench.clock import milliseconds, per_token, repeated
 from app.bench.config import TextBenchConfig, Workload
-from app.bench.environment import environment
-from app.bench.floor import bandwidth, decoder_bytes
-from app.bench.measure import default_dtype, opened, release
-from app.bench.subject import Progress, prepare
-from vlm.compile.engine_dir import EngineDir
+from app.bench.floor import decode_floor
+from app.bench.session import Results, Session, prepared
+from app.bench.subject import Progress
+from vlm.generation import model_defaults
 from vlm.registry import model_spec
-from vlm.runtime.loader import resolve_device
+from vlm.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
     from vlm.pipeline import Pipeline
 
-Results = dict[str, Any]
-FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here
+FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here,
+SPECIAL_AT_END = 128  # … and those at the end of a large vocabulary: sentinels, languages, padding
+LARGE = 1024
 
 
 def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
     """All rows, Hugging Face's first; each model is loaded once."""
-    device = resolve_device(config.device)
-    config = replace(config, device=str(device), dtype=config.dtype or default_dtype(device))
-    say = progress or (lambda *_: None)
-    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
-        subject = prepare(config, config.dtype, Path(scratch), "text", progress, config.limits)
-        engine = EngineDir.open(subject.engine)
-        say("Measuring the memory bandwidth", 0, 0)
-        speed = bandwidth(device)
-        hf: list[Results | None] = [None] * len(config.rows)
-        if config.hf and subject.folder is not None:
-            say("Measuring Hugging Face", 0, 0)
-            hf = _baseline(subject.folder, config, device)
-        release(device)
-        say("Measuring vlm", 0, 0)
-        with opened(subject.engine, device) as pipeline:
-            ours = [_ours(pipeline, row, config) for row in config.rows]
+    with prepared(config, "text", progress, config.limits) as session:
+        speed = session.bandwidth()
+        ours, hf = session.compare(
+            lambda folder: _baseline(folder, session), lambda pipeline: _measured(pipeline, session)
+        )
         rows = [
-            row.to_dict() | {"vlm": a, "hf": b, "floor": _floor(engine, row, speed, a)}
-            for row, a, b in zip(config.rows, ours, hf, strict=True)
+            row.to_dict() | {"vlm": mine, "hf": theirs, "floor": _floor(session, row, speed, mine)}
+            for row, mine, theirs in zip(config.rows, ours, hf or [None] * len(ours), strict=True)
         ]
-    head = {"kind": "text", "subject": config.subject, "config": config.to_dict(), "environment": environment(device)}
-    return head | {"floor": {"bandwidth": speed}, "rows": rows}
+    return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
 
 
-def random_texts(vocab_size: int, row: Workload, seed: int) -> torch.Tensor:
-    """[batch, tokens in]"""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(FIRST_ORDINARY_ID, vocab_size, (row.batch_size, row.lengths[0]), generator=generator)
+def random_texts(session: Session[TextBenchConfig], row: Workload) -> torch.Tensor:
+    """[batch, tokens in], the same for both systems"""
+    spec = model_spec(session.engine.roles["decoder"])
+    size = spec.config.from_dict(session.engine.config("decoder")).vocab_size
+    past = size - SPECIAL_AT_END if size >= LARGE else size
+    generator = torch.Generator().manual_seed(session.config.seed)
+    return torch.randint(min(FIRST_ORDINARY_ID, past - 1), past, (row.batch_size, row.lengths[0]), generator=generator)
 
 
-def _ours(pipeline: Pipeline, row: Workload, config: TextBenchConfig) -> Results:
-    texts = random_texts(pipeline.config.vocab_size, row, config.seed).tolist()
-    inputs = [{"encoder_input_ids": ids} for ids in texts]
+def _rows(session: Session[TextBenchConfig], system: str) -> Iterator[tuple[Workload, torch.Tensor]]:
+    """Each row and its texts, with progress."""
+    rows = session.config.rows
+    for done, row in enumerate(rows):
+        session.say(f"Measuring {system}", done, len(rows))
+        yield row, random_texts(session, row)
 
-    def generate(new_tokens: int) -> None:
-        options = {"max_new_tokens": new_tokens, "ignore_eos": True, "min_new_tokens": 0, "num_beams": row.num_beams}
-        found = pipeline.generate(inputs, no_repeat_ngram_size=0, early_stopping=False, **options)
+
+def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> list[Results]:
+    # the model's own settings off: both systems do the same work
+    neutral = {name: getattr(SamplingParams(), name) for name in model_defaults(session.engine.generation)}
+
+    def generate(texts: torch.Tensor, new_tokens: int, num_beams: int) -> None:
+        inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
+        options = {"max_new_tokens": new_tokens, "ignore_eos": True, "num_beams": num_beams}
+        found = pipeline.generate(inputs, **neutral | options)
         assert all(len(out.token_ids) == new_tokens for out in found)
 
-    generate(row.lengths[1])  # warm-up
-    return _times(generate, row, row.lengths[1], config.repeats, pipeline.device)
+    repeats = session.config.repeats
+    return [_times(generate, row, texts, row.lengths[1], repeats, session) for row, texts in _rows(session, "vlm")]
 
 
-def _baseline(folder: Path, config: TextBenchConfig, device: torch.device) -> list[Results]:
+def _baseline(folder: Path, session: Session[TextBenchConfig]) -> list[Results]:
+    """Fewer texts or tokens where so configured."""
     from app.bench.huggingface import TextBaseline
 
-    baseline = TextBaseline(folder, config.dtype, device)
+    config = session.config
+    baseline = TextBaseline(folder, config.dtype, session.device)
     found = []
-    for row in config.rows:
-        ids = random_texts(baseline.model.config.vocab_size, row, config.seed).to(device)
+    for row, texts in _rows(session, "Hugging Face"):
         steps = min(config.hf_new_tokens or row.lengths[1], row.lengths[1])
-        generate = lambda n, ids=ids, row=row: baseline.generate(ids, n, row.num_beams)  # noqa: E731
-        generate(min(4, steps))  # warm-up
-        found.append(baseline.description | _times(generate, row, steps, config.hf_repeats, device))
+        texts = texts[: config.hf_batch_size].to(session.device)
+        found.append(baseline.description | _times(baseline.generate, row, texts, steps, config.hf_repeats, session))
     return found
 
 
-def _times(generate: Callable[[int], None], row: Workload, steps: int, repeats: int, device: torch.device) -> Results:
-    first = repeated(lambda: generate(1), device, repeats)
-    whole = repeated(lambda: generate(steps), device, repeats)
-    step = (milliseconds(whole) - milliseconds(first)) / (steps - 1)
-    wanted = row.lengths[1]
+def _times(
+    generate: Callable[[torch.Tensor, int, int], Any],
+    row: Workload,
+    texts: torch.Tensor,
+    steps: int,
+    repeats: int,
+    session: Session[TextBenchConfig],
+) -> Results:
+    """Of `steps` tokens a text; those that are wanted beyond are taken to cost as much each."""
+    call = lambda tokens: generate(texts, tokens, row.num_beams)  # noqa: E731
+    call(steps)  # warm-up, in full: kernels for longer contexts are chosen or loaded when first met
+    first = repeated(lambda: call(1), session.device, repeats)
+    whole = repeated(lambda: call(steps), session.device, repeats)
+    wanted, step = row.lengths[1], per_token(whole, first, steps)
     seconds = statistics.median(whole) + step / 1e3 * (wanted - steps)
     return {
+        "batch_size": len(texts),
         "first_token_ms": milliseconds(first),
         "step_ms": step,
         "seconds": seconds,
-        "tokens_per_s": row.batch_size * wanted / seconds,
+        "tokens_per_s": len(texts) * wanted / seconds,
         "measured_tokens": steps,
         "extrapolated": steps < wanted,
         "runs": {"first_token": first, "whole": whole},
     }
 
 
-def _floor(engine: EngineDir, row: Workload, speed: float, ours: Results) -> Results:
-    """Of a decode step at the mean length: decoder weights, cross K/V once a text, self K/V of every beam. Without the
-    encoder's pass: nothing is as fast as this."""
-    config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
-    token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * getattr(torch, engine.build.dtype).itemsize
+def _floor(session: Session[TextBenchConfig], row: Workload, speed: float, ours: Results) -> Results:
     given, made = row.lengths
-    kv = row.batch_size * (given + row.num_beams * made // 2) * token
-    step = (decoder_bytes(engine) + kv) / speed * 1e3
-    rate = row.batch_size / step * 1e3
-    return {"step_ms": step, "tokens_per_s": rate, "reached": ours["tokens_per_s"] / rate}
+    floor = decode_floor(session.engine, batch_size=row.batch_size, encoder_rows=given, new_tokens=made,
+                         bandwidth=speed, num_beams=row.num_beams)  # fmt: skip
+    rate = row.batch_size / floor.step_ms * 1e3
+    return floor.to_dict() | {"tokens_per_s": rate, "reached": ours["tokens_per_s"] / rate}

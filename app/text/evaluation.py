@@ -59,6 +59,7 @@ def run_hugging_face(
     dtype = getattr(torch, pipeline.engine.build.dtype)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).to(pipeline.device).eval()
     requests = [pipeline.request(to_input(pair.text), **sampling) for pair in pairs]
+    _batch(model, requests[:batch_size], pipeline)  # warm-up
     found, start = [], time.perf_counter()
     for at in range(0, len(requests), batch_size):
         found += _batch(model, requests[at : at + batch_size], pipeline)
