@@ -83,6 +83,7 @@ class TextBaseline:
 
         quiet()
         model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model.generation_config = _neutral(model.generation_config)
         self.model, self.device = model.to(device).eval(), device
 
     @property
@@ -93,10 +94,19 @@ class TextBaseline:
         return {"transformers": transformers.__version__, "mode": "eager generate", "attention": attention}
 
     @torch.inference_mode()
-    def generate(self, input_ids: Tensor, new_tokens: int, num_beams: int) -> None:
-        """[B, T] -> exactly `new_tokens` each, without the model's own generation settings"""
+    def generate(self, input_ids: Tensor, new_tokens: int, num_beams: int) -> Tensor:
+        """[B, T] -> [B, 1 + new_tokens]"""
         tokens = self.model.generate(
             input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=new_tokens, min_new_tokens=new_tokens,
-            num_beams=num_beams, do_sample=False, early_stopping=False, forced_eos_token_id=None,
+            num_beams=num_beams, do_sample=False,
         )  # fmt: skip
         assert tokens.shape[1] == 1 + new_tokens, tokens.shape
+        return tokens
+
+
+def _neutral(config: Any) -> Any:
+    """Special ids alone: without a model's own penalties, lengths and forced tokens."""
+    from transformers import GenerationConfig
+
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    return GenerationConfig(**{name: getattr(config, name) for name in names})

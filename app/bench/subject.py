@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from app.architecture import hf_config, read_arch
-from app.bench.config import BenchConfig
+from app.bench.config import SubjectConfig
 from app.bench.huggingface import quiet
 from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
+from vlm.compile.builder import build_engine, convert_folder, random_checkpoint, resolve_limits, role_configs
 from vlm.compile.engine_dir import EngineDir
 from vlm.compile.hf_folder import HFFolder
 from vlm.config import BuildConfig
-from vlm.errors import InputError
+from vlm.errors import ConfigError, InputError, LimitError
 from vlm.registry import FamilySpec, family, match_family
-from vlm.resolve import Source, locate
+from vlm.resolve import Source, locate, resolve
 from vlm.runtime.loader import resolve_device
-
-if TYPE_CHECKING:
-    from app.bench.text import TextBenchConfig
 
 Progress = Callable[[str, int, int], None]
 
@@ -37,7 +34,7 @@ class Subject:
 
 
 def prepare(
-    config: BenchConfig | TextBenchConfig,
+    config: SubjectConfig,
     dtype: str,
     scratch: Path,
     takes: str,
@@ -45,27 +42,39 @@ def prepare(
     limits: dict[str, int] | None = None,
 ) -> Subject:
     """Builds an engine for the run below `scratch`; `limits` None: for the batch size, else as much as the model
-    allows. InputError for a model that does not take "text" or "image", as is asked."""
-    build = BuildConfig(dtype=dtype, **(limits or {"max_batch_size": config.batch_size}))
-    if config.model is not None:
-        source = locate(config.model, progress=progress)
-        _check_input(config.subject, family(_family_of(source)), takes)
-        if source.kind == "engine":
-            return Subject(source.path, None)
-    else:
-        _check_input(config.subject, match_family(hf_config(config.arch)), takes)
-        source = _random_source(config, dtype, scratch)
+    allows. InputError for a model that does not take "text" or "image", as is asked; LimitError for limits beyond it.
+    """
+    build = BuildConfig(dtype=dtype, **(limits or {"max_batch_size": getattr(config, "batch_size", 1)}))
+    source = _source(config, build, scratch, takes, progress)
+    if source.kind == "engine":
+        return Subject(resolve(source.path, dtype=config.dtype, **(limits or {})), None)
     checkpoint = _checkpoint(source, scratch / "checkpoint", progress)
+    _check_input(config.subject, family(checkpoint.family), takes)
     engine = build_engine(checkpoint, scratch / "engine", build, progress=progress)
     return Subject(engine.path, source.path if source.kind == "hf" else None)
 
 
-def _family_of(source: Source) -> str:
+def _source(config: SubjectConfig, build: BuildConfig, scratch: Path, takes: str, progress: Progress | None) -> Source:
+    """What is not fit for the run is refused before minutes are spent."""
+    if config.arch is not None:
+        hf = hf_config(config.arch)
+        _check(config.subject, hf, build, takes)
+        return _random_source(config, build.dtype, scratch)
+    source = locate(config.model, progress=progress)
     if source.kind == "engine":
-        return EngineDir.open(source.path, verify=False).family
-    if source.kind == "checkpoint":
-        return Checkpoint.open(source.path).family
-    return match_family(HFFolder(source.path).config).name
+        _check_input(config.subject, family(EngineDir.open(source.path, verify=False).family), takes)
+    elif source.kind == "hf":
+        _check(config.subject, HFFolder(source.path).config, build, takes)
+    return source
+
+
+def _check(subject: str, hf: dict[str, Any], build: BuildConfig, takes: str) -> None:
+    spec = match_family(hf)
+    _check_input(subject, spec, takes)
+    try:
+        resolve_limits(build, role_configs(spec, hf))
+    except ConfigError as error:
+        raise LimitError(f"{subject} cannot be built for this run: {error}") from None
 
 
 def _check_input(subject: str, family: FamilySpec, takes: str) -> None:
@@ -74,7 +83,7 @@ def _check_input(subject: str, family: FamilySpec, takes: str) -> None:
         raise InputError(f"{subject} takes {family.inputs[0]}; use {other}.")
 
 
-def _random_source(config: BenchConfig, dtype: str, scratch: Path) -> Source:
+def _random_source(config: SubjectConfig, dtype: str, scratch: Path) -> Source:
     """With a baseline the weights are Hugging Face's own initialization, saved for both; else ours are quicker."""
     if not config.hf:
         checkpoint = random_checkpoint(read_arch(config.arch), scratch / "random", seed=config.seed, dtype=dtype)

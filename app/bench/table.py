@@ -21,6 +21,10 @@ MEASURES = {
     ),
     "throughput": (("pages_per_s", "pages/s", True), ("tokens_per_s", "tokens/s", True)),
 }
+CSV_HEADER = (
+    *("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s"),
+    *("hf_tokens_per_s", "times_faster", "floor_tokens_per_s", "of_floor", "hf_batch", "hf_measured_tokens"),
+)
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,11 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
 
 
+def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
+    """A result of texts: names, then values; nothing stands for what was not measured."""
+    return [list(CSV_HEADER), *(_csv_row(result, row) for row in result["rows"])]
+
+
 def in_readme(readme: str) -> str | None:
     """What stands between the README's markers; None without them."""
     if BEGIN not in readme or END not in readme:
@@ -102,8 +111,22 @@ def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
     measure = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: tokens/s"
     ours, hf = row["vlm"]["tokens_per_s"], (row["hf"] or {}).get("tokens_per_s")
     faster = "–" if hf is None else _number(ours / hf)
+    theirs = "–" if hf is None else _number(hf)
+    if hf is not None and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
+        theirs += f" (batch {size})"
     floor, reached = _number(row["floor"]["tokens_per_s"]), _percent(row["floor"]["reached"])
-    return Row(workload(result), measure, "–" if hf is None else _number(hf), _number(ours), faster, floor, reached)
+    return Row(workload(result), measure, theirs, _number(ours), faster, floor, reached)
+
+
+def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
+    ours, hf, floor = row["vlm"], row["hf"] or {}, row["floor"]
+    theirs = hf.get("tokens_per_s")
+    asked = [row[name] for name in ("batch_size", "num_beams", "input_len", "output_len")]
+    speed = [f"{ours['first_token_ms']:.3f}", f"{ours['step_ms']:.4f}", f"{ours['tokens_per_s']:.1f}"]
+    beside = [theirs and f"{theirs:.1f}", theirs and f"{ours['tokens_per_s'] / theirs:.2f}"]
+    floored = [f"{floor['tokens_per_s']:.1f}", f"{floor['reached']:.3f}"]
+    how = [hf.get("batch_size"), hf.get("measured_tokens")]
+    return [result["subject"], result["config"]["dtype"], *asked, *speed, *beside, *floored, *how]
 
 
 def _number(value: float) -> str:

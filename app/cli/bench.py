@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from app.bench.config import BenchConfig, TextBenchConfig
+from app.cli.bench_output import check_writable, print_csv, print_table
 from app.cli.errors import verb
 from app.cli.options import Device, DType
 from app.cli.progress import Progress
@@ -30,6 +30,7 @@ Repeats = Annotated[int, typer.Option(help="The median of so many runs counts.")
 Seed = Annotated[int, typer.Option(help="Of random weights and images.")]
 NoHF = Annotated[bool, typer.Option("--no-hf", help="Leave Hugging Face out.")]
 HFNewTokens = Annotated[int, typer.Option(help="Tokens of Hugging Face's run; its time a token is taken from them.")]
+HFBatchSize = Annotated[int | None, typer.Option(help="Of Hugging Face, at most. [default: the batch size]")]
 Out = Annotated[Path | None, typer.Option("--json", help="Write the results to this file too.")]
 
 
@@ -78,7 +79,7 @@ def throughput(
     seed: Seed = BenchConfig.seed,
     no_hf: NoHF = not BenchConfig.hf,
     hf_new_tokens: HFNewTokens = BenchConfig.hf_new_tokens,
-    hf_batch_size: Annotated[int | None, typer.Option(help="[default: the batch size]")] = BenchConfig.hf_batch_size,
+    hf_batch_size: HFBatchSize = BenchConfig.hf_batch_size,
     out: Out = None,
 ) -> None:
     """Many pages through a full batch: pages and tokens a second.
@@ -114,11 +115,15 @@ def text(
     hf_new_tokens: Annotated[
         int | None, typer.Option(help="Tokens of Hugging Face's run, the rest is extrapolated. [default: all]")
     ] = TextBenchConfig.hf_new_tokens,
+    hf_batch_size: HFBatchSize = TextBenchConfig.hf_batch_size,
     hf_repeats: Annotated[int, typer.Option(help="Its runs.")] = TextBenchConfig.hf_repeats,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     out: Out = None,
 ) -> None:
     """Texts through an encoder-decoder: tokens a second, for every combination of batch, lengths and beams.
+
+    Texts are random tokens, outputs of the full length; with beams the best one counts. A batch that is too large for
+    Hugging Face runs there with fewer texts. The floor is of the decode steps alone, the encoder costs nothing in it.
 
     \b
     Examples:
@@ -126,13 +131,11 @@ def text(
       vlm bench text --model mini-t5 --batch-size "1;8" --input-output-len "60,20;128,20" --csv
     """
     _check_pair(arch, random_weights)
-    lengths = tuple(_numbers(pair, "--input-output-len", ",") for pair in input_output_len.split(";"))
-    if any(len(pair) != 2 for pair in lengths):
-        raise InputError(f'--input-output-len is {input_output_len!r}; give pairs such as "60,20;128,20".')
     config = TextBenchConfig(
         arch=arch, model=model, device=device, dtype=dtype, batch_sizes=_numbers(batch_size, "--batch-size"),
-        lengths=lengths, num_beams=_numbers(num_beams, "--num-beams"), repeats=repeats, seed=seed, hf=not no_hf,
-        hf_new_tokens=hf_new_tokens, hf_repeats=hf_repeats,
+        lengths=_pairs(input_output_len, "--input-output-len"), num_beams=_numbers(num_beams, "--num-beams"),
+        repeats=repeats, seed=seed, hf=not no_hf, hf_new_tokens=hf_new_tokens, hf_batch_size=hf_batch_size,
+        hf_repeats=hf_repeats,
     )  # fmt: skip
     _measure("text", config, out, as_csv=csv)
 
@@ -158,6 +161,13 @@ def _numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
         raise InputError(f"{option} holds {text!r}; give whole numbers, apart by {separator!r}.") from None
 
 
+def _pairs(text: str, option: str) -> tuple[tuple[int, ...], ...]:
+    pairs = tuple(_numbers(pair, option, ",") for pair in text.split(";"))
+    if any(len(pair) != 2 for pair in pairs):
+        raise InputError(f'{option} is {text!r}; give pairs such as "60,20;128,20".')
+    return pairs
+
+
 def _check_pair(arch: str | None, random_weights: bool) -> None:
     if random_weights != (arch is not None):
         raise InputError("--random-weights and --arch go together: --arch nougat-base --random-weights.")
@@ -172,56 +182,10 @@ def _measure(kind: str, config: BenchConfig | TextBenchConfig, out: Path | None,
     from app.bench import measure
     from app.bench import text as texts
 
-    _check_writable(out)
+    check_writable(out)
     run: Callable[..., dict[str, Any]] = texts.text if kind == "text" else getattr(measure, kind)
     with Progress() as progress:
         result = run(config, progress)
-    (_print_csv if as_csv else _print)(result)
+    (print_csv if as_csv else print_table)(result)
     if out is not None:
         out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _check_writable(out: Path | None) -> None:
-    """Before minutes are spent."""
-    if out is None:
-        return
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.open("a").close()
-    except OSError as error:
-        raise InputError(f"--json {out} cannot be written: {error.strerror}.") from None
-
-
-def _print(result: dict[str, Any]) -> None:
-    from dataclasses import astuple
-
-    from rich.console import Console
-    from rich.table import Table
-
-    from app.bench.table import HEADER, rows, workload
-
-    shown = Table(title=f"{result['kind']}: {workload(result)}", title_justify="left")
-    for name in HEADER[1:]:
-        shown.add_column(name, justify="left" if name == "measure" else "right")
-    for row in rows(result):
-        shown.add_row(*astuple(row)[1:])
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(shown)
-    env, floor = result["environment"], result["floor"]
-    print(f"{env['device']}, memory {floor['bandwidth'] / 1e9:,.0f} GB/s measured; commit {env['commit'] or 'unknown'}")
-
-
-def _print_csv(result: dict[str, Any]) -> None:
-    import csv
-
-    names = ("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s",
-             "hf_tokens_per_s", "times_faster", "floor_tokens_per_s", "of_floor")  # fmt: skip
-    table = csv.writer(sys.stdout)
-    table.writerow(names)
-    for row in result["rows"]:
-        ours, hf, floor = row["vlm"], (row["hf"] or {}).get("tokens_per_s"), row["floor"]
-        table.writerow([
-            result["subject"], result["config"]["dtype"], row["batch_size"], row["num_beams"], row["input_len"],
-            row["output_len"], f"{ours['first_token_ms']:.3f}", f"{ours['step_ms']:.4f}", f"{ours['tokens_per_s']:.1f}",
-            hf and f"{hf:.1f}", hf and f"{ours['tokens_per_s'] / hf:.2f}", f"{floor['tokens_per_s']:.1f}",
-            f"{floor['reached']:.3f}",
-        ])  # fmt: skip

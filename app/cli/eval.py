@@ -49,8 +49,8 @@ def evaluate(
     """Score a model: BLEU and chrF (sacrebleu) of translations, ROUGE (rouge-score) of summaries, and exact matches.
 
     --compare-hf generates with transformers on the same token ids and settings, and prints its scores, how many tokens
-    agree, and the speed of both: one measurement after a warm-up, Hugging Face in padded batches of 8. Speed is what vlm
-    bench measures properly.
+    agree, and the speed of both: one measurement after a warm-up, Hugging Face in padded batches of 8; vlm bench is
+    what measures speed properly.
 
     \b
     Examples:

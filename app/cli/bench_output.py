@@ -1,0 +1,59 @@
+"""What `vlm bench` prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import InputError
+
+
+def check_writable(out: Path | None) -> None:
+    """Before minutes are spent."""
+    if out is None:
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("a").close()
+    except OSError as error:
+        raise InputError(f"--json {out} cannot be written: {error.strerror}.") from None
+
+
+def print_table(result: dict[str, Any]) -> None:
+    from dataclasses import astuple
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from app.bench.table import HEADER, rows, workload
+
+    shown = Table(title=f"{result['kind']}: {workload(result)}", title_justify="left")
+    for name in HEADER[1:]:
+        shown.add_column(name, justify="left" if name == "measure" else "right")
+    for row in rows(result):
+        shown.add_row(*astuple(row)[1:])
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(shown)
+    env, floor = result["environment"], result["floor"]
+    print(f"{env['device']}, memory {floor['bandwidth'] / 1e9:,.0f} GB/s measured; commit {env['commit'] or 'unknown'}")
+    for line in _notes(result):
+        print(line)
+
+
+def _notes(result: dict[str, Any]) -> Iterator[str]:
+    """What a figure beside ours is worth."""
+    measured = {
+        row["hf"]["measured_tokens"] for row in result.get("rows", ()) if row["hf"] and row["hf"]["extrapolated"]
+    }
+    if measured:
+        tokens = " or ".join(map(str, sorted(measured)))
+        yield f"Hugging Face: extrapolated from {tokens} tokens a text"
+
+
+def print_csv(result: dict[str, Any]) -> None:
+    import csv
+
+    from app.bench.table import csv_rows
+
+    csv.writer(sys.stdout, lineterminator="\n").writerows(csv_rows(result))
