@@ -19,22 +19,34 @@ class Item:
     """One text, or why there is none. An empty one is passed through."""
 
     source: str  # the file's name; "" for an argument
-    line: int  # 1 is the first
+    line: int | None  # 1 is the first; None: the text is the whole file
     text: str = ""
     error: str | None = None
 
     @property
     def place(self) -> str:
+        if self.line is None:
+            return self.source
         return f"{self.source} line {self.line}" if self.source else f"text {self.line}"
 
 
-def from_arguments(texts: Iterable[str]) -> Iterator[Item]:
-    """The arguments; `-` is stdin, a text a line."""
+def from_arguments(texts: Iterable[str], whole: bool = False) -> Iterator[Item]:
+    """The arguments; `-` is stdin, a text a line or all of it as one."""
     for number, text in enumerate(texts, 1):
-        if text == STDIN:
-            yield from lines("stdin", sys.stdin.buffer)
+        if text != STDIN:
+            yield _checked(Item("", number, text))
+        elif whole:
+            yield _decoded("stdin", None, sys.stdin.buffer.read())
         else:
-            yield Item("", number, text)
+            yield from lines("stdin", sys.stdin.buffer)
+
+
+def one_text(argument: str) -> str:
+    """An argument, or for `-` all of stdin. InputError unless it is UTF-8."""
+    [item] = from_arguments([argument], whole=True)
+    if item.error:
+        raise InputError(f"{item.place}: {item.error}.")
+    return item.text
 
 
 def from_file(path: Path, whole: bool = False) -> Iterator[Item]:
@@ -47,7 +59,7 @@ def from_file(path: Path, whole: bool = False) -> Iterator[Item]:
         if path.suffix == ".jsonl":
             yield from map(_text_of, lines(str(path), file))
         elif whole:
-            yield _decoded(str(path), 1, file.read())
+            yield _decoded(str(path), None, file.read())
         else:
             yield from lines(str(path), file)
 
@@ -58,13 +70,22 @@ def lines(name: str, file: Iterable[bytes]) -> Iterator[Item]:
         yield _decoded(name, number, data.rstrip(b"\r\n"))
 
 
-def _decoded(name: str, number: int, data: bytes) -> Item:
-    if number == 1:
+def _decoded(name: str, number: int | None, data: bytes) -> Item:
+    if number in (1, None):
         data = data.removeprefix(codecs.BOM_UTF8)
     try:
         return Item(name, number, data.decode("utf-8"))
     except UnicodeDecodeError as error:
         return Item(name, number, error=f"it is not UTF-8 (byte {error.start + 1} of it)")
+
+
+def _checked(item: Item) -> Item:
+    """Arguments that are not UTF-8, and JSON's escapes, may hold halves of characters, which no tokenizer takes."""
+    try:
+        item.text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return Item(item.source, item.line, error=f"character {error.start + 1} of it is not Unicode text")
+    return item
 
 
 def _text_of(item: Item) -> Item:
@@ -73,8 +94,8 @@ def _text_of(item: Item) -> Item:
     try:
         fields = json.loads(item.text)
         text = next(fields[name] for name in ("text", "source", "document") if name in fields)
-    except (ValueError, TypeError, StopIteration):
+    except (ValueError, TypeError, RecursionError, StopIteration):
         return Item(item.source, item.line, error='it is no JSON object with "text"')
     if not isinstance(text, str):
         return Item(item.source, item.line, error="its text is no string")
-    return Item(item.source, item.line, text)
+    return _checked(Item(item.source, item.line, text))

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from llm_engines.converters.fairseq_tokenizer import read_dictionary, tokenizer_files
-from llm_engines.models.bart import BartConfig, stack_rules
+from llm_engines.models.bart import BartConfig, cross_rules, stack_rules
 from vlm.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
 from vlm.compile.builder import module_layout
-from vlm.convert import Drop, Fuse, Rename, attempt
+from vlm.convert import Drop, Rename, attempt
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.registry import model_spec
 from vlm.weights import TensorSource
@@ -166,17 +166,9 @@ def rules(config: BartConfig, side: str) -> list[Any]:
     ]
     if side == "encoder":
         return found
-    cross = "decoder.layers.{}.encoder_attn"
-    for kind in ("weight", "bias"):
-        found += [
-            Rename(f"{cross}_layer_norm.{kind}", f"blocks.{{}}.cross_norm.{kind}"),
-            Rename(f"{cross}.q_proj.{kind}", f"blocks.{{}}.cross_attention.q.{kind}"),
-            Fuse(f"{cross}.{{k,v}}_proj.{kind}", f"blocks.{{}}.cross_attention.kv.{kind}"),
-            Rename(f"{cross}.out_proj.{kind}", f"blocks.{{}}.cross_attention.out.{kind}"),
-        ]
     head, table = "decoder.output_projection.weight", "decoder.embed_tokens.weight"
     tied = Drop(head, "tied to the embedding", same_as=table, optional=True)
-    return [*found, tied if config.tied else Rename(head, "head.weight")]
+    return [*found, *cross_rules("decoder."), tied if config.tied else Rename(head, "head.weight")]
 
 
 def _convert_roles(

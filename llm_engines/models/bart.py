@@ -251,24 +251,30 @@ def encoder_rules(config: BartConfig) -> list[Any]:
 def decoder_rules(config: BartConfig) -> list[Any]:
     """Weight rules for all else, and for `MBartForCausalLM` (names without the role's prefix)."""
     d = "model.decoder"
-    layer = f"{d}.layers.{{}}.encoder_attn"
     head = ("lm_head.weight",) if config.tied else ()
     found = [
         Tied("model.shared.weight", "embedding.weight", also=(f"{d}.embed_tokens.weight", *head)),
         *stack_rules(f"{d}.", {"self_attn": "self_attention"}, config),
+        *cross_rules(f"{d}."),
     ]
-    for kind in ("weight", "bias"):
-        found += [
-            Rename(f"{layer}_layer_norm.{kind}", f"blocks.{{}}.cross_norm.{kind}"),
-            Rename(f"{layer}.q_proj.{kind}", f"blocks.{{}}.cross_attention.q.{kind}"),
-            Fuse(f"{layer}.{{k,v}}_proj.{kind}", f"blocks.{{}}.cross_attention.kv.{kind}"),
-            Rename(f"{layer}.out_proj.{kind}", f"blocks.{{}}.cross_attention.out.{kind}"),
-        ]
     if config.logits_bias:
         found.append(Apply("final_logits_bias", "logits_bias", lambda x: x[0], "saved as one row"))
     else:
         found.append(Drop("final_logits_bias", "all zeros", optional=True))
     return found if config.tied else [*found, Rename("lm_head.weight", "head.weight")]
+
+
+def cross_rules(prefix: str) -> list[Any]:
+    """Rules for a decoder's cross-attention and its norm."""
+    cross, found = f"{prefix}layers.{{}}.encoder_attn", []
+    for kind in ("weight", "bias"):
+        found += [
+            Rename(f"{cross}_layer_norm.{kind}", f"blocks.{{}}.cross_norm.{kind}"),
+            Rename(f"{cross}.q_proj.{kind}", f"blocks.{{}}.cross_attention.q.{kind}"),
+            Fuse(f"{cross}.{{k,v}}_proj.{kind}", f"blocks.{{}}.cross_attention.kv.{kind}"),
+            Rename(f"{cross}.out_proj.{kind}", f"blocks.{{}}.cross_attention.out.{kind}"),
+        ]
+    return found
 
 
 def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -> list[Any]:
