@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from vlm.generation import sampling_params, warn_of_what_is_not_applied
 from vlm.inputs import INPUT_KEYS, InputReader
 from vlm.layers.attention import Trace
 from vlm.ops.advance import loop_period
+from vlm.outputs import Encoding, Output, Samples
 from vlm.prefetch import Prefetch
 from vlm.processing.images import ImageProcessor
 from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
@@ -28,36 +29,6 @@ from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.packing import chunks, within
 from vlm.runtime.request import Request, SamplingParams, Sequence
-
-
-@dataclass(frozen=True)
-class Output:
-    """What one input gave."""
-
-    text: str  # post-processed (Nougat: markdown)
-    raw_text: str  # as decoded
-    token_ids: list[int]  # generated, the end token included
-    finish_reason: str  # eos | length | stop | loop | abort
-    logprobs: list[float]  # of each generated token, under the model at temperature 1
-    seed: int  # gives the same tokens again
-    top_logprobs: list[dict[int, float]] | None = None  # of each place, the likeliest tokens, as many as asked for
-    score: float | None = None  # of a beam search: what its outcomes are ranked by
-    alternatives: tuple[Output, ...] = ()  # the other ones of num_return_sequences, best first
-
-    @property
-    def cumulative_logprob(self) -> float:
-        """Of the whole output."""
-        return sum(self.logprobs)
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """What the encoder made of one input of `T` rows."""
-
-    last_hidden_state: torch.Tensor  # [T, hidden], in the engine's type
-    token_ids: tuple[int, ...] | None = None  # of a text
-    hidden_states: tuple[torch.Tensor, ...] | None = None  # embeddings, each block's output, the last one normalized
-    attentions: tuple[torch.Tensor, ...] | None = None  # a block: [heads, T, T] float32
 
 
 def load(
@@ -182,7 +153,7 @@ class Pipeline:
         params = self._params(sampling)
         self._reset_timings()
         feed = Prefetch(self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window))
-        waiting: dict[int, _Samples] = {}  # by request id
+        waiting: dict[int, Samples] = {}  # by request id
         try:
             while waiting or feed.more:
                 for index, request in feed.ready(block=not waiting):
@@ -242,9 +213,9 @@ class Pipeline:
         self._preprocess_seconds += time.perf_counter() - start
         return request
 
-    def _add(self, index: int, request: Request) -> dict[int, _Samples]:
+    def _add(self, index: int, request: Request) -> dict[int, Samples]:
         """Queues an input: one request, or as many as there are samples, each with a seed of its own."""
-        samples = _Samples(index, request.params)
+        samples = Samples(index, request.params)
         seed = int.from_bytes(os.urandom(7), "little") if request.params.seed is None else request.params.seed
         for i in range(samples.count):
             params = request.params if samples.count == 1 else replace(request.params, seed=(seed + i) % 2**63)
@@ -279,7 +250,7 @@ class Pipeline:
         ]
 
     # --- results ---
-    def _merged(self, samples: _Samples) -> Output:
+    def _merged(self, samples: Samples) -> Output:
         first, *others = [self._output(samples.done[i]) for i in samples.ids]
         return replace(first, alternatives=tuple(others)) if others else first
 
@@ -327,20 +298,6 @@ class Pipeline:
         if self.engine.processor_dir and (self.engine.processor_dir / "preprocessor_config.json").is_file():
             return ImageProcessor.from_dir(self.engine.processor_dir)
         return ImageProcessor.default(self.llm.executor.visual.config.image_size)
-
-
-class _Samples:
-    """The requests that one input has become."""
-
-    def __init__(self, index: int, params: SamplingParams):
-        self.index, self.count = index, 1 if params.num_beams > 1 else params.num_return_sequences
-        self.ids: list[int] = []
-        self.done: dict[int, Sequence] = {}
-
-    def add(self, sequence: Sequence) -> bool:
-        """Takes a finished one; True when it was the last."""
-        self.done[sequence.id] = sequence
-        return len(self.done) == self.count
 
 
 def _without_loop(tokens: list[int], period: int) -> list[int]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vlm.config import ModelConfig
 from vlm.errors import LimitError
 from vlm.runtime.block_manager import BlockManager
-from vlm.runtime.executor import RowResult
+from vlm.runtime.burst import RowResult
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.request import Hypothesis, Request, SamplingParams
 from vlm.runtime.scheduler import Scheduler

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,7 @@ from vlm.ops import beam_search, controls, sample
 from vlm.ops.advance import advance
 from vlm.ops.likeliest import likeliest
 from vlm.runtime.batch_state import BatchState
+from vlm.runtime.burst import Burst, hypotheses_of, to_host
 from vlm.runtime.choice import BeamRows, Choice
 from vlm.runtime.graph_pool import GraphPool
 from vlm.runtime.packing import PackedTexts, bucket_of, chunks, packed, within
@@ -30,45 +30,6 @@ from vlm.runtime.request import Hypothesis, Sequence
 from vlm.runtime.timing import DeviceTimer
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
-
-
-class RowResult(NamedTuple):
-    """What a burst brought for one sequence; tokens and what belongs to them are stale beyond the length."""
-
-    length: int  # tokens in all
-    code: int  # see vlm.ops.advance
-    tokens: list[int]
-    logprobs: list[float]
-    top: list[dict[int, float]] = []  # noqa: RUF012 - never changed
-
-
-@dataclass
-class Burst:
-    """A launched burst; the tensors are on the host once `ready` has passed."""
-
-    sequences: list[Sequence]
-    result: Tensor  # [R, 2 + 2 * steps] int32: length, finish code, new tokens, log-probabilities (bits)
-    top: Tensor | None  # [R, steps, 2, MAX_TOP_LOGPROBS] int32: token ids, log-probabilities (bits)
-    ready: torch.cuda.Event | None
-
-    def collect(self) -> list[RowResult]:
-        """Waits for the burst; a result a sequence."""
-        if self.ready is not None:
-            self.ready.synchronize()
-        steps = (self.result.shape[1] - 2) // 2
-        logprobs = self.result[:, 2 + steps :].contiguous().view(torch.float32).tolist()
-        rows = zip(self.result.tolist(), logprobs, self._top(), strict=True)
-        return [RowResult(r[0], r[1], r[2 : 2 + steps], p, t) for r, p, t in rows]
-
-    def _top(self) -> list[list[dict[int, float]]]:
-        if self.top is None:
-            return [[] for _ in self.sequences]
-        ids, values = self.top[:, :, 0].tolist(), self.top[:, :, 1].contiguous().view(torch.float32).tolist()
-        counts = [s.request.params.top_logprobs for s in self.sequences]
-        return [
-            [dict(zip(i[:n], v[:n], strict=True)) for i, v in zip(row_ids, row_values, strict=True)] if n else []
-            for row_ids, row_values, n in zip(ids, values, counts, strict=True)
-        ]
 
 
 @dataclass(frozen=True)
@@ -144,7 +105,7 @@ class TorchExecutor:
         beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
         kept = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
         rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
-        return [_hypotheses(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
+        return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
@@ -302,18 +263,7 @@ class TorchExecutor:
         likeliest = self.state.top[slots[:, None], at] if top else None
         if not self.asynchronous:
             return Burst(sequences, result, likeliest, None)
-        result, likeliest = _to_host(result), None if likeliest is None else _to_host(likeliest)
+        result, likeliest = to_host(result), None if likeliest is None else to_host(likeliest)
         ready = torch.cuda.Event()
         ready.record()
         return Burst(sequences, result, likeliest, ready)
-
-
-def _hypotheses(rows: list[tuple[list[int], list[float], int, float]], start: int) -> list[Hypothesis]:
-    """(tokens, log-probabilities, length, score) -> what was generated after `start`"""
-    return [Hypothesis(t[start:n], p[start:n], score) for t, p, n, score in rows if n > start]
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    """Starts a copy into pinned memory."""
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)

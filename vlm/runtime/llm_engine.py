@@ -8,7 +8,8 @@ from vlm.config import ModelConfig
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_STOP_IDS
 from vlm.ops.advance import LENGTH, STOP
-from vlm.runtime.executor import Burst, RowResult, TorchExecutor
+from vlm.runtime.burst import Burst, RowResult
+from vlm.runtime.executor import TorchExecutor
 from vlm.runtime.request import FINISH_REASONS, Request, Sequence, Update
 from vlm.runtime.scheduler import Plan, Scheduler, Starved
 
