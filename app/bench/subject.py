@@ -74,7 +74,7 @@ def _check(subject: str, hf: dict[str, Any], build: BuildConfig, takes: str) -> 
     try:
         resolve_limits(build, role_configs(spec, hf))
     except ConfigError as error:
-        raise LimitError(f"{subject} cannot be built for this run: {error}") from None
+        raise LimitError(f"the lengths asked for, and a start token, do not fit {subject}: {error}") from None
 
 
 def _check_input(subject: str, family: FamilySpec, takes: str) -> None:

@@ -122,8 +122,9 @@ def text(
 ) -> None:
     """Texts through an encoder-decoder: tokens a second, for every combination of batch, lengths and beams.
 
-    Texts are random tokens, outputs of the full length; with beams the best one counts. A batch that is too large for
-    Hugging Face runs there with fewer texts. The floor is of the decode steps alone, the encoder costs nothing in it.
+    Texts are random tokens, outputs of the full length; with beams the best one counts. With --hf-batch-size Hugging
+    Face gets fewer texts at once, and the table says so. The floor is of the decode steps alone, the encoder costs
+    nothing in it.
 
     \b
     Examples:

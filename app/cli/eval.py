@@ -12,12 +12,17 @@ import typer
 from app.cli import text_options as texts
 from app.cli.errors import PARTLY_FAILED, complain, verb
 from app.cli.options import Device, DType, MaxBatchSize, MaxNewTokens, Model
+from app.cli.progress import Progress
 from vlm.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from app.text.tasks import ToInput
     from vlm.pipeline import Pipeline
 
-TASKS = ("translate", "summarize")
+METRICS = {"translate": ("exact", "bleu"), "summarize": ("exact", "rouge")}  # of a task
+THRESHOLDS = {"bleu": "bleu", "rouge1": "rouge", "exact": "exact"}  # score -> its metric
 HF_BATCH_SIZE = 8
 WARM_UP = 200  # pairs before speed is taken
 Threshold = Annotated[float | None, typer.Option(help="Exit with 1 below this score (0 to 100).")]
@@ -28,6 +33,9 @@ def evaluate(
     data: Annotated[Path, typer.Argument(help="A .tsv (text, tab, reference) or .jsonl (text, reference) file.")],
     model: Model = texts.DEFAULT_TEXT_MODEL,
     task: Annotated[str, typer.Option(help="translate or summarize.")] = "translate",
+    metric: Annotated[
+        list[str] | None, typer.Option(help="bleu (and chrF), rouge or exact; repeat it. [default: those of the task]")
+    ] = None,
     src_lang: Annotated[str | None, typer.Option(help="As in vlm translate.")] = None,
     tgt_lang: Annotated[str | None, typer.Option(help="As in vlm translate.")] = None,
     prefix: texts.Prefix = None,
@@ -37,6 +45,7 @@ def evaluate(
     num_beams: texts.NumBeams = None,
     length_penalty: texts.LengthPenalty = None,
     max_new_tokens: MaxNewTokens = None,
+    repetition_penalty: texts.RepetitionPenalty = None,
     no_repeat_ngram_size: texts.NoRepeatNgramSize = None,
     bleu_threshold: Threshold = None,
     rouge1_threshold: Threshold = None,
@@ -48,6 +57,7 @@ def evaluate(
 ) -> None:
     """Score a model: BLEU and chrF (sacrebleu) of translations, ROUGE (rouge-score) of summaries, and exact matches.
 
+    A line without a text and a reference, or with a text that the model cannot take, is named on stderr and left out.
     --compare-hf generates with transformers on the same token ids and settings, and prints its scores, how many tokens
     agree, and the speed of both: one measurement after a warm-up, Hugging Face in padded batches of 8; vlm bench is
     what measures speed properly.
@@ -56,87 +66,115 @@ def evaluate(
     Examples:
       vlm eval examples/translate.tsv --src-lang en --tgt-lang de --compare-hf
       vlm eval examples/notices.jsonl --task summarize --rouge1-threshold 90
+      vlm eval pairs.tsv --prefix "" --metric bleu --metric rouge --limit 500 --json scores.json
     """
     from app.text.pairs import read_pairs
+    from app.text.scores import check_installed
 
-    sampling = texts.sampling_of(num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens,
-                                 no_repeat_ngram_size=no_repeat_ngram_size)  # fmt: skip
+    sampling = texts.sampling_of(
+        num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens,
+        repetition_penalty=repetition_penalty, no_repeat_ngram_size=no_repeat_ngram_size,
+    )  # fmt: skip
     thresholds = {"bleu": bleu_threshold, "rouge1": rouge1_threshold, "exact": exact_threshold}
-    _check(task, thresholds)
+    metrics = _metrics(task, metric, thresholds)
+    check_installed(metrics)
+    texts.check_output("--json", out, [data])
     pairs, wrong = read_pairs(data, limit)
-    for reason in wrong:
-        complain(f"left out: {reason}.")
     folder = _hf_folder(model) if compare_hf else None
     pipeline = texts.load_text_model(model, device, dtype, max_batch_size)
     asked = (src_lang, tgt_lang, prefix, truncate)
-    result = _run(pipeline, task, asked, pairs, sampling, folder) | {"model": model, "left_out": len(wrong)}
+    result = {"model": model, **_run(pipeline, task, asked, pairs, sampling, metrics, folder)}
+    result["left_out"] = [*wrong, *result["left_out"]]
     _print(result)
     if out is not None:
         _write(out, result)
     _judge(result["vlm"]["scores"], thresholds)
 
 
-def _check(task: str, thresholds: dict[str, float | None]) -> None:
-    if task not in TASKS:
-        raise InputError(f"--task is {task!r}; allowed are {', '.join(TASKS)}.")
-    other = "rouge1" if task == "translate" else "bleu"
-    if thresholds[other] is not None:
-        raise InputError(f"--{other}-threshold does not go with --task {task}.")
+def _metrics(task: str, given: list[str] | None, thresholds: dict[str, float | None]) -> tuple[str, ...]:
+    """InputError for names that are unknown and for thresholds of what is not measured."""
+    if task not in METRICS:
+        raise InputError(f"--task is {task!r}; allowed are {', '.join(METRICS)}.")
+    metrics = tuple(dict.fromkeys(given or METRICS[task]))
+    known = sorted({name for names in METRICS.values() for name in names})
+    if unknown := [name for name in metrics if name not in known]:
+        raise InputError(f"--metric is {unknown[0]!r}; allowed are {', '.join(known)}.")
+    for name, metric in THRESHOLDS.items():
+        if thresholds[name] is not None and metric not in metrics:
+            why = f"--metric {' '.join(metrics)}" if given else f"--task {task}"
+            raise InputError(f"--{name}-threshold does not go with {why}; add --metric {metric}.")
+    return metrics
 
 
 def _hf_folder(model: str) -> Path:
     from vlm.resolve import locate
 
-    source = locate(model)
+    with Progress() as progress:
+        source = locate(model, progress=progress)
     if source.kind != "hf":
-        raise InputError(f"--compare-hf needs Hugging Face's weights; {model} is a {source.kind} of ours.")
+        what = f"a {source.kind} of ours" if source.kind in ("engine", "checkpoint") else f"a {source.kind} model"
+        raise InputError(f"--compare-hf needs Hugging Face's weights; {model} is {what}.")
     return source.path
 
 
 def _run(
     pipeline: Pipeline, task: str, asked: tuple[Any, ...], pairs: list[Any], sampling: dict[str, Any],
-    folder: Path | None,
+    metrics: tuple[str, ...], folder: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
-    from app.text.evaluation import agreement, run_hugging_face, run_vlm
-    from app.text.tasks import summary, translation
+    from app.text.evaluation import agreement, outputs, run_hugging_face, run_vlm
 
-    source, target, prefix, truncate = asked
-    if task == "translate":
-        to_input = translation(pipeline, source, target, prefix, truncate)
-    elif source or target:
-        raise InputError("--src-lang and --tgt-lang go with --task translate.")
-    else:
-        to_input = summary(pipeline, prefix, truncate)
-    references = [pair.reference for pair in pairs]
+    to_input = _to_input(pipeline, task, *asked)
     if folder is not None:
         run_vlm(pipeline, pairs[:WARM_UP], to_input, sampling)  # kernels and graphs are made at first use
-    ours = run_vlm(pipeline, pairs, to_input, sampling)
-    result = {"task": task, "pairs": len(pairs), "dtype": pipeline.engine.build.dtype, "device": str(pipeline.device)}
-    result["vlm"] = ours.summary(task, references)
+    ours, pairs, wrong = run_vlm(pipeline, pairs, to_input, sampling)
+    references, theirs = [pair.reference for pair in pairs], None
+    result = {"task": task, "pairs": len(pairs), "left_out": wrong, "dtype": pipeline.engine.build.dtype}
+    result |= {"device": str(pipeline.device), "sampling": sampling}
+    result["vlm"] = {**ours.summary(metrics, references), "batch_size": pipeline.llm.max_batch_size}
     if folder is not None:
         theirs = run_hugging_face(folder, pipeline, pairs, to_input, sampling, HF_BATCH_SIZE)
-        result |= {"hf": theirs.summary(task, references), "agreement": agreement(ours, theirs)}
-    return result
+        result["hf"] = {**theirs.summary(metrics, references), "batch_size": HF_BATCH_SIZE}
+        result["agreement"] = agreement(ours, theirs)
+    return result | {"outputs": outputs(pairs, ours, theirs)}
+
+
+def _to_input(
+    pipeline: Pipeline, task: str, source: str | None, target: str | None, prefix: str | None, truncate: bool
+) -> ToInput:
+    from app.text.tasks import summary, translation
+
+    if task == "translate":
+        return translation(pipeline, source, target, prefix, truncate)
+    if source or target:
+        raise InputError("--src-lang and --tgt-lang go with --task translate.")
+    return summary(pipeline, prefix, truncate)
 
 
 def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
+
+    for reason in result["left_out"]:
+        complain(f"left out: {reason}.")
+    left_out = f" ({len(result['left_out'])} left out)" if result["left_out"] else ""
+    print(f"{result['model']}, {result['task']}, {result['pairs']} pairs{left_out}, {result['dtype']}")
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 100).print(_table(result))
+    if same := result.get("agreement"):
+        print(f"token agreement {same['tokens']:.2f}%, texts with the same tokens {same['texts']:.2f}%")
+
+
+def _table(result: dict[str, Any]) -> Table:
     from rich.table import Table
 
-    ours, theirs = result["vlm"], result.get("hf")
-    table = Table(title=f"{result['model']}, {result['task']}, {result['pairs']} pairs, {result['dtype']}")
-    table.add_column("")
-    for name in ("vlm", "Hugging Face") if theirs else ("vlm",):
-        table.add_column(name, justify="right")
-    systems = [ours, theirs] if theirs else [ours]
-    for name in ours["scores"]:
-        table.add_row(name, *(f"{system['scores'][name]:.2f}" for system in systems))
+    systems = {name: result[key] for key, name in (("vlm", "vlm"), ("hf", "Hugging Face")) if key in result}
+    table = Table()
+    table.add_column("speed: one measurement")
+    for name, system in systems.items():
+        table.add_column(f"{name}, batch {system['batch_size']}", justify="right")
+    for name in result["vlm"]["scores"]:
+        table.add_row(name, *(f"{system['scores'][name]:.2f}" for system in systems.values()))
     for name, label in (("texts_per_s", "texts/s, once"), ("tokens_per_s", "tokens/s, once")):
-        table.add_row(label, *(f"{system[name]:.1f}" for system in systems))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 100).print(table)
-    if theirs:
-        same = result["agreement"]
-        print(f"token agreement {same['tokens']:.2f}%, texts with the same tokens {same['texts']:.2f}%")
+        table.add_row(label, *(f"{system[name]:.1f}" for system in systems.values()))
+    return table
 
 
 def _write(out: Path, result: dict[str, Any]) -> None:

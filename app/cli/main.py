@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Annotated
@@ -45,12 +46,19 @@ def _options(
     """
 
 
+def _write_utf8() -> None:
+    """A pipe or file gets UTF-8 wherever we run; a terminal that lacks a character shows `?`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(**{"errors": "replace"} if sys.stdout.isatty() else {"encoding": "utf-8"})
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The `vlm` command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if "--debug" in arguments:
         os.environ["VLM_DEBUG"] = "1"
         arguments = [argument for argument in arguments if argument != "--debug"]
+    _write_utf8()
     try:
         app(arguments)
     except KeyboardInterrupt:

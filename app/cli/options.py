@@ -12,12 +12,8 @@ DEFAULT_MODEL = "mini-nougat"
 
 _dtypes = ", ".join(DTYPES)
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model", "-m", help="A packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory."
-    ),
-]
+MODEL_HELP = "A packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory."
+Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DType = Annotated[
     str | None,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.errors import USER_ERROR, complain, verb
-from app.cli.options import DEFAULT_MODEL, Device, DType, Json, MaxBatchSize, MaxNewTokens, Model
+from app.cli.options import DEFAULT_MODEL, MODEL_HELP, Device, DType, Json, MaxBatchSize, MaxNewTokens
 from app.cli.progress import Progress
-from app.cli.text_options import LengthPenalty, NumBeams
+from app.cli.text_options import DEFAULT_TEXT_MODEL, LengthPenalty, NumBeams
 from vlm.errors import InputError, VlmError
 from vlm.runtime.request import SamplingParams
 
@@ -29,7 +29,10 @@ def run(
         list[str] | None,
         typer.Option("--text", "-t", help="For a model of texts: its input, or - for stdin, all of it; repeat it."),
     ] = None,
-    model: Model = DEFAULT_MODEL,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help=f"{MODEL_HELP} [default: {DEFAULT_MODEL}, for texts {DEFAULT_TEXT_MODEL}]"),
+    ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(help="What to do. A family that takes no text (nougat) continues it: the start of the output."),
@@ -75,7 +78,7 @@ def run(
       vlm run --image a.png --image b.png --json > pages.jsonl
       cat page.png | vlm run --image - --max-new-tokens 200
       vlm run --image page.png --model facebook/nougat-base --dtype bfloat16
-      vlm run --model mini-t5 --text "translate English to German: The old ship is small."
+      vlm run --text "translate English to German: The old ship is small."
     """
     sampling = {
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed,
@@ -90,7 +93,8 @@ def run(
     SamplingParams(**sampling)  # a bad value is found before the model is loaded
     inputs = _inputs(image or [], text or [], prompt)
     with Progress() as progress:
-        pipeline = _load(model, device, dtype, max_batch_size, progress)
+        name = model or (DEFAULT_TEXT_MODEL if text else DEFAULT_MODEL)
+        pipeline = _load(name, device, dtype, max_batch_size, progress)
     if not as_json and (raw or sys.stdout.isatty()):
         failed = _stream(pipeline, inputs, sampling)
     else:
@@ -106,12 +110,13 @@ def _load(model: str, device: str, dtype: str | None, max_batch_size: int | None
 
 
 def _inputs(images: list[str], texts: list[str], prompt: str | None) -> list[dict[str, Any]]:
+    from app.text.sources import one_text
+
     if bool(images) == bool(texts):
         raise InputError('give --image FILE or --text "A text.", one kind at a time.')
     if images:
         return [_image(source, prompt) for source in images]
-    given = (sys.stdin.read() if text == "-" else text for text in texts)
-    return [{"text": text, "prompt": prompt} for text in given]
+    return [{"text": one_text(text), "prompt": prompt} for text in texts]
 
 
 def _image(source: str, prompt: str | None) -> dict[str, Any]:

@@ -37,8 +37,9 @@ def summarize(
 ) -> None:
     """Summarize documents, a line each, in their order.
 
-    A file is one document; a .jsonl file holds one in the field "text" of each line. T5 models get "summarize: " before
-    it. A document that fails is named on stderr and leaves an empty line; the exit code is 1 then.
+    A file, and stdin (-), is one document, or with --lines one a line; a .jsonl file holds one in the field "text" of
+    each line. T5 models get "summarize: " before it. A document that fails (not UTF-8, too long) is named on stderr and
+    leaves an empty line; the others are done and the exit code is 1.
 
     \b
     Examples:
@@ -51,9 +52,10 @@ def summarize(
         top_k=top_k, top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size, stop=stop,
     )  # fmt: skip
-    items = texts.items_of(text, file, whole=not by_line)
+    items = texts.items_of(text, file, out, whole=not by_line)
     pipeline = texts.load_text_model(model, device, dtype, max_batch_size)
     from app.text.tasks import summary
 
     to_input = summary(pipeline, prefix, truncate)
-    texts.run_job(pipeline, items, to_input, out, sampling=sampling, as_json=as_json)
+    stream = texts.streams(text, out, as_json)
+    texts.run_job(pipeline, items, to_input, out, stream, sampling=sampling, as_json=as_json)

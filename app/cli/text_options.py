@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TEXT_MODEL = "mini-t5"
 
-Texts = Annotated[list[str] | None, typer.Argument(help="Texts; - reads stdin, a text a line.")]
+Texts = Annotated[list[str] | None, typer.Argument(help="Texts; - reads stdin, as --file reads a file.")]
 Files = Annotated[list[Path] | None, typer.Option("--file", "-f", help="Read this file; repeat it.")]
 OutFile = Annotated[Path | None, typer.Option("--out", "-o", help="Write here. [default: stdout]")]
 Prefix = Annotated[str | None, typer.Option(help="What is put before each text, in place of T5's own words.")]
@@ -47,26 +48,69 @@ def sampling_of(**values: Any) -> dict[str, Any]:
     return given
 
 
-def items_of(texts: list[str] | None, files: list[Path] | None, whole: bool = False) -> Iterator[Item]:
-    """The texts of arguments, or of files; InputError unless one of both is given, or for a file that is not there."""
+def items_of(
+    texts: list[str] | None, files: list[Path] | None, out: Path | None, whole: bool = False
+) -> Iterator[Item]:
+    """The texts of arguments, or of files. InputError, before a model is loaded, unless one of both is given, for a
+    file that is not there, and for an output that cannot be written."""
     from app.text.sources import from_arguments, from_file
 
     if bool(texts) == bool(files):
         raise InputError('give texts or files: "A text.", - for stdin, or --file FILE.')
     for file in files or ():
-        if not file.is_file():
-            what = "is a folder" if file.is_dir() else "does not exist"
-            raise InputError(f"--file {file} {what}; give a text file.")
-    return chain.from_iterable(from_file(file, whole) for file in files) if files else from_arguments(texts)
+        _check_readable(file)
+    check_output("--out", out, files or ())
+    if files:
+        return chain.from_iterable(from_file(file, whole) for file in files)
+    return from_arguments(texts, whole)
 
 
-def run_job(pipeline: Pipeline, items: Iterable[Item], to_input: ToInput, out: Path | None, **options: Any) -> None:
+def _check_readable(file: Path) -> None:
+    """A pipe will do, too."""
+    if file.is_dir() or not file.exists():
+        raise InputError(f"--file {file} {'is a folder' if file.is_dir() else 'does not exist'}; give a text file.")
+    if not os.access(file, os.R_OK):
+        raise InputError(f"--file {file} cannot be read: permission denied.")
+
+
+def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> None:
+    """InputError for a file that cannot be written or that is read; leaves nothing behind."""
+    if out is None:
+        return
+    new = not os.path.lexists(out)
+    if not new and any(out.exists() and file.exists() and out.samefile(file) for file in inputs):
+        raise InputError(f"{option} {out} is the file that is read; give another one.")
+    if not new and not out.is_file() and not out.is_dir():
+        return  # a pipe would end when it is closed
+    try:
+        out.open("ab").close()
+    except OSError as error:
+        raise InputError(f"{option} {out} cannot be written: {error.strerror}.") from None
+    if new:
+        out.unlink()
+
+
+def streams(texts: list[str] | None, out: Path | None, as_json: bool) -> bool:
+    """A lone text on a terminal appears as it is decoded."""
+    alone = texts is not None and len(texts) == 1 and texts != ["-"]
+    return alone and not as_json and _on_terminal(out)
+
+
+def _on_terminal(out: Path | None) -> bool:
+    return out is None and sys.stdout.isatty()
+
+
+def run_job(
+    pipeline: Pipeline, items: Iterator[Item], to_input: ToInput, out: Path | None, stream: bool, **options: Any
+) -> None:
     """Writes a line an item and reports on stderr; exits with 1 if some failed."""
     from app.text.job import TextJob
 
     with _opened(out) as file, Progress() as progress:
-        show = lambda report: progress("Texts", report.texts, 0, _rate(report))  # noqa: E731
-        report = TextJob(pipeline, to_input, file, show=show, **options).run(items)
+        if not _on_terminal(out):  # where lines would run through the bar
+            options["show"] = lambda report: progress("Texts", report.texts, 0, _rate(report))
+        job = TextJob(pipeline, to_input, file, **options)
+        report = job.stream(next(items)) if stream else job.run(items)
     print(
         f"{report.texts} texts, {report.tokens} tokens in {report.seconds:.2f} s{_rate(report, ', ')}", file=sys.stderr
     )

@@ -38,8 +38,9 @@ def translate(
 ) -> None:
     """Translate texts, a line each, in their order.
 
-    T5 models are told the languages in words ("translate English to German: "), multilingual ones by code. A line that
-    fails (not UTF-8, too long) is named on stderr and leaves an empty line; the others are done and the exit code is 1.
+    A file, and stdin (-), holds a text a line; a .jsonl file has it in the field "text" of each line. T5 models are
+    told the languages in words ("translate English to German: "), multilingual ones by code. A line that fails (not
+    UTF-8, too long) is named on stderr and leaves an empty line; the others are done and the exit code is 1.
 
     \b
     Examples:
@@ -52,9 +53,10 @@ def translate(
         top_k=top_k, top_p=top_p, seed=seed, repetition_penalty=repetition_penalty,
         no_repeat_ngram_size=no_repeat_ngram_size, stop=stop,
     )  # fmt: skip
-    items = texts.items_of(text, file)
+    items = texts.items_of(text, file, out)
     pipeline = texts.load_text_model(model, device, dtype, max_batch_size)
     from app.text.tasks import translation
 
     to_input = translation(pipeline, src_lang, tgt_lang, prefix, truncate)
-    texts.run_job(pipeline, items, to_input, out, sampling=sampling, as_json=as_json)
+    stream = texts.streams(text, out, as_json)
+    texts.run_job(pipeline, items, to_input, out, stream, sampling=sampling, as_json=as_json)

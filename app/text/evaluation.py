@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,23 +29,29 @@ class Run:
     token_ids: list[list[int]]  # generated, up to and with the end token
     seconds: float
 
-    def summary(self, task: str, references: list[str]) -> dict[str, Any]:
+    def summary(self, metrics: Iterable[str], references: list[str]) -> dict[str, Any]:
         tokens = sum(map(len, self.token_ids))
         speed = {"texts_per_s": len(self.texts) / self.seconds, "tokens_per_s": tokens / self.seconds}
-        found: Scores = scores(task, self.texts, references)
+        found: Scores = scores(metrics, self.texts, references)
         return {"scores": found, "seconds": self.seconds, **speed}
 
 
-def run_vlm(pipeline: Pipeline, pairs: list[Pair], to_input: ToInput, sampling: dict[str, Any]) -> Run:
-    """InputError that names the first text which fails."""
-    items = (Item("", i, pair.text) for i, pair in enumerate(pairs, 1))
-    texts, tokens, start = [], [], time.perf_counter()
-    for item, result in in_order(pipeline, items, to_input, sampling):
+def run_vlm(
+    pipeline: Pipeline, pairs: list[Pair], to_input: ToInput, sampling: dict[str, Any]
+) -> tuple[Run, list[Pair], list[str]]:
+    """The outputs, the pairs that they belong to, and what is wrong with the others. InputError when all are wrong."""
+    items = (Item(pair.place, None, pair.text) for pair in pairs)
+    outputs, kept, wrong, start = [], [], [], time.perf_counter()
+    for pair, (_, result) in zip(pairs, in_order(pipeline, items, to_input, sampling), strict=True):
         if isinstance(result, str):
-            raise InputError(f"{item.place}: {result}")
-        texts.append(result.text)
-        tokens.append(result.token_ids)
-    return Run(texts, tokens, time.perf_counter() - start)
+            wrong.append(f"{pair.place}: {result.rstrip('.')}")
+        else:
+            outputs.append(result)
+            kept.append(pair)
+    seconds = time.perf_counter() - start
+    if not kept:
+        raise InputError(f"no text of the data can be given to the model; {wrong[0]}.")
+    return Run([out.text for out in outputs], [out.token_ids for out in outputs], seconds), kept, wrong
 
 
 def run_hugging_face(
@@ -58,13 +65,15 @@ def run_hugging_face(
     quiet()
     dtype = getattr(torch, pipeline.engine.build.dtype)
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).to(pipeline.device).eval()
-    requests = [pipeline.request(to_input(pair.text), **sampling) for pair in pairs]
-    _batch(model, requests[:batch_size], pipeline)  # warm-up
+    request = lambda pair: pipeline.request(to_input(pair.text), **sampling)  # noqa: E731
+    _batch(model, [request(pair) for pair in pairs[:batch_size]], pipeline)  # warm-up
+    # from text to text, as ours is timed
     found, start = [], time.perf_counter()
+    requests = [request(pair) for pair in pairs]
     for at in range(0, len(requests), batch_size):
         found += _batch(model, requests[at : at + batch_size], pipeline)
-    seconds = time.perf_counter() - start
-    return Run([pipeline.tokenizer.decode(tokens) for tokens in found], found, seconds)
+    texts = [pipeline.tokenizer.decode(tokens) for tokens in found]
+    return Run(texts, found, time.perf_counter() - start)
 
 
 @torch.inference_mode()
@@ -98,3 +107,11 @@ def agreement(ours: Run, theirs: Run) -> dict[str, float]:
     same = sum(x == y for a, b in pairs for x, y in zip(a, b, strict=False))
     total = sum(max(len(a), len(b)) for a, b in pairs)
     return {"texts": 100 * sum(a == b for a, b in pairs) / len(pairs), "tokens": 100 * same / total}
+
+
+def outputs(pairs: list[Pair], ours: Run, theirs: Run | None) -> list[dict[str, str]]:
+    """For people to look at."""
+    rows = [{"text": p.text, "reference": p.reference, "vlm": text} for p, text in zip(pairs, ours.texts, strict=True)]
+    if theirs is not None:
+        rows = [{**row, "hf": text} for row, text in zip(rows, theirs.texts, strict=True)]
+    return rows

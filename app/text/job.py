@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -53,9 +54,27 @@ class TextJob:
             self.show(self.report)
         return self.report
 
+    def stream(self, item: Item) -> Report:
+        """Writes one item's text as it is decoded."""
+        if item.error is not None or not item.text.strip():
+            return self.run([item])
+        start = time.perf_counter()
+        try:
+            for piece in self.pipeline.stream(self.to_input(item.text), **self.sampling):
+                print(piece, end="", file=self.out, flush=True)
+            self.report.tokens = len(self.pipeline.last_output.token_ids)
+        except VlmError as error:
+            self._fail(item, str(error))
+        print(file=self.out, flush=True)
+        self.report.texts, self.report.seconds = 1, time.perf_counter() - start
+        return self.report
+
+    def _fail(self, item: Item, reason: str) -> None:
+        self.report.failures.append(f"{item.place}: {reason.rstrip('.')}.")
+
     def _write(self, item: Item, result: Output | str | None) -> None:
         if isinstance(result, str):
-            self.report.failures.append(f"{item.place}: {result}")
+            self._fail(item, result)
         elif result is not None:
             self.report.tokens += len(result.token_ids)
         line = _json(item, result) if self.as_json else _line(result)
@@ -67,20 +86,21 @@ def in_order(
 ) -> Iterator[tuple[Item, Output | str | None]]:
     """Each item with its output, with what is wrong with it, or with None if it is empty. Few are held at once."""
     held: dict[int, tuple[Item, Any]] = {}  # by number
-    asked: list[int] = []  # number of each input of the pipeline
+    asked: dict[int, int] = {}  # the pipeline's number of an input -> its item's
+    counter = itertools.count()
 
     def inputs() -> Iterator[dict[str, Any]]:
         for number, item in enumerate(items):
             held[number] = (item, ...)
             if item.error is None and item.text.strip():
-                asked.append(number)
+                asked[next(counter)] = number
                 yield to_input(item.text)
             else:
                 held[number] = (item, item.error)
 
     turn = 0
     for index, result in pipeline.as_completed(inputs(), on_error="yield", **sampling):
-        number = asked[index]
+        number = asked.pop(index)
         held[number] = (held[number][0], str(result) if isinstance(result, VlmError) else result)
         while turn in held and held[turn][1] is not ...:
             yield held.pop(turn)
@@ -94,9 +114,11 @@ def _line(result: Output | str | None) -> str:
 
 
 def _json(item: Item, result: Output | str | None) -> str:
-    fields: dict[str, Any] = {"source": item.text, "line": item.line}
+    fields: dict[str, Any] = {"source": item.text, "file": item.source or None, "line": item.line}
+    fields = {name: value for name, value in fields.items() if value is not None}
     if isinstance(result, str):
         fields["error"] = result
     elif result is not None:
         fields |= {k: v for k, v in dataclasses.asdict(result).items() if v not in (None, ())}
+        fields["tokens"] = len(result.token_ids)
     return json.dumps(fields, ensure_ascii=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,21 +17,33 @@ SOURCES, REFERENCES = ("text", "source", "document"), ("reference", "summary", "
 class Pair:
     text: str
     reference: str
+    place: str  # for messages
 
 
 def read_pairs(path: Path, limit: int | None = None) -> tuple[list[Pair], list[str]]:
-    """The pairs, at most `limit`, and what is wrong with the other lines. InputError when there is none."""
+    """The pairs, at most `limit`, and what is wrong with other lines up to there. InputError when there is none."""
     if path.suffix not in (".tsv", ".jsonl"):
         raise InputError(f"{path} must be a .tsv (text, tab, reference) or .jsonl file.")
     try:
         with path.open("rb") as file:
-            found = [_pair(item, path.suffix) for item in lines(str(path), file) if item.error or item.text.strip()]
+            pairs, wrong = _sorted(lines(str(path), file), path.suffix, limit)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
-    pairs, wrong = [p for p in found if isinstance(p, Pair)], [p for p in found if isinstance(p, str)]
     if not pairs:
         raise InputError(f"{path} holds no pair of text and reference" + (f": {listed(wrong, 3)}." if wrong else "."))
-    return pairs[:limit], wrong
+    return pairs, wrong
+
+
+def _sorted(items: Iterator[Item], suffix: str, limit: int | None) -> tuple[list[Pair], list[str]]:
+    pairs: list[Pair] = []
+    wrong: list[str] = []
+    for item in items:
+        if len(pairs) == limit:
+            break
+        if item.error or item.text.strip():
+            found = _pair(item, suffix)
+            (pairs if isinstance(found, Pair) else wrong).append(found)
+    return pairs, wrong
 
 
 def _pair(item: Item, suffix: str) -> Pair | str:
@@ -39,11 +52,11 @@ def _pair(item: Item, suffix: str) -> Pair | str:
     if suffix == ".tsv":
         text, tab, reference = item.text.partition("\t")
         whole = tab and text.strip() and reference.strip() and "\t" not in reference
-        return Pair(text, reference) if whole else f"{item.place}: it is not a text, a tab and a reference"
+        return Pair(text, reference, item.place) if whole else f"{item.place}: it is not a text, a tab and a reference"
     try:
         fields = json.loads(item.text)
         text, reference = (next(fields[n] for n in names if n in fields) for names in (SOURCES, REFERENCES))
     except (ValueError, TypeError, RuntimeError, StopIteration):
         return f'{item.place}: it is no JSON object with "text" and "reference"'
     whole = isinstance(text, str) and isinstance(reference, str) and text.strip() and reference.strip()
-    return Pair(text, reference) if whole else f"{item.place}: text or reference is no text"
+    return Pair(text, reference, item.place) if whole else f"{item.place}: text or reference is no text"

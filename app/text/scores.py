@@ -2,38 +2,53 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
 from vlm.errors import InputError
 
 Scores = dict[str, float]  # each from 0 to 100
+LIBRARIES = {"bleu": ("sacrebleu", "sacrebleu"), "rouge": ("rouge_score.rouge_scorer", "rouge-score")}
 
 
-def scores(task: str, outputs: list[str], references: list[str]) -> Scores:
-    """exact (share of equal texts), and BLEU and chrF of a translation, ROUGE of a summary. InputError when the library
-    is not installed."""
-    exact = sum(a.strip() == b.strip() for a, b in zip(outputs, references, strict=True))
-    of_task = _bleu if task == "translate" else _rouge
-    return {"exact": 100 * exact / len(references), **of_task(outputs, references)}
+def scores(metrics: Iterable[str], outputs: list[str], references: list[str]) -> Scores:
+    """The scores of METRICS: exact (share of equal texts); bleu and chrf; rouge1, rouge2 and rougeL. InputError when a
+    library is not installed."""
+    return {name: x for metric in metrics for name, x in METRICS[metric](outputs, references).items()}
+
+
+def check_installed(metrics: Iterable[str]) -> None:
+    """InputError when a library is not installed."""
+    for metric in metrics:
+        if metric in LIBRARIES:
+            _library(metric)
+
+
+def _exact(outputs: list[str], references: list[str]) -> Scores:
+    equal = sum(a.strip() == b.strip() for a, b in zip(outputs, references, strict=True))
+    return {"exact": 100 * equal / len(references)}
 
 
 def _bleu(outputs: list[str], references: list[str]) -> Scores:
-    try:
-        import sacrebleu
-    except ImportError:
-        raise _missing("sacrebleu") from None
+    sacrebleu = _library("bleu")
     kinds = {"bleu": sacrebleu.corpus_bleu, "chrf": sacrebleu.corpus_chrf}
     return {name: float(score(outputs, [references]).score) for name, score in kinds.items()}
 
 
 def _rouge(outputs: list[str], references: list[str]) -> Scores:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise _missing("rouge-score") from None
     names = ("rouge1", "rouge2", "rougeL")
-    scorer = RougeScorer(names, use_stemmer=True)
+    scorer = _library("rouge").RougeScorer(names, use_stemmer=True)
     found = [scorer.score(reference, output) for output, reference in zip(outputs, references, strict=True)]
     return {name: 100 * sum(f[name].fmeasure for f in found) / len(found) for name in names}
 
 
-def _missing(package: str) -> InputError:
-    return InputError(f"{package} is not installed; pip install 'vlm[eval]' brings what vlm eval needs.")
+def _library(metric: str) -> Any:
+    module, package = LIBRARIES[metric]
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(f"{package} is not installed; pip install 'vlm[eval]' brings what vlm eval needs.") from None
+
+
+METRICS = {"exact": _exact, "bleu": _bleu, "rouge": _rouge}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
-from app.bench import floor, measure, table
+from app.bench import floor, measure, session, table
 from app.bench.config import BenchConfig
 from app.cli.main import main
 from tests import tiny
@@ -22,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(measure, "bandwidth", lambda device: 1e10)
+    monkeypatch.setattr(session, "bandwidth", lambda device: 1e10)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +77,7 @@ def test_both_systems_get_the_same_weights(arch, tmp_path):
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")
     image = measure.random_images(EngineDir.open(subject.engine), 0)[0]
     expected = Baseline(subject.folder, "float32", torch.device("cpu")).generate(image[None], 8)[0, 1:].tolist()
-    with measure.opened(subject.engine, torch.device("cpu")) as pipeline:
+    with session.opened(subject.engine, torch.device("cpu")) as pipeline:
         assert pipeline.generate(pixel_values=image, **measure._fixed(8)).token_ids == expected
 
 
@@ -90,7 +89,7 @@ def test_floor_counts_what_a_step_reads(tmp_path, tied):
     linear = 4 * (width * width + width) + 2 * (width * width + width)  # self: q k v out; cross: q out
     block = linear + 2 * width * 48 + 48 + width + 3 * 2 * width  # feed-forward, three norms
     assert floor.decoder_bytes(engine) == 4 * (2 * block + 2 * 2 * width + 60 * width)
-    found = floor.decode_floor(engine, batch_size=3, new_tokens=20, bandwidth=1e9)
+    found = floor.decode_floor(engine, batch_size=3, encoder_rows=48, new_tokens=20, bandwidth=1e9)
     assert found.kv_bytes == 3 * (48 + 10) * 2 * 2 * width * 4
     assert found.step_ms == pytest.approx((found.weight_bytes + found.kv_bytes) / 1e6)
 
@@ -124,6 +123,8 @@ def test_command_line(arch, tmp_path, capsys):
         (["latency", "--model", "mini-nougat", "--new-tokens", "1"], "--new-tokens is 1; it must be at least 2"),
         (["throughput", "--model", "mini-nougat", "--pages", "0"], "--pages is 0; it must be at least 1"),
         (["throughput", "--random-weights", "--arch", "nougat-vast"], "architecture 'nougat-vast' is unknown"),
+        (["latency", "--random-weights", "--arch", "t5-small"], "takes text; use vlm bench text"),
+        (["throughput", "--model", "mini-t5"], "mini-t5 takes text; use vlm bench text"),
         (["table", "README.md"], "README.md is no result of `vlm bench"),
     ],
 )
@@ -153,76 +154,3 @@ def test_readme_shows_the_committed_results():
     if shown is None:
         pytest.skip("the README has no bench table yet (its markers are missing)")
     assert shown == table.markdown(table.load((ROOT / "benchmarks" / "results").glob("*.json")))
-
-
-@pytest.fixture(scope="module")
-def text_arch(tmp_path_factory):
-    path = tmp_path_factory.mktemp("arch") / "t5.json"
-    config = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 60, "d_model": 32, "d_kv": 12, "d_ff": 48,
-              "num_layers": 2, "num_heads": 4, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
-              "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
-    path.write_text(json.dumps(config))
-    return str(path)
-
-
-TEXT = ["--batch-size", "1;3", "--input-output-len", "6,8;4,4", "--num-beams", "1;2", "--repeats", "1",
-        "--device", "cpu", "--random-weights"]  # fmt: skip
-
-
-@pytest.fixture
-def quick_text(monkeypatch):
-    from app.bench import text
-
-    monkeypatch.setattr(text, "bandwidth", lambda device: 1e10)
-
-
-def test_text_measures_every_combination(text_arch, tmp_path, capsys, quick_text):
-    out = tmp_path / "text.json"
-    with pytest.raises(SystemExit) as done:
-        main(["bench", "text", "--arch", text_arch, *TEXT, "--hf-new-tokens", "3", "--json", str(out)])
-    assert not done.value.code, capsys.readouterr().err
-    result = json.loads(out.read_text())
-    asked = [(r["input_len"], r["output_len"], r["num_beams"], r["batch_size"]) for r in result["rows"]]
-    assert asked == [(i, o, b, n) for i, o in ((6, 8), (4, 4)) for b in (1, 2) for n in (1, 3)]
-    for row in result["rows"]:
-        ours, hf = row["vlm"], row["hf"]
-        assert ours["tokens_per_s"] == pytest.approx(row["batch_size"] * row["output_len"] / ours["seconds"])
-        assert not ours["extrapolated"] and hf["measured_tokens"] == 3 and hf["extrapolated"]
-        [whole] = hf["runs"]["whole"]
-        assert hf["seconds"] == pytest.approx(whole + hf["step_ms"] / 1e3 * (row["output_len"] - 3))
-    # decoder: two blocks of self q k v o, cross q o, three norms, a gated feed-forward; last norm, head, bias table
-    weights = 2 * (4 * 32 * 48 + 2 * 32 * 48 + 3 * 32 + 3 * 32 * 48) + 32 + 60 * 32 + 32 * 4
-    kv = 3 * (6 + 2 * 4) * 2 * 2 * 48
-    assert result["rows"][3]["floor"]["step_ms"] == pytest.approx(4 * (weights + kv) / 1e10 * 1e3)
-    lines = table.markdown([result]).splitlines()
-    assert "6 in, 8 out, batch 3, 2 beams: tokens/s" in lines[5] and lines[5].startswith("|  |")
-
-
-def test_text_as_csv_without_hugging_face(text_arch, capsys, quick_text):
-    with pytest.raises(SystemExit) as done:
-        main(["bench", "text", "--arch", text_arch, *TEXT, "--no-hf", "--csv"])
-    header, *rows = csv.reader(capsys.readouterr().out.splitlines())
-    assert not done.value.code and header[:6] == ["subject", "dtype", "batch", "beams", "in", "out"] and len(rows) == 8
-    assert all(row[header.index("hf_tokens_per_s")] == "" for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--model", "mini-t5", "--batch-size", "1,2"], "--batch-size holds '1,2'; give whole numbers, apart by ';'"),
-        (["--model", "mini-t5", "--input-output-len", "64"], 'give pairs such as "60,20;128,20"'),
-        (["--model", "mini-t5", "--num-beams", "0"], "must be at least 1"),
-        (["--model", "mini-t5", "--input-output-len", "9,1"], "at least 2 tokens out"),
-        (["--model", "mini-nougat"], "mini-nougat takes image; use vlm bench latency or throughput"),
-        (["--random-weights", "--arch", "bart-large-cnn", "--input-output-len", "2000,9"], "at most 1024"),
-        (["--arch", "t5-small"], "--random-weights and --arch go together"),
-    ],
-)
-def test_mistakes_of_text_are_one_sentence(capsys, arguments, says, monkeypatch):
-    from app.bench import subject
-
-    monkeypatch.setattr(subject, "_random_model", lambda *_: tiny.bart(max_position_embeddings=1024))
-    with pytest.raises(SystemExit) as done:
-        main(["bench", "text", "--device", "cpu", *arguments])
-    err = capsys.readouterr().err
-    assert done.value.code == 2 and says in err.splitlines()[-1]

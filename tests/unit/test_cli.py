@@ -103,7 +103,9 @@ def test_help_and_import_load_nothing_heavy():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("verb", ["run", "ocr", "convert", "build", "inspect", "models", "bench"])
+@pytest.mark.parametrize(
+    "verb", ["run", "ocr", "translate", "summarize", "eval", "convert", "build", "inspect", "models", "bench"]
+)
 def test_every_verb_has_help_with_examples(cli, verb):
     commands = ["latency", "throughput", "table"] if verb == "bench" else [None]
     for command in commands:
@@ -134,6 +136,24 @@ def test_run_json(cli, loads):
     assert code == 0 and (first["image"], second["image"]) == ("a.png", "b.png")
     assert first["text"] == "text of a.png # Title"
     assert first["token_ids"] == [5, 6, 2] and first["tokens"] == 3 and first["finish_reason"] == "eos"
+
+
+def test_run_takes_texts_or_images(cli, loads, monkeypatch):
+    for wrong in ([], ["--image", "a.png", "--text", "b"]):
+        code, _, err = cli("run", *wrong)
+        assert code == 2 and "one kind at a time" in one_sentence(err) and not loads
+    monkeypatch.setattr(FakePipeline, "_read", staticmethod(lambda given: _output(given["text"].upper())))
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO("ä\n".encode())))
+    code, out, _ = cli("run", "--text", "a", "--text", "-", "--num-beams", 2)
+    assert (code, out) == (0, "A\nÄ\n\n")
+    assert loads[0].model == "mini-t5" and loads[0].pipeline.calls[0]["num_beams"] == 2
+    assert cli("run", "--text", "a", "--model", "other")[0] == 0 and loads[1].model == "other"
+
+
+def test_stdout_is_utf8_in_any_locale():
+    code = "from app.cli import main as m; m._write_utf8(); print('ü', end='')"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    assert subprocess.check_output([sys.executable, "-c", code], env=environment) == "ü".encode()
 
 
 def test_run_raw_streams(cli, loads):

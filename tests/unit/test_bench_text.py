@@ -1,0 +1,227 @@
+"""`vlm bench text`: its rows, floors, files and mistakes, on tiny models on the CPU."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.bench import session, subject, table
+from app.bench.config import TextBenchConfig, Workload
+from app.bench.floor import decode_floor
+from app.bench.huggingface import TextBaseline
+from app.bench.subject import prepare
+from app.bench.text import random_texts
+from app.cli.main import main
+from tests import tiny
+from vlm.compile.builder import build_engine, random_checkpoint
+from vlm.config import BuildConfig
+from vlm.errors import EngineError, LimitError
+from vlm.runtime.llm_engine import LLMEngine
+from vlm.runtime.request import SamplingParams
+
+T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 60, "d_model": 32, "d_kv": 12, "d_ff": 48,
+      "num_layers": 2, "num_heads": 4, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+      "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}  # fmt: skip
+BART = {"model_type": "bart", "is_encoder_decoder": True, "vocab_size": 60, "d_model": 32, "encoder_layers": 1,
+        "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "max_position_embeddings": 96, "decoder_start_token_id": 2, "pad_token_id": 1,
+        "bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2}  # fmt: skip
+LISTS = ["--batch-size", "1;3", "--input-output-len", "6,8;4,4", "--num-beams", "1;2", "--repeats", "1"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(session, "bandwidth", lambda device: 1e10)
+
+
+@pytest.fixture(scope="module")
+def arch(tmp_path_factory):
+    path = tmp_path_factory.mktemp("arch") / "t5.json"
+    path.write_text(json.dumps(T5))
+    return str(path)
+
+
+def bench(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as done:
+        main(["bench", *map(str, arguments)])
+    return done.value.code or 0
+
+
+def test_every_combination_is_measured(arch, tmp_path, capsys):
+    out = tmp_path / "text.json"
+    options = [*LISTS, "--hf-new-tokens", "3", "--hf-batch-size", "2", "--device", "cpu", "--json", out]
+    assert not bench("text", "--arch", arch, "--random-weights", *options), capsys.readouterr().err
+    assert "Hugging Face: extrapolated from 3 tokens a text" in capsys.readouterr().out
+    result = json.loads(out.read_text())
+    asked = [(r["input_len"], r["output_len"], r["num_beams"], r["batch_size"]) for r in result["rows"]]
+    assert asked == [(i, o, b, n) for i, o in ((6, 8), (4, 4)) for b in (1, 2) for n in (1, 3)]
+    assert result["kind"] == "text" and result["config"]["dtype"] == "float32" and "commit" in result["environment"]
+    for row in result["rows"]:
+        ours, hf = row["vlm"], row["hf"]
+        assert ours["tokens_per_s"] == pytest.approx(row["batch_size"] * row["output_len"] / ours["seconds"])
+        assert not ours["extrapolated"] and hf["measured_tokens"] == 3 and hf["extrapolated"]
+        assert hf["batch_size"] == min(row["batch_size"], 2)
+        ([first], [whole]) = hf["runs"]["first_token"], hf["runs"]["whole"]
+        assert hf["seconds"] == pytest.approx(whole + (whole - first) / 2 * (row["output_len"] - 3))
+        assert hf["tokens_per_s"] == pytest.approx(hf["batch_size"] * row["output_len"] / hf["seconds"])
+        assert row["floor"]["reached"] == pytest.approx(ours["tokens_per_s"] / row["floor"]["tokens_per_s"])
+    assert not bench("table", out)
+    lines = capsys.readouterr().out.splitlines()
+    assert len([line for line in lines if "tokens/s" in line]) == 8
+    assert "6 in, 8 out, batch 3, 2 beams: tokens/s" in lines[5] and "(batch 2)" in lines[5]
+    assert lines[5].startswith("|  |") and "(batch" not in lines[4]
+
+
+def test_csv_without_hugging_face(arch, capsys):
+    assert not bench("text", "--arch", arch, "--random-weights", *LISTS, "--device", "cpu", "--no-hf", "--csv")
+    header, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    assert header[:6] == ["subject", "dtype", "batch", "beams", "in", "out"] and len(rows) == 8
+    first = dict(zip(header, rows[0], strict=True))
+    assert (first["subject"], first["dtype"], first["in"], first["out"]) == (
+        f"{arch}, random weights",
+        "float32",
+        "6",
+        "8",
+    )
+    assert all(float(first[name]) > 0 for name in ("first_token_ms", "tokens_per_s", "floor_tokens_per_s"))
+    absent = ("hf_tokens_per_s", "times_faster", "hf_batch", "hf_measured_tokens")
+    assert all(row[header.index(name)] == "" for row in rows for name in absent)
+
+
+def test_floor_counts_cross_attention_once_a_text(tmp_path):
+    engine = build_engine(random_checkpoint(T5, tmp_path / "c"), tmp_path / "e", BuildConfig())
+    found = decode_floor(engine, batch_size=3, encoder_rows=6, new_tokens=8, bandwidth=1e9, num_beams=2)
+    # two blocks of self q k v o, cross q o, three norms, a gated feed-forward; last norm, head, bias table
+    weights = 2 * (4 * 32 * 48 + 2 * 32 * 48 + 3 * 32 + 3 * 32 * 48) + 32 + 60 * 32 + 32 * 4
+    token = 2 * 2 * 48  # K and V of two layers
+    assert found.weight_bytes == 4 * weights
+    assert found.kv_bytes == 4 * 3 * (6 + 2 * 4) * token
+    assert found.step_ms == pytest.approx((found.weight_bytes + found.kv_bytes) / 1e6)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("config", [T5, T5 | {"tie_word_embeddings": True}, BART], ids=["t5", "t5-tied", "bart"])
+def test_both_systems_get_the_same_weights(config, num_beams, tmp_path):
+    """The baseline is no straw man: it finds the same tokens of the same texts."""
+    (tmp_path / "arch.json").write_text(json.dumps(config | {"forced_eos_token_id": None}))
+    asked = TextBenchConfig(arch=str(tmp_path / "arch.json"), lengths=((6, 8),), num_beams=(3,), device="cpu")
+    work = Workload((6, 8), num_beams, 2)
+    with session.prepared(asked, "text", limits=asked.limits) as run:
+        texts = random_texts(run, work)
+        baseline = TextBaseline(run.folder, "float32", CPU)
+        expected = baseline.generate(texts, 8, num_beams)
+        with session.opened(run.engine.path, CPU) as pipeline:
+            inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
+            found = pipeline.generate(inputs, max_new_tokens=8, min_new_tokens=8, num_beams=num_beams)
+    assert [out.token_ids for out in found] == expected[:, 1:].tolist()
+    # freshly drawn weights repeat themselves, so the values count too
+    with torch.no_grad():
+        logits = baseline.model(input_ids=texts, decoder_input_ids=expected[:, :-1]).logits
+    wanted = logits.log_softmax(-1).gather(-1, expected[:, 1:, None])[..., 0]
+    torch.testing.assert_close(torch.tensor([out.logprobs for out in found]), wanted, atol=1e-4, rtol=0)
+
+
+def test_the_head_is_a_weight_of_its_own_unless_it_is_tied(tmp_path):
+    for tied in (True, False):
+        model = subject._random_model(T5 | {"tie_word_embeddings": tied}, torch.float32, CPU)
+        model.save_pretrained(tmp_path / str(tied))
+        again = TextBaseline(tmp_path / str(tied), "float32", CPU).model
+        assert torch.equal(again.lm_head.weight, again.shared.weight) == tied
+
+
+def test_a_model_s_own_settings_are_left_out(tmp_path, capsys, monkeypatch):
+    asked, add = [], LLMEngine.add
+    monkeypatch.setattr(
+        LLMEngine, "add", lambda engine, request: (asked.append(request.params), add(engine, request))[1]
+    )
+    model = tiny.bart(forced_eos_token_id=2)
+    settings = {"num_beams": 4, "no_repeat_ngram_size": 3, "length_penalty": 2.0, "min_length": 56, "max_length": 60}
+    model.generation_config.update(**settings, early_stopping=True, repetition_penalty=1.5)
+    model.save_pretrained(tmp_path / "hf")
+    kept = TextBaseline(tmp_path / "hf", "float32", CPU).model.generation_config
+    assert kept.eos_token_id == 2 and not (kept.no_repeat_ngram_size or kept.min_length or kept.forced_eos_token_id)
+    options = ["--input-output-len", "6,8", "--repeats", "1", "--device", "cpu", "--json", tmp_path / "text.json"]
+    assert not bench("text", "--model", tmp_path / "hf", *options), capsys.readouterr().err
+    [row] = json.loads((tmp_path / "text.json").read_text())["rows"]
+    assert row["vlm"]["measured_tokens"] == row["hf"]["measured_tokens"] == 8
+    for params in asked:
+        plain = SamplingParams(max_new_tokens=params.max_new_tokens, ignore_eos=True)
+        assert replace(params, forced_eos_token_id=None) == plain
+    assert {params.max_new_tokens for params in asked} == {1, 8}
+
+
+def test_texts_avoid_special_ids(tmp_path):
+    large = T5 | {"vocab_size": 2048}
+    checkpoint = random_checkpoint(large, tmp_path / "c")
+    build_engine(checkpoint, tmp_path / "e", BuildConfig())
+    with session.prepared(TextBenchConfig(model=str(tmp_path / "e"), device="cpu"), "text") as run:
+        texts = random_texts(run, Workload((500, 2), 1, 16))
+        assert texts.shape == (16, 500) and texts.min() == 10 and 1900 < texts.max() < 2048 - 128
+        assert torch.equal(texts, random_texts(run, Workload((500, 2), 1, 16)))
+
+
+def test_an_engine_must_hold_the_rows(tmp_path):
+    """Else a batch would be cut in parts and count as one."""
+    build = BuildConfig(max_batch_size=4, max_seq_len=16, max_encoder_input_len=8)
+    build_engine(random_checkpoint(T5, tmp_path / "c"), tmp_path / "e", build)
+    small = {"model": str(tmp_path / "e"), "device": "cpu", "lengths": ((8, 15),)}
+    for lists, says in (({"batch_sizes": (4,), "num_beams": (2,)}, "max_batch_size 4, asked is max_batch_size 8"),
+                        ({"lengths": ((9, 15),)}, "asked is max_encoder_input_len 9"),
+                        ({"lengths": ((8, 16),)}, "asked is max_seq_len 17")):  # fmt: skip
+        config = TextBenchConfig(**small | lists)
+        with pytest.raises(LimitError, match=says):
+            prepare(config, "float32", tmp_path, "text", limits=config.limits)
+    with pytest.raises(EngineError, match="dtype float32, asked is dtype bfloat16"):
+        prepare(TextBenchConfig(**small, dtype="bfloat16"), "bfloat16", tmp_path, "text")
+
+
+def test_lengths_are_checked_before_weights_are_drawn(monkeypatch, capsys):
+    monkeypatch.setattr(subject, "_random_model", None)  # may not be called
+    for pair, says in (("2000,9", "max_encoder_input_len is 2000"), ("9,1024", "max_seq_len is 1025")):
+        arguments = ["--random-weights", "--arch", "bart-large-cnn", "--input-output-len", pair]
+        assert bench("text", "--device", "cpu", *arguments) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert says in line and "this model allows at most 1024" in line
+
+
+PACKAGED = ["--model", "mini-t5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([*PACKAGED, "--batch-size", "1,2"], "--batch-size holds '1,2'; give whole numbers, apart by ';'"),
+        ([*PACKAGED, "--batch-size", ""], "--batch-size holds ''; give whole numbers"),
+        ([*PACKAGED, "--input-output-len", "64"], 'give pairs such as "60,20;128,20"'),
+        ([*PACKAGED, "--input-output-len", "1,2,3"], 'give pairs such as "60,20;128,20"'),
+        ([*PACKAGED, "--input-output-len", "a,b"], "--input-output-len holds 'a,b'; give whole numbers, apart by ','"),
+        ([*PACKAGED, "--input-output-len", "0,9"], "--input-output-len holds 0; its numbers must be at least 1"),
+        ([*PACKAGED, "--num-beams", "1;0"], "--num-beams holds 0; its numbers must be at least 1"),
+        ([*PACKAGED, "--batch-size", "4;-1"], "--batch-size holds -1; its numbers must be at least 1"),
+        ([*PACKAGED, "--input-output-len", "9,1"], "asks for 1 token out; at least 2 tokens out"),
+        ([*PACKAGED, "--hf-new-tokens", "1"], "--hf-new-tokens is 1; it must be at least 2"),
+        ([*PACKAGED, "--hf-batch-size", "0"], "--hf-batch-size is 0; it must be at least 1"),
+        ([*PACKAGED, "--json", "/dev/null/x.json"], "--json /dev/null/x.json cannot be written"),
+        (["--model", "mini-nougat"], "mini-nougat takes image; use vlm bench latency or throughput"),
+        (["--random-weights", "--arch", "nougat-base"], "takes image; use vlm bench latency or throughput"),
+        (["--random-weights", "--arch", "t6"], "architecture 't6' is unknown"),
+        (["--arch", "t5-small"], "--random-weights and --arch go together"),
+        ([], "give either --model NAME, or --random-weights --arch NAME"),
+    ],
+)
+def test_mistakes_are_one_sentence(capsys, arguments, says):
+    assert bench("text", "--device", "cpu", *arguments) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert says in line
+
+
+def test_committed_results_have_a_line_a_row():
+    files = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*-text.json"))
+    for result in table.load(files):
+        assert len(table.rows(result)) == len(result["rows"]) == len(table.csv_rows(result)) - 1

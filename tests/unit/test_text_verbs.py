@@ -1,0 +1,268 @@
+"""app/text: readers, order, tasks, pairs, scores; and what the verbs make of a terminal and of their output paths."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from app.cli import text_options
+from app.text import scores
+from app.text.evaluation import Run, agreement
+from app.text.job import TextJob, in_order
+from app.text.pairs import read_pairs
+from app.text.sources import Item, from_arguments, from_file, one_text
+from app.text.tasks import summary, translation
+from vlm.errors import InputError
+from vlm.pipeline import Output
+
+
+class FakePipeline:
+    """Answers out of order, `window` inputs at once, none of them late without end; "bad" cannot be answered."""
+
+    def __init__(self, window=3):
+        self.window = window
+
+    def as_completed(self, inputs, *, on_error, **sampling):
+        assert on_error == "yield"
+        waiting, numbered, answered = [], enumerate(inputs), 0
+        while waiting := [*waiting, *itertools.islice(numbered, self.window - len(waiting))]:
+            index, given = waiting.pop(0 if answered % 3 == 2 else -1)
+            answered += 1
+            yield index, self._answer(given["text"])
+
+    def stream(self, given, **sampling):
+        self.last_output = self._answer(given["text"])
+        if isinstance(self.last_output, Exception):
+            raise self.last_output
+        yield from (self.last_output.text[:2], self.last_output.text[2:])
+
+    @staticmethod
+    def _answer(text):
+        if text == "bad":
+            return InputError("it is too long; shorten it.")
+        return Output(text.upper(), text, [5, 1], "eos", [-0.1, -0.2], 7)
+
+
+def as_input(text):
+    return {"text": text}
+
+
+def items(*texts):
+    return [Item("f", number, text) for number, text in enumerate(texts, 1)]
+
+
+# --- reading ---
+def test_lines_of_a_file(tmp_path):
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"\xef\xbb\xbfone\r\n\n  two\x0bthree\xe2\x80\xa8four \n\xe4\xff\nlast")
+    found = list(from_file(file))
+    assert [item.text for item in found] == ["one", "", "  two\x0bthree\u2028four ", "", "last"]
+    assert [item.error for item in found if item.error] == ["it is not UTF-8 (byte 1 of it)"]
+    assert found[3].place == f"{file} line 4"
+
+
+def test_a_whole_file_and_jsonl(tmp_path):
+    file = tmp_path / "whole.txt"
+    file.write_bytes(b"\xef\xbb\xbfone\ntwo\n")
+    [item] = from_file(file, whole=True)
+    assert (item.text, item.place) == ("one\ntwo\n", str(file))
+    rows = ['{"text": "a"}', "", '{"document": "b"}', "[1]", '{"text": 3}', '{"text": "\\ud800"}', "[" * 99999, "nul"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    found = list(from_file(tmp_path / "rows.jsonl", whole=True))
+    assert [item.text for item in found if item.error is None] == ["a", "", "b"]
+    assert [item.line for item in found if item.error] == [4, 5, 6, 7, 8]
+    assert "character 1 of it is not Unicode text" in found[5].error
+
+
+def test_arguments_and_stdin(monkeypatch):
+    def stdin(data):
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+
+    stdin(b"x\ny\n")
+    assert [(item.text, item.place) for item in from_arguments(["a", "-"])] == [
+        ("a", "text 1"), ("x", "stdin line 1"), ("y", "stdin line 2")
+    ]  # fmt: skip
+    stdin(b"x\ny\n")
+    assert [(item.text, item.place) for item in from_arguments(["-"], whole=True)] == [("x\ny\n", "stdin")]
+    stdin("\ufeffä\nö".encode())
+    assert one_text("-") == "ä\nö"
+    stdin(b"\xff")
+    for wrong in ("-", "a\udcff"):  # how Python hands over an argument that is not UTF-8
+        with pytest.raises(InputError, match=r"not (UTF-8|Unicode)"):
+            one_text(wrong)
+
+
+# --- order ---
+@pytest.mark.parametrize("window", [1, 3, 50])
+def test_lines_keep_their_order_and_place(window):
+    texts = [f"t{i}" if i % 3 else ("" if i % 2 else "bad") for i in range(40)]
+    out = io.StringIO()
+    report = TextJob(FakePipeline(window), as_input, out, sampling={}).run(items(*texts))
+    assert out.getvalue().split("\n")[:-1] == [text.upper() if text.startswith("t") else "" for text in texts]
+    assert report.texts == 40 and report.tokens == 2 * sum(text.startswith("t") for text in texts)
+    assert len(report.failures) == texts.count("bad")
+    assert report.failures[0] == "f line 1: it is too long; shorten it."
+
+
+def test_few_items_are_read_ahead():
+    read = 0
+
+    def source():
+        nonlocal read
+        for item in items(*[f"t{i}" for i in range(200)]):
+            read += 1
+            yield item
+
+    for done, _ in enumerate(in_order(FakePipeline(4), source(), as_input, {})):
+        assert read - done < 20
+
+
+def test_an_output_is_one_line_and_json_says_all():
+    out = io.StringIO()
+    TextJob(FakePipeline(), as_input, out, sampling={}).run(items("a\u2028b\nc"))
+    assert out.getvalue() == "A B C\n"
+    out = io.StringIO()
+    broken = Item("f", 2, error="it is not UTF-8")
+    TextJob(FakePipeline(), as_input, out, sampling={}, as_json=True).run([*items("a"), broken, Item("g", None, "b")])
+    first, second, third = map(json.loads, out.getvalue().splitlines())
+    assert first["source"] == "a" and first["text"] == "A" and (first["file"], first["line"]) == ("f", 1)
+    assert first["tokens"] == 2 and first["logprobs"] == [-0.1, -0.2] and "score" not in first
+    assert second["error"] == "it is not UTF-8" and "line" not in third and third["file"] == "g"
+
+
+def test_a_lone_text_on_a_terminal_is_streamed(monkeypatch):
+    monkeypatch.setattr(text_options, "_on_terminal", lambda out: out is None)
+    assert text_options.streams(["a"], None, False) and not text_options.streams(["a"], None, True)
+    for texts, out in ((["a", "b"], None), (["-"], None), (None, None), (["a"], "file")):
+        assert not text_options.streams(texts, out, False)
+    for text, written, failures in (("hello", "HELLO\n", 0), ("bad", "\n", 1), (" ", "\n", 0)):
+        out = io.StringIO()
+        report = TextJob(FakePipeline(), as_input, out, sampling={}).stream(Item("", 1, text))
+        assert out.getvalue() == written and len(report.failures) == failures and report.texts == 1
+
+
+def test_an_output_path_is_tried_and_left_alone(tmp_path):
+    source, new = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("kept")
+    text_options.check_output("--out", new, [source])
+    assert not new.exists()
+    text_options.check_output("--out", source)
+    with pytest.raises(InputError, match="is the file that is read"):
+        text_options.check_output("--out", tmp_path / "." / "in.txt", [source])
+    with pytest.raises(InputError, match="directory"):
+        text_options.check_output("--out", tmp_path)
+    assert source.read_text() == "kept"
+
+
+# --- tasks ---
+def pipeline_of(family, codes=None):
+    languages = codes and SimpleNamespace(ids=dict.fromkeys(codes, 1))
+    return SimpleNamespace(family=SimpleNamespace(name=family), tokenizer=SimpleNamespace(languages=languages))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "prefix", "text"),
+    [
+        ("en", "de", None, "translate English to German: a"),
+        ("EN", "Romanian", None, "translate English to Romanian: a"),
+        ("french", "en", None, "translate French to English: a"),
+        (None, None, "fix: ", "fix: a"),
+        (None, None, "", "a"),
+    ],
+)
+def test_prefixes_of_t5(source, target, prefix, text):
+    assert translation(pipeline_of("t5"), source, target, prefix, True)("a") == {"text": text, "truncate": True}
+
+
+def test_prefixes_and_codes_of_others():
+    assert translation(pipeline_of("bart"), None, None, None, False)("a")["text"] == "a"
+    coded = translation(pipeline_of("bart", ["en_XX", "ro_RO"]), "en_XX", "ro_RO", None, False)
+    assert coded("a") == {"text": "a", "src_lang": "en_XX", "tgt_lang": "ro_RO", "truncate": False}
+    assert summary(pipeline_of("t5"), None, False)("a")["text"] == "summarize: a"
+    assert summary(pipeline_of("bart"), None, False)("a")["text"] == "a"
+    assert summary(pipeline_of("t5"), "", False)("a")["text"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "asked", "says"),
+    [
+        (pipeline_of("t5"), ("en", None, None), "give --src-lang en --tgt-lang de"),
+        (pipeline_of("t5"), ("en", "xx", None), "'xx' is unknown to T5"),
+        (pipeline_of("t5"), ("en", "de", "p: "), "--prefix says the task"),
+        (pipeline_of("bart"), ("en", "de", None), "one pair of languages"),
+        (pipeline_of("bart", ["en_XX"]), ("en_XX", None, None), "--tgt-lang is missing"),
+        (pipeline_of("bart", ["en_XX"]), ("en_XX", "de", None), "'de' is unknown; this model knows en_XX"),
+        (pipeline_of("bart", ["en_XX"]), (None, "en_XX", "p: "), "instead of --prefix"),
+    ],
+)
+def test_wrong_languages(pipeline, asked, says):
+    with pytest.raises(InputError, match=says):
+        translation(pipeline, *asked, False)
+
+
+# --- pairs and scores ---
+def test_pairs_with_what_is_wrong_named(tmp_path):
+    tsv = tmp_path / "a.tsv"
+    tsv.write_bytes(b"\xef\xbb\xbfa\tb\r\n\nno tab\na\tb\tc\n\xff\tb\n \tb\nc\td\ne\tf\nno tab")
+    pairs, wrong = read_pairs(tsv, limit=2)
+    assert [(p.text, p.reference, p.place) for p in pairs] == [("a", "b", f"{tsv} line 1"), ("c", "d", f"{tsv} line 7")]
+    assert [reason.split(":")[0].rpartition(" ")[2] for reason in wrong] == ["3", "4", "5", "6"]
+    rows = tmp_path / "a.jsonl"
+    rows.write_text('{"source": "a", "target": "b"}\n{"text": "a"}\n{"text": 1, "reference": "b"}\n' + "[" * 99999)
+    pairs, wrong = read_pairs(rows)
+    assert [(p.text, p.reference) for p in pairs] == [("a", "b")] and len(wrong) == 3
+
+
+@pytest.mark.parametrize(("name", "says"), [("a.txt", "must be"), ("none.tsv", "cannot be read"), ("e.tsv", "no pair")])
+def test_no_pairs(tmp_path, name, says):
+    (tmp_path / "e.tsv").touch()
+    with pytest.raises(InputError, match=says):
+        read_pairs(tmp_path / name)
+
+
+def test_scores():
+    outputs, references = ["the cat sat on the mat", "a b c d"], ["the cat sat on the mat", "w x y z"]
+    found = scores.scores(("exact", "bleu", "rouge"), outputs, references)
+    assert list(found) == ["exact", "bleu", "chrf", "rouge1", "rouge2", "rougeL"]
+    assert found["exact"] == 50 and found["rouge1"] == found["rougeL"] == 50 and 0 < found["bleu"] < 100
+    same = scores.scores(("bleu", "rouge"), references, references)
+    assert all(value == pytest.approx(100) for value in same.values())
+
+
+@pytest.mark.parametrize(("metric", "module", "package"), [
+    ("bleu", "sacrebleu", "sacrebleu"), ("rouge", "rouge_score.rouge_scorer", "rouge-score"),
+])  # fmt: skip
+def test_a_missing_library_is_said(monkeypatch, metric, module, package):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(InputError, match=rf"^{package} is not installed; pip install 'vlm\[eval\]'"):
+        scores.check_installed(("exact", metric))
+    scores.check_installed(("exact",))
+
+
+def test_agreement_counts_texts_and_tokens():
+    ours, theirs = Run([], [[1, 2, 3], [4, 5]], 1.0), Run([], [[1, 2, 3], [4, 6, 7, 8]], 1.0)
+    assert agreement(ours, theirs) == {"texts": 50.0, "tokens": pytest.approx(100 * 4 / 7)}
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "says"),
+    [({"bleu": 40.0}, {"bleu": 40.0}, None), ({"bleu": 39.9}, {"bleu": 40.0}, "vlm: bleu 39.90 is below 40.\n"),
+     ({"exact": 1.0, "rouge1": 2.0}, {"rouge1": 3.0, "exact": None}, "vlm: rouge1 2.00 is below 3.\n")],
+)  # fmt: skip
+def test_thresholds(capsys, found, asked, says):
+    import typer
+
+    from app.cli.eval import _judge
+
+    if says is None:
+        _judge(found, asked)
+    else:
+        with pytest.raises(typer.Exit) as done:
+            _judge(found, asked)
+        assert done.value.exit_code == 1
+    assert capsys.readouterr().err == (says or "")
