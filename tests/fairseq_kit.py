@@ -71,9 +71,10 @@ class Published:
             self._norm(f"{layer}.final_layer_norm", width)
         if self.get("layernorm_embedding"):
             self._norm(f"{side}.layernorm_embedding", width)
-        if self.get(f"{side}_normalize_before") and not (side == "decoder" and self.get("no_decoder_final_norm")):
+        bare = self.get("version", 3) < 2 or (side == "decoder" and self.get("no_decoder_final_norm"))
+        if self.get(f"{side}_normalize_before") and not bare:
             self._norm(f"{side}.layer_norm", width)
-        self.state[f"{side}.version"] = torch.tensor([3.0])
+        self.state[f"{side}.version"] = torch.tensor([float(self.get("version", 3))])
         if side == "decoder":
             tied = self.get("share_all_embeddings") or self.get("share_decoder_input_output_embed")
             self.state["decoder.output_projection.weight"] = table if tied else self.draw(self.sizes[side], width)
@@ -156,8 +157,9 @@ class Published:
         return tokens[1:], found
 
     # --- the files ---
-    def write(self, folder: Path, *, newer: bool = False, fused: bool = False, old_names: bool = False) -> Path:
-        """`newer`: options in `cfg`; `fused`: one projection for q, k and v; `old_names`: as the first releases."""
+    def write(self, folder: Path, *, newer=False, nested=False, fused=False, old_names=False) -> Path:
+        """`newer`: options in `cfg`; `nested`: there, and a part a side; `fused`: one projection for q, k and v;
+        `old_names`: as the first releases."""
         folder.mkdir(parents=True)
         state = _fused(self.state) if fused else dict(self.state)
         if old_names:
@@ -166,9 +168,10 @@ class Published:
                 state["decoder.embed_out"] = state.pop("decoder.output_projection.weight")
             else:
                 del state["decoder.output_projection.weight"]
-        options = {k: v for k, v in self.options.items() if k != "separate"}
-        if newer:
+        options = {k: v for k, v in self.options.items() if k not in ("separate", "version")}
+        if newer or nested:
             languages = {k: options.pop(k) for k in ("source_lang", "target_lang")}
+            options = _nested(options) if nested else options
             content = {"args": None, "cfg": {"model": options | {"_name": "transformer"}, "task": languages}}
         else:
             content = {"args": argparse.Namespace(**options)}
@@ -179,6 +182,14 @@ class Published:
                 "".join(f"{word} {99 - i}\n" for i, word in enumerate(entries))
             )
         return folder
+
+
+def _nested(options):
+    found = {"encoder": {}, "decoder": {}}
+    for name, value in options.items():
+        side, _, rest = name.partition("_")
+        found.get(side, found)[rest if side in found else name] = value
+    return found
 
 
 def _fused(state):

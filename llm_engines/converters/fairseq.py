@@ -33,7 +33,10 @@ UNSUPPORTED = {
     "adaptive_softmax_cutoff": (None,), "adaptive_input": (False, None), "cross_self_attention": (False, None),
     "no_cross_attention": (False, None), "no_token_positional_embeddings": (False, None),
     "layer_wise_attention": (False, None), "base_layers": (0, None), "decoder_adaptive_input": (False, None),
+    "quant_noise_pq": (0, None),
 }  # fmt: skip
+# what a decoder that does not say takes from the encoder; all else has a default of its own
+INHERITED = ("embed_dim", "ffn_embed_dim")
 
 
 def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
@@ -44,8 +47,9 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
     """
     options, state = read_checkpoint(weights_file(folder))
     dictionaries = {side: read_dictionary(folder, options, side) for side in MODELS}
-    configs = {side: parse(options, side, len(dictionaries[side])) for side in MODELS}
-    roles = _convert_roles(modern(state), configs, folder)
+    state = modern(state)
+    configs = {side: parse(options, side, len(dictionaries[side]), version(state, side)) for side in MODELS}
+    roles = _convert_roles(state, configs, folder)
     with tempfile.TemporaryDirectory() as made:
         return write_checkpoint(
             Path(out),
@@ -95,15 +99,33 @@ def _options(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     cfg = content.get("cfg") or {}
     for part in (cfg.get("task"), cfg.get("model"), content.get("args")):
-        found |= dict(part if isinstance(part, Mapping) else vars(part or argparse.Namespace()))
+        found |= _flat(part if isinstance(part, Mapping) else vars(part or argparse.Namespace()))
     if not found:
         raise CheckpointError(f'{path} does not say what it is: it has neither "args" nor "cfg".')
     return found
 
 
-def parse(options: dict[str, Any], side: str, vocab_size: int) -> BartConfig:
+def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """{"encoder": {"layers": 6}} -> {"encoder_layers": 6}: the newest releases nest them"""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        found |= {f"{name}_{n}": x for n, x in value.items()} if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def version(state: Mapping[str, Tensor], side: str) -> float:
+    """Of a side's layout; a file that does not say is of the first."""
+    stored = state.get(f"{side}.version")
+    return 1.0 if stored is None or not stored.numel() else float(stored.flatten()[0])
+
+
+def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -> BartConfig:
     """One side's configuration; what is not said is as in FairSeq's base architecture."""
-    own = lambda name, default: options.get(f"{side}_{name}", options.get(f"encoder_{name}", default))  # noqa: E731
+
+    def own(name: str, default: Any) -> Any:
+        default = options.get(f"encoder_{name}", default) if name in INHERITED else default
+        return options.get(f"{side}_{name}", default)
+
     wrong = [f"{n} is {options[n]!r}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
     kind = str(options.get("arch") or options.get("_name") or "transformer")
     if not kind.startswith("transformer"):
@@ -119,6 +141,8 @@ def parse(options: dict[str, Any], side: str, vocab_size: int) -> BartConfig:
     if wrong:
         raise ConfigError(f"this FairSeq {side} cannot be run exactly: {'; '.join(wrong)}.")
     pre_norm = bool(own("normalize_before", False))
+    # the first releases did not normalize after the last layer
+    final_norm = pre_norm and version >= (2 if side == "encoder" else 3)
     shared = options.get("share_all_embeddings") or options.get("share_decoder_input_output_embed")
     limit = options.get("max_source_positions" if side == "encoder" else "max_target_positions") or 1024
     return BartConfig(
@@ -126,7 +150,7 @@ def parse(options: dict[str, Any], side: str, vocab_size: int) -> BartConfig:
         bos_token_id=0, eos_token_id=2, pad_token_id=1, decoder_start_token_id=2, ffn_size=own("ffn_embed_dim", 2048),
         activation=ACTIVATIONS[activation], scale_embedding=not options.get("no_scale_embedding", False),
         tied=bool(shared), pre_norm=pre_norm,
-        final_norm=pre_norm and not (side == "decoder" and options.get("no_decoder_final_norm")),
+        final_norm=final_norm and not (side == "decoder" and options.get("no_decoder_final_norm")),
         embedding_norm=bool(options.get("layernorm_embedding")), sinusoidal=not options.get(f"{side}_learned_pos"),
     )  # fmt: skip
 

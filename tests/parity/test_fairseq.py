@@ -7,6 +7,7 @@ import torch
 
 import vlm
 from app.cli.main import main
+from llm_engines.converters.fairseq import parse
 from tests.fairseq_kit import Published
 from vlm.compile.builder import build_engine, convert_folder
 from vlm.config import BuildConfig, RuntimeConfig
@@ -25,6 +26,11 @@ SHAPES = {
     "sides that differ, norm of embeddings, unscaled": (
         {"encoder_normalize_before": True, "layernorm_embedding": True, "no_scale_embedding": True,
          "decoder_learned_pos": True, "separate": True}, {"newer": True}),
+    "pre-norm encoder of the first releases: no last norm": (
+        {"encoder_normalize_before": True, "version": 1, "share_all_embeddings": True}, {"old_names": True}),
+    "a configuration with a part a side": (
+        {"encoder_normalize_before": True, "decoder_learned_pos": True, "share_all_embeddings": True},
+        {"nested": True}),
     "no last norm in the decoder": (
         {"decoder_normalize_before": True, "no_decoder_final_norm": True, "encoder_layers": 1}, {}),
 }  # fmt: skip
@@ -85,7 +91,7 @@ def test_nothing_in_a_file_is_run(tmp_path):
 def test_what_does_not_fit_is_said(tmp_path):
     refused = {
         "adaptive_softmax_cutoff": "100,200", "decoder_output_dim": 8, "activation_fn": "tanh", "arch": "lightconv",
-        "cross_self_attention": True,
+        "cross_self_attention": True, "quant_noise_pq": 0.1,
     }  # fmt: skip
     for name, value in refused.items():
         model = Published()
@@ -128,3 +134,11 @@ def _other_tensors(folder):
     (folder / "model.pt").unlink()
     model.write(folder / "again")
     (folder / "again" / "model.pt").rename(folder / "model.pt")
+
+
+def test_what_a_file_does_not_say_is_as_in_the_base_architecture():
+    said = {"encoder_embed_dim": 64, "encoder_ffn_embed_dim": 96, "encoder_layers": 3, "encoder_attention_heads": 4,
+            "encoder_normalize_before": True}  # fmt: skip
+    decoder = parse(said, "decoder", 40, version=3)
+    assert (decoder.hidden_size, decoder.ffn_size) == (64, 96), "widths are the encoder's"
+    assert (decoder.num_layers, decoder.num_heads, decoder.pre_norm) == (6, 8, False), "all else is its own"

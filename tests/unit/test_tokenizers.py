@@ -40,6 +40,11 @@ def saved(folder, fast, **config) -> Tokenizer:
     return Tokenizer.from_dir(folder)
 
 
+def test_what_is_no_unicode_is_said():
+    with pytest.raises(InputError, match="is not valid Unicode"):
+        Tokenizer(words()).encode("the \udcff house")
+
+
 def test_a_text_is_cut_between_its_special_tokens(tmp_path):
     fast = words()
     fast.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))

@@ -54,8 +54,11 @@ class Tokenizer:
         return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known)
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens."""
-        ids = self._fast.encode(text, add_special_tokens=False).ids
+        """Without special tokens. InputError for what is no text: half of a surrogate pair."""
+        try:
+            ids = self._fast.encode(text, add_special_tokens=False).ids
+        except TypeError:
+            raise InputError(f"the text {text[:20]!r}… is not valid Unicode; give it as UTF-8.") from None
         if self._known is None:
             return ids
         size, unknown = self._known
