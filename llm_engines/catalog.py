@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlm.registry import ConverterRef, FamilySpec, ModelRef, Role
+from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 
 MODELS = (
     ModelRef("bart", "llm_engines.models.bart:SPEC"),
     ModelRef("bart-encoder", "llm_engines.models.bart:ENCODER_SPEC"),
+    ModelRef("gpt2", "llm_engines.models.gpt2:SPEC"),
+    ModelRef("llama", "llm_engines.models.llama:SPEC"),
+    ModelRef("opt", "llm_engines.models.opt:SPEC"),
     ModelRef("t5", "llm_engines.models.t5:SPEC"),
     ModelRef("t5-encoder", "llm_engines.models.t5:ENCODER_SPEC"),
 )
@@ -66,6 +69,74 @@ def _bart(model_type: str, vocab_size: int, **fields: Any) -> dict[str, Any]:
     }
 
 
+def _llama(hidden: int, ffn: int, layers: int, heads: int, **fields: Any) -> dict[str, Any]:
+    """The published shapes of lmsys/vicuna-* and mistralai/*."""
+    return {
+        "model_type": "llama",
+        "vocab_size": 32000,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    } | fields
+
+
+def _opt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    """The published shapes of facebook/opt-*."""
+    return {
+        "model_type": "opt",
+        "vocab_size": 50272,
+        "hidden_size": hidden,
+        "word_embed_proj_dim": hidden,
+        "ffn_dim": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "max_position_embeddings": 2048,
+        "bos_token_id": 2,
+        "eos_token_id": 2,
+        "pad_token_id": 1,
+    }
+
+
+def _gpt2(hidden: int, layers: int, heads: int, **fields: Any) -> dict[str, Any]:
+    """The published shapes of openai-community/gpt2-* and bigcode/*."""
+    return {
+        "model_type": "gpt2",
+        "vocab_size": 50257,
+        "n_embd": hidden,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_positions": 1024,
+        "bos_token_id": 0 if fields else 50256,
+        "eos_token_id": 0 if fields else 50256,
+    } | fields
+
+
+def _gpt_next() -> dict[str, Any]:
+    """The published shape of nvidia/GPT-2B-001, as NeMo's configuration names it."""
+    return {
+        "model_type": "nemo_gpt",
+        "vocab_size": 256000,
+        "hidden_size": 2048,
+        "ffn_hidden_size": 5440,
+        "num_layers": 24,
+        "num_attention_heads": 16,
+        "encoder_seq_length": 4096,
+        "position_embedding_type": "rope",
+        "rotary_percentage": 0.5,
+        "activation": "fast-swiglu",
+        "normalization": "layernorm1p",
+        "bias": False,
+        "share_embeddings_and_output_weights": False,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+    }
+
+
 FAMILIES = (
     FamilySpec(
         name="t5",
@@ -104,5 +175,49 @@ FAMILIES = (
         roles={"encoder": Role("bart-encoder"), "decoder": Role("bart")},
         matches=lambda config: False,  # its folders have no config.json
         inputs=("text",),
+    ),
+    FamilySpec(
+        name="llama",
+        summary="Text: LLaMA, Vicuna and Mistral decoders (meta-llama/*, lmsys/vicuna-*, mistralai/*)",
+        roles={"decoder": Role("llama")},
+        matches=lambda config: config.get("model_type") in ("llama", "mistral"),
+        inputs=("text",),
+        prompt=PromptFormat(),
+        architectures={
+            "vicuna-7b": lambda: _llama(4096, 11008, 32, 32),
+            "mistral-7b": lambda: _llama(
+                4096,
+                14336,
+                32,
+                32,
+                model_type="mistral",
+                num_key_value_heads=8,
+                max_position_embeddings=32768,
+                sliding_window=4096,
+            ),
+        },
+    ),
+    FamilySpec(
+        name="opt",
+        summary="Text: OPT decoders (facebook/opt-*)",
+        roles={"decoder": Role("opt")},
+        matches=lambda config: config.get("model_type") == "opt",
+        inputs=("text",),
+        prompt=PromptFormat(),
+        architectures={"opt-2.7b": lambda: _opt(2560, 32, 32), "opt-6.7b": lambda: _opt(4096, 32, 32)},
+    ),
+    FamilySpec(
+        name="gpt2",
+        summary="Text and code: GPT-2, SantaCoder, StarCoder, GPT-Next decoders (openai-community/gpt2*, bigcode/*)",
+        roles={"decoder": Role("gpt2")},
+        matches=lambda config: config.get("model_type") in ("gpt2", "gpt_bigcode", "nemo_gpt"),
+        inputs=("text",),
+        prompt=PromptFormat(),
+        architectures={
+            "gpt2-medium": lambda: _gpt2(1024, 24, 16),
+            "santacoder": lambda: _gpt2(2048, 24, 16, model_type="gpt_bigcode", vocab_size=49280, n_positions=2048),
+            "starcoder": lambda: _gpt2(6144, 40, 48, model_type="gpt_bigcode", vocab_size=49152, n_positions=8192),
+            "gpt-next-2b": _gpt_next,
+        },
     ),
 )

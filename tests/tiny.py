@@ -7,10 +7,20 @@ from transformers import (
     BartConfig,
     BartForConditionalGeneration,
     DonutSwinConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     MBartConfig,
     MBartForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
     MT5Config,
     MT5ForConditionalGeneration,
+    OPTConfig,
+    OPTForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     VisionEncoderDecoderConfig,
@@ -149,4 +159,46 @@ def hf_text(model, ids: list[int], max_new_tokens: int, **options) -> list[int]:
     out = model.generate(torch.tensor([ids]), max_new_tokens=max_new_tokens, **options)[0].tolist()
     found = out[len(prefix) if prefix is not None else 1 :]
     end = model.config.eos_token_id
+    return found[: found.index(end) + 1] if end in found else found
+
+
+def llama(seed: int = 0, spread: float = 0.3, kind: str = "llama", **options):
+    """Random LlamaForCausalLM (or Mistral…)."""
+    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128}  # fmt: skip
+    kinds = (MistralConfig, MistralForCausalLM) if kind == "mistral" else (LlamaConfig, LlamaForCausalLM)
+    torch.manual_seed(seed)
+    return _pulled_apart(kinds[1](kinds[0](**shape | options)), seed, spread, end=2)
+
+
+def opt(seed: int = 0, spread: float = 0.25, **options):
+    """Random OPTForCausalLM."""
+    shape = {"vocab_size": 60, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "max_position_embeddings": 128}  # fmt: skip
+    torch.manual_seed(seed)
+    return _pulled_apart(OPTForCausalLM(OPTConfig(**shape | options)), seed, spread, end=2)
+
+
+def gpt2(seed: int = 0, spread: float = 0.25, **options):
+    """Random GPT2LMHeadModel, or with `multi_query` a GPTBigCodeForCausalLM."""
+    shape = {"vocab_size": 60, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "bos_token_id": 0,
+             "eos_token_id": 2}  # fmt: skip
+    code = "multi_query" in options
+    kinds = (GPTBigCodeConfig, GPTBigCodeForCausalLM) if code else (GPT2Config, GPT2LMHeadModel)
+    torch.manual_seed(seed)
+    return _pulled_apart(kinds[1](kinds[0](**shape | options)), seed, spread, end=2)
+
+
+def prompts(model, lengths, seed: int = 0) -> list[list[int]]:
+    """Token sequences of these lengths, special tokens left out."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, model.config.vocab_size, (n,), generator=generator).tolist() for n in lengths]
+
+
+@torch.no_grad()
+def hf_continued(model, ids: list[int], max_new_tokens: int, **options) -> list[int]:
+    """New tokens for one prompt alone, up to and with the end token."""
+    options = {"do_sample": False, "num_beams": 1, **options}
+    out = model.generate(torch.tensor([ids]), max_new_tokens=max_new_tokens, pad_token_id=0, **options)[0].tolist()
+    found, end = out[len(ids) :], model.config.eos_token_id
     return found[: found.index(end) + 1] if end in found else found

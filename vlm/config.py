@@ -52,6 +52,16 @@ class ModelConfig(Config):
         return self.num_heads
 
     @property
+    def embedding_size(self) -> int:
+        """Width of an embedding, and of a prompt table's row."""
+        return self.hidden_size
+
+    @property
+    def cross_attention(self) -> bool:
+        """Does it look at an encoder's output? A decoder alone does not."""
+        return True
+
+    @property
     def position_limit(self) -> int | None:
         """Tokens that positions allow; None where they are relative: `max_positions` is but the default then."""
         return self.max_positions
@@ -112,13 +122,18 @@ class RuntimeConfig(Config):
     max_batch_size: int | None = None  # None: as built
     max_encoder_batch_size: int = 8  # images encoded in one pass
     max_encoder_tokens: int = 16384  # tokens of texts encoded in one pass
+    max_prefill_tokens: int = 8192  # of prompts between two bursts; longer ones are taken in chunks
+    prefix_sharing: bool = True  # equal beginnings of prompts are computed and kept once
+    encoder_cache_size: int = 256  # images whose features are kept for their next use
     cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
         wrong = []
-        for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens"):
+        for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.encoder_cache_size < 0:
+            wrong.append(f"encoder_cache_size is {self.encoder_cache_size}, it must be 0 (off) or more")
         for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):
             if not 0.0 < getattr(self, name) < 1.0:
                 wrong.append(f"{name} is {getattr(self, name)}, it must lie between 0 and 1")

@@ -106,16 +106,19 @@ class Rename(Rule):
 
 @dataclass(frozen=True)
 class Fuse(Rule):
-    """Parts joined along `dim`: `Fuse("layers.{}.{q,k,v}.weight", "layers.{}.qkv.weight")`."""
+    """Parts joined along `dim`: `Fuse("layers.{}.{q,k,v}.weight", "layers.{}.qkv.weight")`; `transposed`: their two
+    dimensions are exchanged after that."""
 
     to: str
     dim: int = 0
+    transposed: bool = False
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         others = {(t.dim(), *(s for d, s in enumerate(t.shape) if d != self.dim % t.dim())) for t in tensors if t.dim()}
         if len(others) != 1 or any(t.dim() == 0 for t in tensors):
             raise ValueError(f"shapes {listed(list(t.shape) for t in tensors)} cannot be joined along {self.dim}")
-        return [torch.cat(tensors, dim=self.dim)]
+        joined = torch.cat(tensors, dim=self.dim)
+        return [joined.T if self.transposed else joined]
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError, LimitError, listed
-from vlm.processing.images import ImageProcessor, load_image
+from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.images import load_image
+from vlm.processing.prompts import Prompts, read_messages
 from vlm.processing.tokenization import StopStrings, Tokenizer
 from vlm.registry import FamilySpec
+from vlm.runtime.prompt_table import Image, PromptTable
 from vlm.runtime.request import Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -23,11 +26,17 @@ INPUT_KEYS = (
     "tgt_lang",
     "truncate",
     "prompt",
+    "raw_prompt",
+    "messages",
+    "prompt_table",
     "pixel_values",
     "encoder_output",
     "encoder_input_ids",
     "decoder_prompt_token_ids",
 )
+
+
+_SOURCES = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output")
 
 
 @dataclass(frozen=True)
@@ -40,11 +49,16 @@ class InputReader:
     generation: Mapping[str, Any]  # the model's own settings
     tokenizer: Tokenizer | None
     image_processor: ImageProcessor | None
+    prompts: Prompts | None  # of a family that is asked in words
     max_encoder_len: int
+    has_encoder: bool  # of tokens
 
     def request(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
+        stops = StopStrings(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
+        if self.prompts is not None:
+            return self._asked(fields, params, stops)
         given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
         if fields.get("images") is not None:
             pixels = self._pixels(fields["images"])
@@ -55,26 +69,68 @@ class InputReader:
         ids = None if ids is None else tuple(ids)
         if (target := fields.get("tgt_lang")) is not None:
             params = self._towards(target, params)
-        stops = StopStrings(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
-        return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops)
+        return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops, prompt_table=_table(fields))
+
+    def _asked(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
+        """A prompt, with images in it or not."""
+        turns, sources = read_messages(fields["messages"]) if "messages" in fields else (None, [])
+        if sources and fields.get("images"):
+            raise InputError("images were given in the messages and besides them; give each once.")
+        images = self._prompt_images(fields, sources)
+        table = _table(fields)
+        rows, ids = 0 if table is None else len(table), None
+        if turns is not None:
+            ids = self.prompts.ids(self.prompts.of_messages(turns, len(images)), len(images), rows)
+        elif "raw_prompt" in fields:
+            ids = self.prompts.ids(fields["raw_prompt"], len(images), rows)
+        elif (prompt := fields.get("prompt", fields.get("text"))) is not None or images:
+            ids = self.prompts.ids(self.prompts.of_prompt(_text_of(prompt), len(images)), len(images), rows)
+        strange = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
+        if given := sorted(strange & fields.keys()):
+            raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
+        ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids", ids)
+        if not ids:
+            raise InputError("there is no prompt: give prompt=, messages= or token ids.")
+        if not self.has_encoder:
+            return Request(tuple(ids), params=params, stops=stops, images=images, prompt_table=table)
+        if len(ids) > self.max_encoder_len:
+            raise LimitError(
+                f"the prompt has {len(ids)} tokens with its images, {len(ids) - self.max_encoder_len} more than the"
+                f" engine was built for; shorten it, or build with --max-encoder-input-len {len(ids)}."
+            )
+        start = self._decoder_prompt({k: v for k, v in fields.items() if k == "decoder_prompt_token_ids"})
+        return Request(
+            start, encoder_input_ids=tuple(ids), params=params, stops=stops, images=images, prompt_table=table
+        )
+
+    def _prompt_images(self, fields: dict[str, Any], sources: list[Any]) -> tuple[Image, ...]:
+        if (pixels := fields.get("pixel_values")) is not None:
+            return tuple(Image.of(self._checked_pixels(x)) for x in (pixels if pixels.ndim == 4 else [pixels]))
+        given = fields.get("images") or sources
+        given = given if isinstance(given, list | tuple) else [given]
+        return tuple(Image.of(self.image_processor([load_image(source)])[0]) for source in given)
 
     def fields(self, source: Any) -> dict[str, Any]:
-        """A bare input is a text for a model of texts, else an image."""
+        """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""
         if not isinstance(source, Mapping):
-            is_text = self.family.inputs == ("text",)
+            is_text = "image" not in self.family.inputs or (self.prompts is not None and isinstance(source, str))
             if is_text and not isinstance(source, str):
                 raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
-            return {"text": source} if is_text else {"images": [source]}
+            key = "prompt" if self.prompts is not None else "text"
+            return {key: source} if is_text else {"images": [source]}
         if unknown := [k for k in source if k not in INPUT_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = {k: v for k, v in source.items() if v is not None}
         if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
         if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
-            raise InputError(f"{self.family.name} takes text, not images; give text=.")
-        sources = [k for k in ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output") if k in fields]
-        if len(sources) > 1:
-            raise InputError(f"{listed(sources)} were given together; an input has one of them.")
+            raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
+        asked = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
+        if asked == () and (stray := [k for k in ("raw_prompt", "messages") if k in fields]):
+            raise InputError(f"{self.family.name} is not asked in words: it takes no {listed(stray)}.")
+        for names in (asked, _SOURCES if self.prompts is None else ("images", "pixel_values")):
+            if len(given := [k for k in names if k in fields]) > 1:
+                raise InputError(f"{listed(given)} were given together; an input has one of them.")
         return fields
 
     def _source_ids(self, fields: dict[str, Any]) -> list[int]:
@@ -133,3 +189,22 @@ class InputReader:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
         return (*start, *self.tokenizer.encode(prompt))
+
+
+def _text_of(prompt: Any) -> str:
+    if not isinstance(prompt, str | None):
+        raise InputError(f"the prompt must be a text; got {type(prompt).__name__}.")
+    return prompt or ""
+
+
+def _table(fields: dict[str, Any]) -> PromptTable | None:
+    """Rows of a prompt table, [n, hidden]: a tensor or an array."""
+    import torch
+
+    rows = fields.get("prompt_table")
+    if rows is None:
+        return None
+    rows = torch.as_tensor(rows)
+    if rows.ndim != 2 or not rows.is_floating_point():
+        raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
+    return PromptTable.of(rows)

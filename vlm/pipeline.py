@@ -23,7 +23,8 @@ from vlm.layers.attention import Trace
 from vlm.ops.advance import loop_period
 from vlm.outputs import Encoding, Output, Samples
 from vlm.prefetch import Prefetch
-from vlm.processing.images import ImageProcessor
+from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
@@ -84,7 +85,9 @@ class Pipeline:
             engine.generation,
             self.tokenizer,
             self.image_processor,
+            self._prompts(),
             self.llm.max_encoder_len,
+            self.llm.executor.encoder is not None,
         )
         self._postprocess = _imported(self.family.postprocess) if self.family.postprocess else str
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
@@ -99,6 +102,11 @@ class Pipeline:
         `text` (with `src_lang`, `tgt_lang`, `truncate`), `prompt` (where the output begins), `pixel_values` [C, H, W],
         `encoder_input_ids`, `encoder_output` [rows, hidden], `decoder_prompt_token_ids`; the same names work as options
         for a single input. The other options are those of SamplingParams.
+
+        A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
+        conversation), with several `images` (or `pixel_values` [n, C, H, W]), which stand where the text says <image>,
+        or first; `prompt_table` [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows
+        come after it.
         """
         if isinstance(inputs, list | tuple):
             given, sampling = self._split(options)
@@ -295,9 +303,18 @@ class Pipeline:
     def _image_processor(self) -> ImageProcessor | None:
         if self.llm.executor.visual is None:
             return None
-        if self.engine.processor_dir and (self.engine.processor_dir / "preprocessor_config.json").is_file():
-            return ImageProcessor.from_dir(self.engine.processor_dir)
-        return ImageProcessor.default(self.llm.executor.visual.config.image_size)
+        folder, kind = self.engine.processor_dir, self.family.image_processor
+        found = ImageProcessor.from_dir(folder, kind) if folder else None
+        return found or ImageProcessor.default(self.llm.executor.visual.config.image_size, kind)
+
+    def _prompts(self) -> Prompts | None:
+        """Of a family that is asked in words."""
+        if self.family.prompt is None:
+            return None
+        visual, encoder = self.llm.executor.visual, self.llm.executor.encoder
+        vocab_size = (encoder or self.llm.executor.decoder).config.vocab_size
+        features = visual.config.num_features if visual else 0
+        return Prompts.load(self.family.prompt, self.tokenizer, self.engine.processor_dir, vocab_size, features)
 
 
 def _without_loop(tokens: list[int], period: int) -> list[int]:

@@ -69,6 +69,15 @@ class Role:
 
 
 @dataclass(frozen=True)
+class PromptFormat:
+    """How a family that is asked in words reads its prompts."""
+
+    images: str = "inline"  # where an image stands: "inline", at its placeholder, or "first", before the text
+    template: str | None = None  # Jinja, of a conversation, where the model's folder has none
+    question: str | None = None  # how a bare question is put: "Question: {prompt} Answer:"
+
+
+@dataclass(frozen=True)
 class FamilySpec:
     """What users call a model: the networks it is made of, how to know it, and what goes in and comes out."""
 
@@ -77,6 +86,8 @@ class FamilySpec:
     roles: Mapping[str, Role]  # "visual" | "encoder" | "decoder"
     matches: Callable[[dict[str, Any]], bool]  # is this Hugging Face config.json of this family?
     inputs: tuple[str, ...]  # ("image",), ("text",), ("image", "text")
+    prompt: PromptFormat | None = None  # of decoders alone and of models that take images in a text
+    image_processor: str = "NougatImageProcessor"  # where the folder does not say
     postprocess: str | None = None  # `module:function`, text -> text
     loop_detection: bool = False  # on by default for the family's requests
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name

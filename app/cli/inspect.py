@@ -144,7 +144,7 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
         runtime,
         batch_size=build.max_batch_size,
         max_seq_len=build.max_seq_len,
-        max_encoder_len=build.max_encoder_input_len,
+        max_encoder_len=build.max_encoder_input_len or 0,
         dtype=dtype,
         free_bytes=None,
     )

@@ -21,8 +21,9 @@ from vlm.config import ModelConfig
 from vlm.convert import Apply, Drop, Fuse, Rename, Tied
 from vlm.foreign_config import ForeignConfig, token_id
 from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
+from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
-from vlm.ops.add_layer_norm import add_layer_norm
+from vlm.layers.norm import LayerNorm
 from vlm.ops.gated import ACTIVATIONS
 from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
@@ -108,13 +109,6 @@ def adapt(config: BartConfig, tensors: Mapping[str, Tensor]) -> BartConfig:
     return dataclasses.replace(config, logits_bias=bias is not None and bool(bias.count_nonzero()))
 
 
-class Norm(nn.LayerNorm):
-    """Layer norm that first adds what the last sublayer left: (stream, delta) -> (stream + delta, normalized)."""
-
-    def forward(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
-
-
 class FeedForward(nn.Module):
     def __init__(self, config: BartConfig):
         super().__init__()
@@ -166,8 +160,8 @@ class DecoderBlock(nn.Module):
         return self.ffn_norm(x, self.ffn(x))[1], None
 
 
-def _norm(config: BartConfig) -> Norm:
-    return Norm(config.hidden_size, eps=config.layer_norm_eps)
+def _norm(config: BartConfig) -> LayerNorm:
+    return LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 class Stack(nn.Module):
@@ -176,7 +170,7 @@ class Stack(nn.Module):
     def __init__(self, config: BartConfig, blocks: list[nn.Module]):
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
         if not config.sinusoidal:
             self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
         if config.embedding_norm:
@@ -194,7 +188,7 @@ class Stack(nn.Module):
     def forward(self, token_ids: Tensor, rows: PackedRows | PagedRows) -> Tensor:
         """token_ids [R] at rows.positions [R] -> hidden [R, hidden_size], final norm applied."""
         at = rows.positions + POSITION_OFFSET
-        x = self.embedding(token_ids) * self.config.embedding_scale
+        x = self.embedding(token_ids, rows.virtual)
         x = x + (F.embedding(at, self.sines) if self.config.sinusoidal else self.positions(at))
         if self.config.embedding_norm:
             x = self.embedding_norm(x)

@@ -19,9 +19,10 @@ from vlm.config import ModelConfig
 from vlm.convert import Drop, Fuse, Rename, Tied
 from vlm.foreign_config import ForeignConfig, token_id
 from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
+from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
+from vlm.layers.norm import RmsNorm
 from vlm.layers.relative_bias import RelativeBias
-from vlm.ops.add_rms_norm import add_rms_norm
 from vlm.ops.gated import ACTIVATIONS, gated
 from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
@@ -105,15 +106,8 @@ def adapt(config: T5Config, tensors: Mapping[str, Tensor]) -> T5Config:
     return dataclasses.replace(config, tied=tied)
 
 
-class Norm(nn.Module):
-    """RMS norm that first adds what the last sublayer left: (stream, delta) -> (stream + delta, normalized)."""
-
-    def __init__(self, config: T5Config):
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(config.hidden_size)), config.norm_eps
-
-    def forward(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return add_rms_norm(x, delta, self.weight, self.eps)
+def _norm(config: T5Config) -> RmsNorm:
+    return RmsNorm(config.hidden_size, config.norm_eps)
 
 
 class FeedForward(nn.Module):
@@ -131,7 +125,7 @@ class FeedForward(nn.Module):
 class EncoderBlock(nn.Module):
     def __init__(self, config: T5Config):
         super().__init__()
-        self.attention_norm, self.ffn_norm = Norm(config), Norm(config)
+        self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
         self.attention = EncoderAttention(config.hidden_size, config.num_heads, config.d_kv, bias=False, scale=1.0)
         self.ffn = FeedForward(config)
 
@@ -146,7 +140,7 @@ class EncoderBlock(nn.Module):
 class DecoderBlock(nn.Module):
     def __init__(self, config: T5Config, layer: int):
         super().__init__()
-        self.self_norm, self.cross_norm, self.ffn_norm = Norm(config), Norm(config), Norm(config)
+        self.self_norm, self.cross_norm, self.ffn_norm = _norm(config), _norm(config), _norm(config)
         size = (config.hidden_size, config.num_heads, layer, config.d_kv)
         self.self_attention = SelfAttention(*size, bias=False, scale=1.0)
         self.cross_attention = CrossAttention(*size, bias=False, scale=1.0)
@@ -165,9 +159,9 @@ class Stack(nn.Module):
     def __init__(self, config: T5Config, blocks: list[nn.Module], bidirectional: bool):
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size)
         self.relative_bias = RelativeBias(config.num_buckets, config.max_distance, config.num_heads, bidirectional)
-        self.blocks, self.final_norm = nn.ModuleList(blocks), Norm(config)
+        self.blocks, self.final_norm = nn.ModuleList(blocks), _norm(config)
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the weights and is not stored."""
@@ -175,7 +169,7 @@ class Stack(nn.Module):
 
     def forward(self, token_ids: Tensor, rows: PackedRows | PagedRows) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta = self.embedding(token_ids).float(), None
+        x, delta = self.embedding(token_ids, rows.virtual).float(), None
         for block in self.blocks:
             x, delta = block(x, delta, rows, self.relative_bias.by_distance)
         return self.final_norm(x, delta)[1]

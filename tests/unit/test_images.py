@@ -13,7 +13,8 @@ from PIL import Image
 from transformers import NougatImageProcessor
 
 from vlm.errors import EngineError, ImageError
-from vlm.processing.images import ImageProcessor, load_image
+from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.images import load_image
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))
 

@@ -175,22 +175,25 @@ def build_engine(
 
 def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
     """`None` becomes what the model allows; ConfigError for more than that."""
-    decoder, source = configs["decoder"], configs.get("visual") or configs.get("encoder")
+    decoder = configs["decoder"]
     defaults = {"max_seq_len": decoder.max_positions, "max_encoder_input_len": None}
-    allowed = {"max_seq_len": decoder.position_limit, "max_encoder_input_len": 0}
-    if "visual" in configs:
-        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = source.num_features
-    elif "encoder" in configs:
+    allowed = {"max_seq_len": decoder.position_limit, "max_encoder_input_len": None}
+    wrong = []
+    if "encoder" in configs:
+        source = configs["encoder"]
         defaults["max_encoder_input_len"] = source.max_positions
         allowed["max_encoder_input_len"] = source.position_limit
-    wrong = []
+    elif decoder.cross_attention:
+        rows, asked = configs["visual"].num_features, build.max_encoder_input_len
+        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = rows
+        if asked is not None and asked < rows:
+            wrong.append(f"max_encoder_input_len is {asked}, but one image takes {rows} rows")
+    elif build.max_encoder_input_len is not None:
+        wrong.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
     for name, most in allowed.items():
         asked = getattr(build, name)
         if asked is not None and most is not None and asked > most:
             wrong.append(f"{name} is {asked}, this model allows at most {most}")
-    rows, asked = allowed["max_encoder_input_len"], build.max_encoder_input_len
-    if "visual" in configs and asked is not None and asked < rows:
-        wrong.append(f"max_encoder_input_len is {asked}, but one image takes {rows} rows")
     if wrong:
         raise ConfigError("; ".join(wrong) + ".")
     return dataclasses.replace(

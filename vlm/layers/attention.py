@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from vlm.layers.embedding import Virtual
 from vlm.layers.linear import Linear
 from vlm.ops.kv_write import kv_write
 from vlm.ops.packed_attention import attention_weights, packed_attention
 from vlm.ops.paged_attention import paged_attention
+from vlm.ops.prefill_attention import prefill_attention
+from vlm.ops.rotary import rotary_kv_write
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,9 @@ class PagedRows:
     slots: Tensor  # [R] int32
     positions: Tensor  # [R] int32
     self_lengths: Tensor  # [R] int32: positions + 1
-    cross_lengths: Tensor  # [R] int32
+    cross_lengths: Tensor | None  # [R] int32; None without cross-attention
+    tiles: Tensor | None = None  # [T, 4] int32: of a prefill, see vlm.ops.prefill_attention; None: a row a sequence
+    virtual: Virtual | None = None  # what stands for ids beyond the vocabulary
 
 
 @dataclass
@@ -41,6 +46,7 @@ class PackedRows:
     positions: Tensor  # [R] int32
     tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
     trace: Trace | None = None
+    virtual: Virtual | None = None  # what stands for ids beyond the vocabulary
 
     def note(self, x: Tensor, delta: Tensor | None) -> None:
         """What goes into a block: the stream and what is still to be added to it."""
@@ -81,7 +87,10 @@ class EncoderAttention(Attention):
 
 
 class SelfAttention(Attention):
-    """Multi-head attention of each row over the earlier tokens of its sequence."""
+    """Multi-head attention of each row over the earlier tokens of its sequence.
+
+    `num_kv_heads` below `num_heads`: so many heads of keys and values, each for several of queries.
+    """
 
     def __init__(
         self,
@@ -91,19 +100,29 @@ class SelfAttention(Attention):
         head_dim: int | None = None,
         bias: bool = True,
         scale: float | None = None,
+        num_kv_heads: int | None = None,
     ):
         super().__init__(num_heads, head_dim or hidden // num_heads, scale)
         self.layer, inner = layer, self.num_heads * self.head_dim
-        self.qkv = Linear(hidden, 3 * inner, bias=bias)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.qkv = Linear(hidden, inner + 2 * self.num_kv_heads * self.head_dim, bias=bias)
         self.out = Linear(inner, hidden, bias=bias)
 
-    def forward(self, x: Tensor, rows: PagedRows, bias: Tensor | None = None) -> Tensor:
-        """x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]; the rows' keys and values enter the cache
-        first."""
-        q, k, v = self.split(self.qkv(x), 3)
+    def forward(self, x: Tensor, rows: PagedRows, bias: Tensor | None = None, angles: Tensor | None = None) -> Tensor:
+        """x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of rotary positions -> [R, hidden]; the rows'
+        keys and values enter the cache first."""
+        counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(counts, 1)
         keys, values = rows.cache[self.layer]
-        kv_write(k, v, keys, values, rows.self_tables, rows.slots, rows.positions)
-        y = paged_attention(q, keys, values, rows.self_tables, rows.slots, rows.self_lengths, self.scale, bias)
+        places = (keys, values, rows.self_tables, rows.slots, rows.positions)
+        if angles is None:
+            kv_write(k, v, *places)
+        else:
+            q = rotary_kv_write(q, k, v, angles, *places)
+        if rows.tiles is None:
+            y = paged_attention(q, keys, values, rows.self_tables, rows.slots, rows.self_lengths, self.scale, bias)
+        else:
+            y = prefill_attention(q, keys, values, rows.self_tables, rows.tiles, self.scale, bias)
         return self.out(y.flatten(1))
 
 

@@ -37,7 +37,8 @@ def apply(logits: Tensor, state: SlotState, controls: ControlState, slots: Tenso
     """logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf. Nothing waits for the
     host."""
     s = slots.long()
-    history, length = state.tokens[s].long(), state.lengths[s][:, None]
+    # rows of a prompt table have no logits: they count in the column of what is not forbidden
+    history, length = state.tokens[s].long().clamp(max=logits.shape[1]), state.lengths[s][:, None]
     logits = _penalized(logits.float(), history, length, state.prompt_lengths[s][:, None], controls, s)
     forbidden = torch.zeros(len(s), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
     nothing = logits.shape[1]  # a column of its own takes what is not forbidden
@@ -54,7 +55,8 @@ def _penalized(
     logits: Tensor, history: Tensor, length: Tensor, prompt: Tensor, controls: ControlState, s: Tensor
 ) -> Tensor:
     at = torch.arange(history.shape[1], device=logits.device)
-    counted = lambda held: torch.zeros_like(logits).scatter_add_(1, history, held.float())  # noqa: E731
+    none = logits.new_zeros(len(logits), logits.shape[1] + 1)
+    counted = lambda held: none.scatter_add(1, history, held.float())[:, :-1]  # noqa: E731
     seen = counted(at < length) > 0
     output = counted((at < length) & (at >= prompt))
     repetition = controls.repetition[s][:, None]

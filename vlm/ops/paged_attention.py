@@ -1,8 +1,7 @@
-"""Attention of packed query rows over a paged key/value cache.
+"""Attention of query rows, one or few a sequence, over a paged key/value cache.
 
-One operation serves decode, prefill and cross-attention: every row names its slot, and sees the first `lengths[row]`
-tokens of that slot's block table. In a prefill all rows of a sequence are written before any of them attends, so
-`length = position + 1` is the causal mask.
+One operation serves decode and cross-attention: every row names its slot, and sees the first `lengths[row]` tokens of
+that slot's block table. Several query heads may share a head of keys and values (Ainslie et al., arXiv:2305.13245).
 """
 
 from __future__ import annotations
@@ -37,8 +36,10 @@ def reference(
         back = torch.arange(longest, device=q.device) - (lengths[:, None] - 1)
         added = bias[:, back.clamp(-most, most) + most].transpose(0, 1)[:, :, None]  # [R, H, 1, T]
         mask = added if mask is None else added.masked_fill(~mask, float("-inf"))
-    y = F.scaled_dot_product_attention(q.float().unsqueeze(2), k, v, attn_mask=mask, scale=scale)
-    return y[:, :, 0].to(q.dtype)
+    # the query heads that share a head of keys stand where a sequence's queries do
+    grouped = q.float().view(len(q), k.shape[1], -1, q.shape[2])
+    y = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+    return y.reshape(q.shape).to(q.dtype)
 
 
 def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
@@ -62,9 +63,9 @@ def paged_attention(
 ) -> Tensor:
     """softmax(q kᵀ · scale + bias) v per row.
 
-    q [R, H, D]; keys, values [blocks, H, block_size, D]; tables [S, n] int32, the blocks of each slot;
-    slots [R] int32; lengths [R] int32, at least 1; bias [H, 2 M + 1] float32: what is added at key - query distance
-    -M … M, the ends for all beyond, the query being the last of its `lengths` tokens -> [R, H, D]
+    q [R, H, D]; keys, values [blocks, H_kv, block_size, D], H a multiple of H_kv; tables [S, n] int32, the blocks of
+    each slot; slots [R] int32; lengths [R] int32, at least 1; bias [H, 2 M + 1] float32, where H = H_kv: what is added
+    at key - query distance -M … M, the ends for all beyond, the query the last of its `lengths` tokens -> [R, H, D]
     """
     if q.is_cuda:
         from vlm.ops.kernels.paged_attention import paged_attention as kernel

@@ -1,24 +1,20 @@
-"""Image files -> RGB pictures -> pixel values."""
+"""Image files -> RGB pictures."""
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vlm.errors import EngineError, ImageError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from vlm.errors import ImageError
 
 MAX_PIXELS = 200_000_000  # A1 at 600 dpi; a bomb has more
 _DECODING = (struct.error, zlib.error, ArithmeticError, AttributeError, RuntimeError)
@@ -126,84 +122,3 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     values = np.nan_to_num(np.asarray(image, dtype=np.float64))
     full = 65535.0 if image.mode.startswith("I") and values.max() > 255 else 1.0 if values.max() <= 1 else 255.0
     return Image.fromarray((values * (255.0 / full)).clip(0, 255).round().astype(np.uint8))
-
-
-class ImageProcessor:
-    """A model folder's image processor, as transformers defines it."""
-
-    def __init__(self, config: dict[str, Any]):
-        from transformers import NougatImageProcessor
-
-        class Processor(NougatImageProcessor):
-            def crop_margin(self, image: Tensor, gray_threshold: int = 200) -> Tensor:
-                """The same box, found several times faster; keeps the margin where nothing but a sliver would be left,
-                which cannot be scaled to the frame."""
-                cropped = _without_margin(image, gray_threshold)
-                return image if _is_sliver(*cropped.shape[-2:]) else cropped
-
-        self._processor = Processor(**{k: v for k, v in config.items() if k not in _NOT_ARGUMENTS})
-
-    @classmethod
-    def from_dir(cls, folder: Path) -> ImageProcessor:
-        """Reads preprocessor_config.json; EngineError when it is damaged or for another processor."""
-        path = folder / "preprocessor_config.json"
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise EngineError(f"{path} cannot be read: {error}.") from None
-        if not isinstance(config, dict):
-            raise EngineError(f"{path} holds no settings; copy the file from the model's folder again.")
-        kind = config.get("image_processor_type", config.get("feature_extractor_type", "NougatImageProcessor"))
-        if not str(kind).startswith("Nougat"):
-            raise EngineError(f"{path} asks for {kind}; supported is NougatImageProcessor.")
-        return cls(config)
-
-    @classmethod
-    def default(cls, image_size: tuple[int, int]) -> ImageProcessor:
-        """For a model without a processor: the published settings at `image_size` (height, width)."""
-        return cls({"size": {"height": image_size[0], "width": image_size[1]}})
-
-    def __call__(self, images: Sequence[Image.Image]) -> Tensor:
-        """RGB images -> pixel values [n, 3, H, W] float32"""
-        return self._processor([_widened(image) for image in images], return_tensors="pt")["pixel_values"].float()
-
-
-_NOT_ARGUMENTS = {"image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"}
-_SLIMMEST = 64  # longest side over shortest
-
-
-def _without_margin(image: Tensor, threshold: int) -> Tensor:
-    """image [3, H, W] uint8 -> the box of what is darker than `threshold` on the page's own scale of 0 to 255"""
-    import torch
-    from torchvision.transforms.v2 import functional
-
-    # by strips, whose intermediate floats stay in the processor's cache
-    strips = [functional.rgb_to_grayscale(strip, num_output_channels=1)[0] for strip in image.split(64, dim=1)]
-    grey = torch.cat(strips)
-    low, high = (int(value) for value in grey.aminmax())
-    if low == high:
-        return image
-    shades = torch.arange(low, high + 1, dtype=torch.uint8)
-    dark = low + int(((shades - low) / (high - low) * 255 < threshold).sum())  # and what is below
-    (top, bottom), (left, right) = (_ends(grey.amin(axis) < dark) for axis in (1, 0))
-    return image[:, top : bottom + 1, left : right + 1]
-
-
-def _ends(marked: Tensor) -> tuple[int, int]:
-    found = marked.nonzero()[:, 0]
-    return int(found[0]), int(found[-1])
-
-
-def _is_sliver(height: int, width: int) -> bool:
-    return max(height, width) > _SLIMMEST * min(height, width)
-
-
-def _widened(image: Image.Image) -> Image.Image:
-    """Pads slivers with white: scaled to the frame's height they would have a width of no pixel."""
-    width, height = image.size
-    if not _is_sliver(height, width):
-        return image
-    least = -(-max(width, height) // _SLIMMEST)
-    padded = Image.new("RGB", (max(width, least), max(height, least)), "white")
-    padded.paste(image, (0, 0))
-    return padded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,11 @@ class Tokenizer:
         languages: Languages | None = None,
         target: FastTokenizer | None = None,
         known: tuple[int, int] | None = None,
+        bos_token: str = "",
+        eos_token: str = "",
     ):
         """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk."""
+        self.bos_token, self.eos_token = bos_token, eos_token
         self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
 
     @classmethod
@@ -51,7 +55,8 @@ class Tokenizer:
         config = _config(path / "tokenizer_config.json")
         size, unknown = config.get("dictionary_size"), config.get("unk_token_id")
         known = None if size is None or unknown is None else (size, unknown)
-        return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known)
+        ends = (_content(config.get("bos_token")), _content(config.get("eos_token")))
+        return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known, *ends)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens. InputError for what is no text: half of a surrogate pair."""
@@ -73,7 +78,7 @@ class Tokenizer:
                 raise InputError(
                     "this model takes no language codes; name the languages in the text, as it was trained."
                 )
-            before, after = self._ends()
+            before, after = self.ends
         else:
             code = language or self.languages.default
             if code is None:
@@ -84,11 +89,15 @@ class Tokenizer:
         room = len(body) if limit is None else max(0, limit - len(before) - len(after))
         return [*before, *body[:room], *after]
 
+    def id_of(self, token: str) -> int | None:
+        return self._fast.token_to_id(token)
+
     def decode(self, token_ids: list[int]) -> str:
         """Special tokens are left out."""
         return self._target.decode(token_ids, skip_special_tokens=True)
 
-    def _ends(self) -> tuple[list[int], list[int]]:
+    @functools.cached_property
+    def ends(self) -> tuple[list[int], list[int]]:
         """The special tokens that go before and after a text."""
         whole = self._fast.encode("a")
         first = whole.special_tokens_mask.index(0) if 0 in whole.special_tokens_mask else len(whole.ids)
@@ -110,6 +119,11 @@ def _config(file: Path) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
         raise EngineError(f"{file} is damaged: {error}.") from None
+
+
+def _content(token: Any) -> str:
+    """Of a special token as settings write it: a text, or a mapping with one."""
+    return (token.get("content") if isinstance(token, dict) else token) or ""
 
 
 def _languages(fast: FastTokenizer, config: dict[str, Any]) -> Languages | None:

@@ -26,8 +26,11 @@ EARLY = {False: UNTIL_BETTER, True: AT_ONCE, "never": NEVER}
 class BatchState:
     """Per-slot tensors for `num_slots` sequences and one spare slot, which pads a batch to its bucket."""
 
-    def __init__(self, num_slots: int, max_seq_len: int, shape: CacheShape, device: torch.device):
-        self.spare, self.device = num_slots, device
+    def __init__(
+        self, num_slots: int, max_seq_len: int, shape: CacheShape, device: torch.device, pending: torch.Tensor
+    ):
+        """`pending` [num_slots + 1, hidden]: the embedding of a prompt's last token where it is a row of its table"""
+        self.spare, self.device, self.pending = num_slots, device, pending
         size = num_slots + 1
         ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
         self.slots = SlotState(

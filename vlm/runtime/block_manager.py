@@ -8,7 +8,8 @@ from collections.abc import Iterable
 class BlockManager:
     """Reference-counted blocks of one pool under two quotas, for self- and for cross-attention.
 
-    Block 0 belongs to nobody: spare rows of a batch write there.
+    A block may have a key, which says what it holds: it is found by it while it has owners, and after that until the
+    room is needed, the longest unused first. Block 0 belongs to nobody: spare rows of a batch write there.
     """
 
     def __init__(self, num_self: int, num_cross: int):
@@ -17,6 +18,9 @@ class BlockManager:
         self._free = list(range(num_self + num_cross, 0, -1))
         self._owners: dict[int, int] = {}
         self._kind: dict[int, str] = {}
+        self._by_key: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
+        self._kept: dict[int, None] = {}  # without owners, found by their key; the oldest first
 
     @property
     def num_blocks(self) -> int:
@@ -29,7 +33,7 @@ class BlockManager:
     def allocate(self, count: int, kind: str) -> list[int]:
         """Takes `count` blocks; the caller has asked `available` first."""
         assert count <= self.available(kind), "allocation over quota"
-        blocks = [self._free.pop() for _ in range(count)]
+        blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._owners[block], self._kind[block] = 1, kind
         self.used[kind] += count
@@ -47,9 +51,47 @@ class BlockManager:
             if not self._owners[block]:
                 del self._owners[block]
                 self.used[self._kind.pop(block)] -= 1
-                self._free.append(block)
+                if block in self._keys:
+                    self._kept[block] = None
+                else:
+                    self._free.append(block)
+
+    # --- blocks by what they hold ---
+    def name(self, block: int, key: bytes) -> None:
+        """From now on the block is found by `key`, unless another one is."""
+        if key not in self._by_key and block not in self._keys:
+            self._by_key[key], self._keys[block] = block, key
+
+    def find(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of these keys, up to the first that there is none of. They change no owner: see `take`."""
+        found = []
+        for key in keys:
+            if (block := self._by_key.get(key)) is None:
+                break
+            found.append(block)
+        return found
+
+    def unowned(self, blocks: Iterable[int]) -> int:
+        """How many of these count against the quota once they are taken."""
+        return sum(block in self._kept for block in blocks)
+
+    def take(self, blocks: Iterable[int], kind: str) -> None:
+        """One more owner for blocks that `find` gave."""
+        for block in blocks:
+            if block in self._kept:
+                del self._kept[block]
+                self._owners[block], self._kind[block] = 1, kind
+                self.used[kind] += 1
+            else:
+                self._owners[block] += 1
+
+    def _evict(self) -> int:
+        block = next(iter(self._kept))
+        del self._kept[block]
+        del self._by_key[self._keys.pop(block)]
+        return block
 
     @property
     def balanced(self) -> bool:
-        """Nothing is owned and every block is free exactly once."""
-        return not self._owners and sorted(self._free) == list(range(1, self.num_blocks))
+        """Nothing is owned, and every block is free or kept exactly once."""
+        return not self._owners and sorted([*self._free, *self._kept]) == list(range(1, self.num_blocks))

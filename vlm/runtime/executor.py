@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.errors import OutOfMemoryError
 from vlm.layers.attention import PackedRows, PagedRows, Trace
+from vlm.layers.embedding import Virtual
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, controls, sample
 from vlm.ops.advance import advance
@@ -25,11 +27,13 @@ from vlm.runtime.batch_state import BatchState
 from vlm.runtime.burst import Burst, hypotheses_of, to_host
 from vlm.runtime.choice import BeamRows, Choice
 from vlm.runtime.graph_pool import GraphPool
-from vlm.runtime.packing import PackedTexts, bucket_of, chunks, packed, within
-from vlm.runtime.request import Hypothesis, Sequence
+from vlm.runtime.packing import PackedSpans, PackedTexts, bucket_of, chunks, packed, within
+from vlm.runtime.prompt_table import EncoderCache
+from vlm.runtime.request import Hypothesis, Sequence, Span
 from vlm.runtime.timing import DeviceTimer
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
+LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class TorchExecutor:
         *,
         max_encoder_batch_size: int,
         max_encoder_tokens: int,
+        encoder_cache_size: int,
         cuda_graphs: bool,
     ):
         self.config, self.decoder, self.visual, self.encoder = config, decoder, visual, encoder
@@ -65,23 +70,36 @@ class TorchExecutor:
         self.graphs = GraphPool(self.device) if cuda_graphs and self.asynchronous else None
         self.rows = torch.full((2, state.spare + 1), state.spare, dtype=torch.int32, device=self.device)
         self.beam_rows = BeamRows(state.spare, self.device)
+        self.encoder_cache = EncoderCache(encoder_cache_size)
         self.timer = DeviceTimer(self.device)
 
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
-        """Encodes what newly admitted sequences see, fills their slots, and prefills all but their last token."""
+        """Encodes what newly admitted sequences see and fills their slots."""
         self.state.admit(sequences, stop_ids)
         self.state.update_tables(sequences)
-        texts = [s for s in sequences if s.request.encoder_input_ids is not None]
-        others = [s for s in sequences if s.request.encoder_input_ids is None]
         with self.timer("encode"), self._memory_errors(sequences):
-            for chunk in chunks(others, self.max_encoder_batch_size):
-                self._write_cross_kv(chunk, self._features(chunk))
+            self._make_tables([s for s in sequences if s.contents])
+            texts = [s for s in sequences if s.request.encoder_input_ids is not None]
             for chunk in within(texts, self.max_encoder_tokens, lambda s: s.num_features):
                 self._encode_texts(chunk)
-        if any(len(s.tokens) > 1 for s in sequences):
-            with self.timer("prefill"):
-                self._prefill(sequences)
+            others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            for chunk in chunks(others, self.max_encoder_batch_size):
+                self._write_cross_kv(chunk, self._features(chunk))
+
+    @torch.inference_mode()
+    def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
+        """Puts spans of prompts into the cache: all tokens but the last, which the first decode step takes."""
+        packed_spans = PackedSpans.of(prefills)
+        virtual = self._virtual([(s, s.tokens[span.start : span.end]) for s, span in prefills], self.config)
+        with self.timer("prefill"):
+            if self.graphs is None or packed_spans.rows > LAUNCH_BOUND_PREFILL:
+                self._prefill(*packed_spans.tensors(self.device), *virtual)
+            else:
+                inputs = packed_spans.tensors(self.device, self.state.spare)
+                self._replay("prefill", self._prefill, *inputs, *self._padded(virtual, len(inputs[0])))
+        for sequence in {s for s, _ in prefills if not s.work}:
+            sequence.table = None
 
     @torch.inference_mode()
     def launch(self, sequences: list[Sequence], steps: int) -> Burst:
@@ -154,24 +172,74 @@ class TorchExecutor:
     def _encode_texts(self, sequences: list[Sequence]) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.of([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
+        virtual = self._virtual([(s, s.request.encoder_input_ids) for s in sequences], self.encoder.config)
+        for sequence in sequences:
+            sequence.table = None
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
-            self._encode_packed(*texts.tensors(self.device))
-            return
-        inputs = texts.padded(self.state.spare).tensors(self.device)
-        key = ("encode texts", *(len(x) for x in inputs))
+            self._encode_packed(*texts.tensors(self.device), *virtual)
+        else:
+            inputs = texts.padded(self.state.spare).tensors(self.device)
+            self._replay("encode texts", self._encode_packed, *inputs, *self._padded(virtual, len(inputs[0])))
+
+    def _encode_packed(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *virtual: Tensor
+    ) -> None:
+        rows = PackedRows(positions, tiles, virtual=Virtual(*virtual) if virtual else None)
+        self.decoder.write_cross_kv(self.encoder(token_ids, rows), self._paged(slots, positions))
+
+    def _prefill(self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *virtual: Tensor) -> None:
+        rows = self._paged(slots, positions, tiles, Virtual(*virtual) if virtual else None)
+        self.decoder(token_ids, rows)
+
+    def _replay(self, what: str, function: Callable[..., None], *inputs: Tensor) -> None:
+        """Runs a pass as the graph of its shapes."""
+        key = (what, *(len(x) for x in inputs))
         if key not in self.graphs:
-            self.graphs.capture(key, self._encode_packed, *inputs)
+            self.graphs.capture(key, function, *inputs)
         self.graphs.run(key, *inputs)
 
-    def _encode_packed(self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor) -> None:
-        features = self.encoder(token_ids, PackedRows(positions, tiles))
-        self.decoder.write_cross_kv(features, self._paged(slots, positions))
+    # --- prompt tables ---
+    def _make_tables(self, sequences: list[Sequence]) -> None:
+        """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
+        for sequence in sequences:
+            parts, request = [], sequence.request
+            if request.prompt_table is not None:
+                parts.append(request.prompt_table.rows.to(self.device, self.dtype, non_blocking=True))
+            if request.images:
+                features = self.encoder_cache.features(request.images, self._encode_images)
+                parts += [features[image.key] for image in request.images]
+            sequence.table = torch.cat(parts)
+            last = sequence.tokens[-1] - self.config.vocab_size
+            if self.encoder is None and last >= 0:
+                for slot in sequence.slots:
+                    self.state.pending[slot] = sequence.table[last]
 
-    def _prefill(self, sequences: list[Sequence]) -> None:
-        """Puts every token but the last into the cache; the first decode step takes the last one."""
-        slots, positions = packed([(slot, len(s.tokens) - 1) for s in sequences for slot in s.slots], self.device)
-        tokens = self.state.slots.tokens[slots.long(), positions.long()]
-        self.decoder(tokens, self._paged(slots, positions))
+    def _encode_images(self, pixels: list[Tensor]) -> list[Tensor]:
+        """[C, H, W] each -> [num_features, hidden] each"""
+        batches = chunks(pixels, self.max_encoder_batch_size)
+        # a graph's output is overwritten by its next run
+        return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
+
+    def _virtual(self, parts: list[tuple[Sequence, Items[int]]], config: ModelConfig) -> tuple[Tensor, ...]:
+        """What stands for the ids beyond the vocabulary in rows of these tokens, as Virtual has it: () for none."""
+        if all(s.table is None for s, _ in parts):
+            return ()
+        tables, at, begin = [], [], 0
+        for sequence, tokens in parts:
+            at += [max(0, begin + token - config.vocab_size) if token >= config.vocab_size else 0 for token in tokens]
+            if sequence.table is not None:
+                tables.append(sequence.table)
+                begin += len(sequence.table)
+        return torch.cat(tables), torch.tensor(at, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    def _padded(self, virtual: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
+        """The same with a row of the table a row of the batch: the shapes of a graph."""
+        if not virtual:
+            return ()
+        table, at = virtual
+        picked = torch.zeros(rows, table.shape[1], dtype=table.dtype, device=self.device)
+        picked[: len(at)] = table[at]
+        return picked, torch.arange(rows, dtype=torch.int32, device=self.device)
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
@@ -210,7 +278,9 @@ class TorchExecutor:
         slots = rows.all.long()
         positions = self.state.slots.lengths[slots] - 1
         token_ids = self.state.slots.tokens[slots, positions.long()]
-        logits = self.decoder.logits(self.decoder(token_ids, self._paged(rows.all, positions)))
+        # a prompt may end in a row of its table
+        virtual = None if self.config.cross_attention else Virtual(self.state.pending, rows.all)
+        logits = self.decoder.logits(self.decoder(token_ids, self._paged(rows.all, positions, virtual=virtual)))
         if choice.single:
             self._choose(logits, rows, choice.single, choice.top)
         if choice.groups:
@@ -246,12 +316,13 @@ class TorchExecutor:
         parents = beam_search.step(logits, choice.controlled, state.slots, state.beams, rows.beams)
         beam_search.follow(self.cache, state.self_tables, state.slots, state.beams, rows.beams, parents)
 
-    def _paged(self, slots: Tensor, positions: Tensor) -> PagedRows:
+    def _paged(
+        self, slots: Tensor, positions: Tensor, tiles: Tensor | None = None, virtual: Virtual | None = None
+    ) -> PagedRows:
         state = self.state
-        cross_lengths = state.cross_lengths[slots.long()]
-        return PagedRows(
-            self.cache, state.self_tables, state.cross_tables, slots, positions, positions + 1, cross_lengths
-        )
+        cross_lengths = state.cross_lengths[slots.long()] if self.config.cross_attention else None
+        tables = (state.self_tables, state.cross_tables)
+        return PagedRows(self.cache, *tables, slots, positions, positions + 1, cross_lengths, tiles, virtual)
 
     def _fetch(self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, top: bool) -> Burst:
         """Starts the copy of a burst's results to the host."""

@@ -53,12 +53,13 @@ def plan_cache(
         total = int(free_bytes * runtime.kv_cache_free_gpu_memory_fraction) // size
     if total is None:
         return CacheShape(need_self, need_cross, self_table, cross_table)
-    cross = int(total * runtime.cross_kv_cache_fraction)
+    cross = int(total * runtime.cross_kv_cache_fraction) if cross_table else 0
     shape = CacheShape(min(need_self, total - cross), min(need_cross, cross), self_table, cross_table)
     if shape.num_self < self_table or shape.num_cross < cross_table:
+        over = f" over {max_encoder_len} encoder rows" if cross_table else ""
         raise OutOfMemoryError(
             f"the KV cache has room for {shape.num_self} self- and {shape.num_cross} cross-attention blocks of"
-            f" {size / 2**20:.2f} MiB, one sequence of {max_seq_len} tokens over {max_encoder_len} encoder rows needs"
+            f" {size / 2**20:.2f} MiB, one sequence of {max_seq_len} tokens{over} needs"
             f" {self_table} and {cross_table}; lower max_seq_len, use a 16-bit dtype, or change"
             " kv_cache_free_gpu_memory_fraction or cross_kv_cache_fraction."
         )

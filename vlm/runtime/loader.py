@@ -17,7 +17,7 @@ from vlm.runtime.batch_state import BatchState
 from vlm.runtime.block_manager import BlockManager
 from vlm.runtime.executor import TorchExecutor
 from vlm.runtime.llm_engine import LLMEngine
-from vlm.runtime.scheduler import Scheduler
+from vlm.runtime.scheduler import Scheduler, SchedulerConfig
 
 if TYPE_CHECKING:
     from vlm.compile.engine_dir import EngineDir
@@ -60,12 +60,13 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
             runtime,
             batch_size=batch_size,
             max_seq_len=build.max_seq_len,
-            max_encoder_len=build.max_encoder_input_len,
+            max_encoder_len=build.max_encoder_input_len or 0,
             dtype=dtype,
             free_bytes=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
         )
         cache = kv_cache.allocate(config, shape, runtime.block_size, dtype, device)
-        state = BatchState(batch_size, build.max_seq_len, shape, device)
+        pending = torch.zeros(batch_size + 1, config.embedding_size, dtype=dtype, device=device)
+        state = BatchState(batch_size, build.max_seq_len, shape, device, pending)
     executor = TorchExecutor(
         config,
         modules["decoder"],
@@ -75,17 +76,26 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
         state,
         max_encoder_batch_size=runtime.max_encoder_batch_size,
         max_encoder_tokens=runtime.max_encoder_tokens,
+        encoder_cache_size=runtime.encoder_cache_size,
         cuda_graphs=runtime.cuda_graphs,
     )
     blocks = BlockManager(shape.num_self, shape.num_cross)
+    schedule = SchedulerConfig(
+        batch_size,
+        runtime.block_size,
+        runtime.burst,
+        runtime.max_prefill_tokens,
+        config.vocab_size,
+        prefix_sharing=runtime.prefix_sharing and not config.cross_attention,
+    )
     eos = engine.generation.get("eos_token_id", config.eos_token_id)
     return LLMEngine(
         config,
         executor,
-        Scheduler(blocks, batch_size, runtime.block_size, runtime.burst),
+        Scheduler(blocks, schedule),
         max_batch_size=batch_size,
         max_seq_len=build.max_seq_len,
-        max_encoder_len=build.max_encoder_input_len,
+        max_encoder_len=build.max_encoder_input_len or 0,
         num_features=modules["visual"].config.num_features if "visual" in modules else None,
         eos_token_ids=tuple(eos) if isinstance(eos, list | tuple) else (eos,),
     )

@@ -9,7 +9,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from vlm.ops import prefill_attention
 from vlm.ops.packed_attention import tiles_of
+from vlm.runtime.request import Sequence, Span
 
 T = TypeVar("T")
 
@@ -40,10 +42,8 @@ class PackedTexts:
         return len(self.token_ids)
 
     def padded(self, spare: int) -> PackedTexts:
-        """With rows of the spare slot and empty tiles up to the next size of a graph: four to each power of two."""
-        step = max(16, 1 << max(0, (self.rows - 1).bit_length() - 3))
-        extra = -self.rows % step
-        tiles = (1 << (len(self.tiles) - 1).bit_length()) - len(self.tiles)
+        """With rows of the spare slot and empty tiles up to the next size of a graph."""
+        extra, tiles = graph_rows(self.rows) - self.rows, graph_tiles(len(self.tiles)) - len(self.tiles)
         zeros, spares, empty = [0] * extra, [spare] * extra, [(0, 0, 0)] * tiles
         return PackedTexts(
             self.token_ids + zeros, self.positions + zeros, self.slots + spares, self.tiles + empty, self.lengths
@@ -53,6 +53,51 @@ class PackedTexts:
         """token ids, positions, slots [R] and tiles [T, 3], int32"""
         tiles = self.tiles if device.type == "cuda" else tiles_of(self.lengths, rows=None)
         parts = (self.token_ids, self.positions, self.slots, tiles)
+        return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
+
+
+def graph_rows(rows: int) -> int:
+    """The next number of rows that graphs are captured for: four to each power of two."""
+    step = max(16, 1 << max(0, (rows - 1).bit_length() - 3))
+    return -(-rows // step) * step
+
+
+def graph_tiles(tiles: int) -> int:
+    return 1 << (tiles - 1).bit_length()
+
+
+@dataclass(frozen=True)
+class PackedSpans:
+    """Parts of prompts one after the other, on the host."""
+
+    tokens: list[int]
+    positions: list[int]
+    slots: list[int]
+    spans: list[tuple[int, int, int]]  # slot, first position, rows
+
+    @classmethod
+    def of(cls, prefills: list[tuple[Sequence, Span]]) -> PackedSpans:
+        spans = [(s.slots[span.beam], span.start, span.end - span.start) for s, span in prefills]
+        return cls(
+            [token for s, span in prefills for token in s.tokens[span.start : span.end]],
+            [start + i for _, start, rows in spans for i in range(rows)],
+            [slot for slot, _, rows in spans for _ in range(rows)],
+            spans,
+        )
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    def tensors(self, device: torch.device, spare: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """token ids, positions, slots [R] and tiles [T, 4], int32; with the spare slot, padded to a graph's size"""
+        tiles = prefill_attention.tiles_of(self.spans, **({} if device.type == "cuda" else {"rows": None}))
+        parts = [self.tokens, self.positions, self.slots, tiles]
+        if spare is not None:
+            extra = graph_rows(self.rows) - self.rows
+            empty = [(0, 0, 0, 0)] * (graph_tiles(len(tiles)) - len(tiles))
+            more = ([0] * extra, [0] * extra, [spare] * extra, empty)
+            parts = [part + added for part, added in zip(parts, more, strict=True)]
         return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
 
 

@@ -12,6 +12,8 @@ from vlm.limits import MAX_NGRAM, MAX_STOP_IDS, MAX_TOP_LOGPROBS, MAX_WORD, MAX_
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vlm.runtime.prompt_table import Image, PromptTable
+
 FINISH_REASONS = ("", "stop", "loop", "length")  # by the device's finish code; 0 is running
 
 
@@ -127,23 +129,38 @@ class Stops(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One input: an image or tokens for the encoder, or its output, and the tokens the decoder starts from."""
+    """One input: what the encoder takes, or its output, and the tokens the decoder starts from.
+
+    Ids from the vocabulary's size on stand for rows of the request's prompt table: those of `prompt_table`, then the
+    features of `images`. They stand among the encoder's ids, and without an encoder among the decoder's.
+    """
 
     decoder_prompt_token_ids: tuple[int, ...]
-    pixel_values: Tensor | None = None  # [C, H, W] float32
+    pixel_values: Tensor | None = None  # [C, H, W] float32: of an image whose features the decoder attends to
     encoder_input_ids: tuple[int, ...] | None = None
     encoder_output: Tensor | None = None  # [T, hidden]
     params: SamplingParams = field(default_factory=SamplingParams)
     stops: Stops | None = None  # where the output's text ends it
+    images: tuple[Image, ...] = ()
+    prompt_table: PromptTable | None = None
 
     def __post_init__(self) -> None:
         given = (self.pixel_values, self.encoder_input_ids, self.encoder_output)
-        if sum(part is not None for part in given) != 1:
+        if sum(part is not None for part in given) > 1:
             raise InputError("a request takes one of pixel_values, encoder_input_ids and encoder_output.")
         if self.encoder_input_ids is not None and not self.encoder_input_ids:
             raise InputError("the text is empty; the encoder needs at least one token.")
         if not self.decoder_prompt_token_ids:
             raise InputError("decoder_prompt_token_ids is empty; it needs at least the decoder's start token.")
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens of a prompt that are to enter the cache of one of a sequence's slots."""
+
+    beam: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
@@ -169,6 +186,10 @@ class Sequence:
     self_blocks: list[list[int]] = field(default_factory=list)  # of each slot
     spare_blocks: list[int] = field(default_factory=list)  # with several beams: one a slot, for copies
     cross_blocks: list[int] = field(default_factory=list)
+    contents: list[bytes] = field(default_factory=list)  # what each row of its prompt table is made of
+    work: list[Span] = field(default_factory=list)  # of the prompt, not yet computed
+    keys: list[bytes] = field(default_factory=list)  # of the prompt's whole blocks, where they are shared
+    table: Tensor | None = None  # [n, hidden] on the device, while there is work
     scheduled: int = 0  # upper bound of len(tokens) once every launched burst has run
     finish_reason: str = ""
     seed: int = 0

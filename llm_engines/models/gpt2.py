@@ -1,0 +1,302 @@
+"""GPT-2-shaped decoders: GPT-2, SantaCoder and StarCoder (one head of keys and values), NeMo's GPT-Next.
+
+Radford et al. (2019); Li et al., StarCoder (arXiv:2305.06161); Shazeer, multi-query attention (arXiv:1911.02150).
+GPT-Next turns a part of each head by its position, has SwiGLU and no biases.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.config import ModelConfig
+from vlm.convert import Apply, Drop, Fuse, Rename, Tied, Transpose
+from vlm.errors import ConfigError
+from vlm.foreign_config import ForeignConfig, token_id
+from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.embedding import Embedding
+from vlm.layers.linear import Linear
+from vlm.layers.norm import LayerNorm
+from vlm.layers.rotary import Rotary, RotaryConfig
+from vlm.ops.gated import ACTIVATIONS, gated
+from vlm.ops.linear import linear
+from vlm.registry import ModelSpec
+
+# what each program calls the functions
+NAMES = {name: name for name in ACTIVATIONS} | {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+NEMO_GATED = {"swiglu": "silu", "fast-swiglu": "silu", "geglu": "gelu", "fast-geglu": "gelu", "reglu": "relu",
+              "fast-reglu": "relu"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GPT2Config(ModelConfig):
+    ffn_size: int
+    kv_heads: int
+    activation: str = "gelu_new"
+    gated: bool = False
+    bias: bool = True
+    norm_eps: float = 1e-5
+    tied: bool = True
+    scaled: bool = True  # scores by the root of a head's width
+    rotary: RotaryConfig | None = None  # else positions are learned
+    source: tuple[str, ...] = ("gpt2",)  # how its weights are kept: by "gpt2", "gpt_bigcode" or "nemo", and its ways
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rotary, dict):
+            object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads
+
+    @property
+    def cross_attention(self) -> bool:
+        return False
+
+
+def parse(hf: dict[str, Any]) -> GPT2Config:
+    """A Hugging Face `gpt2` or `gpt_bigcode` configuration, or NeMo's of a GPT under `model_type` "nemo_gpt", ->
+    GPT2Config; ConfigError names every field it cannot honour."""
+    return _parse_nemo(hf) if hf.get("model_type") == "nemo_gpt" else _parse_hf(hf)
+
+
+def _parse_hf(hf: dict[str, Any]) -> GPT2Config:
+    fields = ForeignConfig(hf, "GPT-2")
+    layout = fields.allow("model_type", ["gpt2", "gpt_bigcode"])
+    fields.ignore("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_ctx", "n_inner", "reorder_and_upcast_attn")
+    fields.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads")
+    fields.ignore(
+        "inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache"
+    )
+    fields.ignore("validate_runner_input", "runner_max_sequence_length", "summary_activation", "attention_head_type")
+    fields.ignore("summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
+    fields.allow("scale_attn_by_inverse_layer_idx", [False], default=False)
+    hidden, heads = fields.take("n_embd", 768), fields.take("n_head", 12)
+    # SantaCoder was first published as a kind of its own of gpt2
+    shared = fields.take("multi_query", layout == "gpt_bigcode" or hf.get("attention_head_type") == "multiquery")
+    activation = fields.allow(
+        "activation_function", NAMES, default="gelu_new" if layout == "gpt2" else "gelu_pytorch_tanh"
+    )
+    if hidden % heads:
+        fields.wrong.append(f"n_embd {hidden} is no multiple of n_head {heads}")
+    config = {
+        "vocab_size": fields.take("vocab_size", 50257),
+        "hidden_size": hidden,
+        "num_layers": fields.take("n_layer", 12),
+        "num_heads": heads,
+        "max_positions": fields.take("n_positions", 1024),
+        "ffn_size": hf.get("n_inner") or 4 * hidden,
+        "kv_heads": 1 if shared else heads,
+        "activation": NAMES.get(activation, "gelu_new"),
+        "norm_eps": fields.take("layer_norm_epsilon", 1e-5),
+        "tied": bool(hf.get("tie_word_embeddings", True)),
+        "scaled": bool(fields.take("scale_attn_weights", True)),
+        "source": (layout,),
+        **_ends(hf, 50256),
+    }
+    fields.finish()
+    return GPT2Config(**config)
+
+
+def _parse_nemo(hf: dict[str, Any]) -> GPT2Config:
+    """What changes the maths in NeMo's `model_config.yaml`; the rest of it is about training."""
+    wrong = []
+    hidden, heads = hf["hidden_size"], hf["num_attention_heads"]
+    activation = hf.get("activation", "gelu")
+    if activation not in NEMO_GATED and activation not in NAMES:
+        wrong.append(f"activation is {activation!r}")
+    if (norm := hf.get("normalization", "layernorm")) not in ("layernorm", "layernorm1p"):
+        wrong.append(f"normalization is {norm!r}")
+    positions = hf.get("position_embedding_type", "learned_absolute")
+    if positions not in ("learned_absolute", "rope"):
+        wrong.append(f"position_embedding_type is {positions!r}")
+    if hf.get("kv_channels") not in (None, hidden // heads):
+        wrong.append(f"kv_channels is {hf['kv_channels']}")
+    for name in ("apply_query_key_layer_scaling_at_inference", "sequence_parallel_rope", "num_moe_experts"):
+        if hf.get(name):
+            wrong.append(f"{name} is {hf[name]!r}")
+    if wrong:
+        raise ConfigError(f"this NeMo GPT configuration cannot be run exactly: {'; '.join(wrong)}.")
+    limit = hf.get("max_position_embeddings") or hf.get("encoder_seq_length") or 2048
+    turned = int(hidden // heads * hf.get("rotary_percentage", 1.0))
+    base = float(hf.get("rotary_base", 10000.0))
+    return GPT2Config(
+        vocab_size=hf["vocab_size"], hidden_size=hidden, num_layers=hf["num_layers"], num_heads=heads,
+        max_positions=limit, ffn_size=hf.get("ffn_hidden_size") or 4 * hidden,
+        kv_heads=hf.get("num_query_groups") or heads,
+        activation=NEMO_GATED.get(activation, NAMES.get(activation)), gated=activation in NEMO_GATED,
+        bias=bool(hf.get("bias", True)), norm_eps=hf.get("layernorm_epsilon", 1e-5),
+        tied=bool(hf.get("share_embeddings_and_output_weights", True)),
+        rotary=RotaryConfig(base, turned) if positions == "rope" else None,
+        source=("nemo", norm, "joined" if activation.startswith("fast") else "apart"), **_ends(hf, 0),
+    )  # fmt: skip
+
+
+def _ends(hf: dict[str, Any], default: int) -> dict[str, int]:
+    eos = token_id(hf, "eos_token_id", default)
+    bos = token_id(hf, "bos_token_id", eos)
+    pad = token_id(hf, "pad_token_id", eos)
+    return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "decoder_start_token_id": bos}
+
+
+def adapt(config: GPT2Config, tensors: Mapping[str, Tensor]) -> GPT2Config:
+    """A head that is not stored is the embedding's."""
+    names = ("lm_head.weight", "model.language_model.output_layer.weight")
+    return dataclasses.replace(config, tied=config.tied or not any(name in tensors for name in names))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: GPT2Config):
+        super().__init__()
+        self.gated, self.activation = config.gated, config.activation
+        self.up = Linear(config.hidden_size, config.ffn_size * (2 if config.gated else 1), bias=config.bias)
+        self.down = Linear(config.ffn_size, config.hidden_size, bias=config.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.up(x)
+        return self.down(gated(x, self.activation) if self.gated else ACTIVATIONS[self.activation](x))
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPT2Config, layer: int):
+        super().__init__()
+        self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
+        self.attention = SelfAttention(
+            config.hidden_size, config.num_heads, layer, bias=config.bias, scale=None if config.scaled else 1.0,
+            num_kv_heads=config.kv_heads,
+        )  # fmt: skip
+        self.ffn = FeedForward(config)
+
+    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows, angles: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
+        x, y = self.attention_norm(x, delta)
+        x, y = self.ffn_norm(x, self.attention(y, rows, angles=angles))
+        return x, self.ffn(y)
+
+
+def _norm(config: GPT2Config) -> LayerNorm:
+    return LayerNorm(config.hidden_size, eps=config.norm_eps)
+
+
+class GPT2(nn.Module):
+    """Token rows -> hidden rows -> logits."""
+
+    def __init__(self, config: GPT2Config):
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config.vocab_size, config.hidden_size)
+        if config.rotary is None:
+            self.positions = nn.Embedding(config.max_positions, config.hidden_size)
+        else:
+            self.rotary = Rotary(config.rotary)
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
+        self.final_norm = _norm(config)
+        if not config.tied:
+            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def init_buffers(self, device: torch.device) -> None:
+        """Fills what follows from the configuration and is not stored."""
+        if self.config.rotary is not None:
+            self.rotary.init_buffers(device)
+
+    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+        """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
+        x, delta, angles = self.embedding(token_ids, rows.virtual), None, None
+        if self.config.rotary is None:
+            x = x + self.positions(rows.positions)
+        else:
+            angles = self.rotary(rows.positions)
+        for block in self.blocks:
+            x, delta = block(x, delta, rows, angles)
+        return self.final_norm(x, delta)[1]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, hidden_size] -> [R, vocab_size]"""
+        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+
+
+def rules(config: GPT2Config) -> list[Any]:
+    """Weight rules of `GPT2LMHeadModel`, `GPTBigCodeForCausalLM`, SantaCoder's own class, and NeMo's GPT."""
+    return _hf_rules(config) if config.source[0] != "nemo" else _nemo_rules(config)
+
+
+def _hf_rules(config: GPT2Config) -> list[Any]:
+    layer, conv = "transformer.h.{}", config.source == ("gpt2",)
+    names = {f"{layer}.attn.c_proj": "blocks.{}.attention.out", f"{layer}.mlp.c_fc": "blocks.{}.ffn.up",
+             f"{layer}.mlp.c_proj": "blocks.{}.ffn.down"}  # fmt: skip
+    norms = {f"{layer}.ln_1": "blocks.{}.attention_norm", f"{layer}.ln_2": "blocks.{}.ffn_norm",
+             "transformer.ln_f": "final_norm"}  # fmt: skip
+    qkv, ours = f"{layer}.attn.c_attn", "blocks.{}.attention.qkv"
+    found: list[Any] = [Rename("transformer.wpe.weight", "positions.weight")]
+    found += [Drop(f"{layer}.attn.{name}", "the causal mask", optional=True) for name in ("bias", "masked_bias")]
+    found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in norms.items() for kind in ("weight", "bias")]
+    found += [Rename(f"{a}.bias", f"{b}.bias") for a, b in names.items()]
+    found += [(Transpose if conv else Rename)(f"{a}.weight", f"{b}.weight") for a, b in names.items()]
+    if conv and config.kv_heads == 1:
+        apart = f"{layer}.attn.{{q,kv}}_attn"
+        found += [
+            Fuse(f"{apart}.weight", f"{ours}.weight", dim=1, transposed=True),
+            Fuse(f"{apart}.bias", f"{ours}.bias"),
+        ]
+    elif conv:
+        found += [Transpose(f"{qkv}.weight", f"{ours}.weight"), Rename(f"{qkv}.bias", f"{ours}.bias")]
+    elif config.kv_heads == 1:
+        found += [Rename(f"{qkv}.{kind}", f"{ours}.{kind}") for kind in ("weight", "bias")]
+    else:
+        found += [_grouped(f"{qkv}.{kind}", f"{ours}.{kind}", config) for kind in ("weight", "bias")]
+    return [*found, *_head_rules(config, "transformer.wte.weight", "lm_head.weight")]
+
+
+def _nemo_rules(config: GPT2Config) -> list[Any]:
+    root = "model.language_model"
+    layer = f"{root}.encoder.layers.{{}}"
+    names = {
+        f"{layer}.self_attention.dense": "blocks.{}.attention.out",
+        f"{layer}.mlp.dense_4h_to_h": "blocks.{}.ffn.down",
+    }
+    norms = {
+        f"{layer}.input_layernorm": "blocks.{}.attention_norm",
+        f"{layer}.post_attention_layernorm": "blocks.{}.ffn_norm",
+        f"{root}.encoder.final_layernorm": "final_norm",
+    }
+    found: list[Any] = [Drop(f"{root}.rotary_pos_emb.inv_freq", "follows from the configuration", optional=True)]
+    if config.rotary is None:
+        found.append(Rename(f"{root}.embedding.position_embeddings.weight", "positions.weight"))
+    for a, b in norms.items():
+        found.append(Rename(f"{a}.bias", f"{b}.bias"))
+        one_more = Apply(f"{a}.weight", f"{b}.weight", lambda x: x + 1, "stored less one")
+        found.append(one_more if "layernorm1p" in config.source else Rename(f"{a}.weight", f"{b}.weight"))
+    for kind in ("weight", "bias") if config.bias else ("weight",):
+        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
+        found.append(
+            _grouped(f"{layer}.self_attention.query_key_value.{kind}", f"blocks.{{}}.attention.qkv.{kind}", config)
+        )
+        up, ours = f"{layer}.mlp.dense_h_to_4h", f"blocks.{{}}.ffn.up.{kind}"
+        halves = Fuse(f"{layer}.mlp.{{dense_h_to_4h,dense_h_to_4h_2}}.{kind}", ours)
+        found.append(halves if config.gated and "apart" in config.source else Rename(f"{up}.{kind}", ours))
+    return [*found, *_head_rules(config, f"{root}.embedding.word_embeddings.weight", f"{root}.output_layer.weight")]
+
+
+def _grouped(source: str, target: str, config: GPT2Config) -> Apply:
+    """Queries, keys and values lie together a group of heads; here all queries come first."""
+    each = config.num_heads // config.kv_heads
+
+    def sort(x: Tensor) -> Tensor:
+        parts = x.view(config.kv_heads, each + 2, config.head_dim, *x.shape[1:]).split((each, 1, 1), 1)
+        return torch.cat([part.reshape(-1, *x.shape[1:]) for part in parts])
+
+    return Apply(source, target, sort, "queries, keys and values lie together a group of heads")
+
+
+def _head_rules(config: GPT2Config, embedding: str, head: str) -> list[Any]:
+    if config.tied:
+        return [Tied(embedding, "embedding.weight", also=(head,))]
+    return [Rename(embedding, "embedding.weight"), Rename(head, "head.weight")]
+
+
+SPEC = ModelSpec("gpt2", GPT2Config, parse, GPT2, rules, adapt)

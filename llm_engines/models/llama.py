@@ -1,0 +1,191 @@
+"""LLaMA-shaped decoders: LLaMA, Vicuna and Mistral.
+
+Touvron et al., LLaMA (arXiv:2302.13971): RMS norms before the sublayers, rotary positions, SwiGLU. Query heads may
+share heads of keys and values (Ainslie et al., arXiv:2305.13245).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.config import ModelConfig
+from vlm.convert import Drop, Fuse, Rename, Tied
+from vlm.foreign_config import ForeignConfig, token_id
+from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.embedding import Embedding
+from vlm.layers.linear import Linear
+from vlm.layers.norm import RmsNorm
+from vlm.layers.rotary import Rotary, RotaryConfig
+from vlm.ops.gated import ACTIVATIONS, gated
+from vlm.ops.linear import linear
+from vlm.registry import ModelSpec
+
+
+@dataclass(frozen=True)
+class LlamaConfig(ModelConfig):
+    kv_heads: int
+    head_size: int
+    ffn_size: int
+    rotary: RotaryConfig
+    activation: str = "silu"
+    norm_eps: float = 1e-6
+    tied: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rotary, dict):
+            object.__setattr__(self, "rotary", RotaryConfig(**self.rotary))
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_size
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_heads
+
+    @property
+    def cross_attention(self) -> bool:
+        return False
+
+
+def parse(hf: dict[str, Any]) -> LlamaConfig:
+    """A Hugging Face `llama` or `mistral` configuration -> LlamaConfig; ConfigError names every field it cannot
+    honour."""
+    fields = ForeignConfig(hf, "LLaMA")
+    mistral = fields.allow("model_type", ["llama", "mistral"]) == "mistral"
+    fields.ignore("attention_dropout", "pretraining_tp", "rope_theta", "rope_scaling", "rope_parameters")
+    fields.ignore("partial_rotary_factor", "max_sequence_length", "unk_token_id", "use_fused_rms_norm")
+    hidden, heads = fields.take("hidden_size", 4096), fields.take("num_attention_heads", 32)
+    head_size = fields.take("head_dim", None) if hf.get("head_dim") else hidden // heads
+    fields.ignore("head_dim", "num_key_value_heads", "sliding_window")
+    kv_heads = hf.get("num_key_value_heads") or (8 if mistral and "num_key_value_heads" not in hf else heads)
+    if heads % kv_heads:
+        fields.wrong.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    positions = fields.take("max_position_embeddings", 4096 * 32 if mistral else 2048)
+    # within its window a sliding attention is a full one
+    window = (hf.get("sliding_window", 4096) if mistral else None) or positions
+    config = {
+        "vocab_size": fields.take("vocab_size", 32000),
+        "hidden_size": hidden,
+        "num_layers": fields.take("num_hidden_layers", 32),
+        "num_heads": heads,
+        "max_positions": min(positions, window),
+        "kv_heads": kv_heads,
+        "head_size": head_size,
+        "ffn_size": fields.take("intermediate_size", 14336 if mistral else 11008),
+        "rotary": RotaryConfig.parse(hf, head_size, positions),
+        "activation": fields.allow("hidden_act", ACTIVATIONS, default="silu"),
+        "norm_eps": fields.take("rms_norm_eps", 1e-6),
+        "tied": bool(hf.get("tie_word_embeddings", False)),
+        "attention_bias": bool(fields.take("attention_bias", False)),
+        "mlp_bias": bool(fields.take("mlp_bias", False)),
+        "bos_token_id": token_id(hf, "bos_token_id", 1),
+        "eos_token_id": token_id(hf, "eos_token_id", 2),
+        "pad_token_id": token_id(hf, "pad_token_id", 0),
+        "decoder_start_token_id": token_id(hf, "bos_token_id", 1),
+    }
+    fields.finish()
+    return LlamaConfig(**config)
+
+
+def adapt(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
+    """A head that is not stored is the embedding's."""
+    return dataclasses.replace(config, tied=config.tied or "lm_head.weight" not in tensors)
+
+
+def _norm(config: LlamaConfig) -> RmsNorm:
+    return RmsNorm(config.hidden_size, config.norm_eps)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.activation = config.activation
+        self.up = Linear(config.hidden_size, 2 * config.ffn_size, bias=config.mlp_bias)
+        self.down = Linear(config.ffn_size, config.hidden_size, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(gated(self.up(x), self.activation))
+
+
+class Block(nn.Module):
+    def __init__(self, config: LlamaConfig, layer: int):
+        super().__init__()
+        self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
+        self.attention = SelfAttention(
+            config.hidden_size, config.num_heads, layer, config.head_size, config.attention_bias,
+            num_kv_heads=config.kv_heads,
+        )  # fmt: skip
+        self.ffn = FeedForward(config)
+
+    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows, angles: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
+        x, y = self.attention_norm(x, delta)
+        x, y = self.ffn_norm(x, self.attention(y, rows, angles=angles))
+        return x, self.ffn(y)
+
+
+class Llama(nn.Module):
+    """Token rows -> hidden rows -> logits."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config.vocab_size, config.hidden_size)
+        self.rotary = Rotary(config.rotary)
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
+        self.final_norm = _norm(config)
+        if not config.tied:
+            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def init_buffers(self, device: torch.device) -> None:
+        """Fills what follows from the configuration and is not stored."""
+        self.rotary.init_buffers(device)
+
+    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+        """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
+        x, delta, angles = self.embedding(token_ids, rows.virtual), None, self.rotary(rows.positions)
+        for block in self.blocks:
+            x, delta = block(x, delta, rows, angles)
+        return self.final_norm(x, delta)[1]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, hidden_size] -> [R, vocab_size]"""
+        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+
+
+def rules(config: LlamaConfig) -> list[Any]:
+    """Weight rules of `LlamaForCausalLM` and `MistralForCausalLM`."""
+    layer = "model.layers.{}"
+    names = {
+        f"{layer}.self_attn.o_proj": "blocks.{}.attention.out",
+        f"{layer}.mlp.down_proj": "blocks.{}.ffn.down",
+    }
+    fused = {
+        f"{layer}.self_attn.{{q,k,v}}_proj": "blocks.{}.attention.qkv",
+        f"{layer}.mlp.{{gate,up}}_proj": "blocks.{}.ffn.up",
+    }
+    found: list[Any] = [
+        Rename(f"{layer}.input_layernorm.weight", "blocks.{}.attention_norm.weight"),
+        Rename(f"{layer}.post_attention_layernorm.weight", "blocks.{}.ffn_norm.weight"),
+        Rename("model.norm.weight", "final_norm.weight"),
+        Drop(f"{layer}.self_attn.rotary_emb.inv_freq", "follows from the configuration", optional=True),
+    ]
+    for kind in ("weight", "bias"):
+        has = {"self_attn": kind == "weight" or config.attention_bias, "mlp": kind == "weight" or config.mlp_bias}
+        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() if has[a.split(".")[3]]]
+        found += [Fuse(f"{a}.{kind}", f"{b}.{kind}") for a, b in fused.items() if has[a.split(".")[3]]]
+    if config.tied:
+        return [*found, Tied("model.embed_tokens.weight", "embedding.weight", also=("lm_head.weight",))]
+    return [*found, Rename("model.embed_tokens.weight", "embedding.weight"), Rename("lm_head.weight", "head.weight")]
+
+
+SPEC = ModelSpec("llama", LlamaConfig, parse, Llama, rules, adapt)

@@ -1,0 +1,172 @@
+"""OPT decoders (Zhang et al., arXiv:2205.01068): learned positions, which start at row 2, and relu.
+
+The 350m variant normalizes after each sublayer, and its embeddings are narrower than its layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from vlm.config import ModelConfig
+from vlm.convert import Fuse, Rename, Tied
+from vlm.foreign_config import ForeignConfig, token_id
+from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.embedding import Embedding
+from vlm.layers.linear import Linear
+from vlm.layers.norm import LayerNorm
+from vlm.ops.gated import ACTIVATIONS
+from vlm.ops.linear import linear
+from vlm.registry import ModelSpec
+
+POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a relic of fairseq's padding index
+
+
+@dataclass(frozen=True)
+class OPTConfig(ModelConfig):
+    ffn_size: int
+    embedding_width: int
+    activation: str = "relu"
+    pre_norm: bool = True  # norms before the sublayers, else after
+    final_norm: bool = True
+    bias: bool = True
+    tied: bool = True
+
+    @property
+    def embedding_size(self) -> int:
+        return self.embedding_width
+
+    @property
+    def cross_attention(self) -> bool:
+        return False
+
+
+def parse(hf: dict[str, Any]) -> OPTConfig:
+    """A Hugging Face `opt` configuration -> OPTConfig; ConfigError names every field it cannot honour."""
+    fields = ForeignConfig(hf, "OPT")
+    fields.allow("model_type", ["opt"])
+    fields.allow("layer_norm_elementwise_affine", [True], default=True)
+    fields.ignore("dropout", "attention_dropout", "activation_dropout", "layerdrop", "word_embed_proj_dim")
+    fields.ignore("_remove_final_layer_norm")
+    hidden, heads = fields.take("hidden_size", 768), fields.take("num_attention_heads", 12)
+    if hidden % heads:
+        fields.wrong.append(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
+    pre_norm = bool(fields.take("do_layer_norm_before", True))
+    config = {
+        "vocab_size": fields.take("vocab_size", 50272),
+        "hidden_size": hidden,
+        "num_layers": fields.take("num_hidden_layers", 12),
+        "num_heads": heads,
+        "max_positions": fields.take("max_position_embeddings", 2048),
+        "ffn_size": fields.take("ffn_dim", 3072),
+        "embedding_width": hf.get("word_embed_proj_dim") or hidden,
+        "activation": fields.allow("activation_function", ACTIVATIONS, default="relu"),
+        "pre_norm": pre_norm,
+        "final_norm": pre_norm and not hf.get("_remove_final_layer_norm"),
+        "bias": bool(fields.take("enable_bias", True)),
+        "tied": bool(hf.get("tie_word_embeddings", True)),
+        "bos_token_id": token_id(hf, "bos_token_id", 2),
+        "eos_token_id": token_id(hf, "eos_token_id", 2),
+        "pad_token_id": token_id(hf, "pad_token_id", 1),
+        "decoder_start_token_id": token_id(hf, "bos_token_id", 2),
+    }
+    fields.finish()
+    return OPTConfig(**config)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, config: OPTConfig):
+        super().__init__()
+        self.up = Linear(config.hidden_size, config.ffn_size, bias=config.bias)
+        self.down = Linear(config.ffn_size, config.hidden_size, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))
+
+
+class Block(nn.Module):
+    def __init__(self, config: OPTConfig, layer: int):
+        super().__init__()
+        self.pre_norm = config.pre_norm
+        self.attention_norm, self.ffn_norm = LayerNorm(config.hidden_size), LayerNorm(config.hidden_size)
+        self.attention = SelfAttention(config.hidden_size, config.num_heads, layer, bias=config.bias)
+        self.ffn = FeedForward(config)
+
+    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows) -> tuple[Tensor, Tensor | None]:
+        """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
+        adds it in one pass."""
+        if self.pre_norm:
+            x, y = self.attention_norm(x, delta)
+            x, y = self.ffn_norm(x, self.attention(y, rows))
+            return x, self.ffn(y)
+        x = self.attention_norm(x, self.attention(x, rows))[1]
+        return self.ffn_norm(x, self.ffn(x))[1], None
+
+
+class OPT(nn.Module):
+    """Token rows -> hidden rows -> logits."""
+
+    def __init__(self, config: OPTConfig):
+        super().__init__()
+        self.config, width = config, config.embedding_width
+        self.embedding = Embedding(config.vocab_size, width)
+        self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
+        self.projected = width != config.hidden_size
+        if self.projected:
+            self.project_in = Linear(width, config.hidden_size, bias=False)
+            self.project_out = Linear(config.hidden_size, width, bias=False)
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
+        if config.final_norm:
+            self.final_norm = LayerNorm(config.hidden_size)
+        if not config.tied:
+            self.head = Linear(width, config.vocab_size, bias=False)
+
+    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+        """token_ids [R] -> hidden [R, embedding_size], final norm applied"""
+        x = self.embedding(token_ids, rows.virtual)
+        x = self.project_in(x) if self.projected else x
+        x, delta = x + self.positions(rows.positions + POSITION_OFFSET), None
+        for block in self.blocks:
+            x, delta = block(x, delta, rows)
+        if self.config.final_norm:
+            x = self.final_norm(x, delta)[1]
+        elif delta is not None:
+            x = x + delta
+        return self.project_out(x) if self.projected else x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [R, embedding_size] -> [R, vocab_size]"""
+        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+
+
+def rules(config: OPTConfig) -> list[Any]:
+    """Weight rules of `OPTForCausalLM`."""
+    d, layer = "model.decoder", "model.decoder.layers.{}"
+    names = {
+        f"{layer}.self_attn.out_proj": "blocks.{}.attention.out",
+        f"{layer}.fc1": "blocks.{}.ffn.up",
+        f"{layer}.fc2": "blocks.{}.ffn.down",
+    }
+    norms = {
+        f"{layer}.self_attn_layer_norm": "blocks.{}.attention_norm",
+        f"{layer}.final_layer_norm": "blocks.{}.ffn_norm",
+    }
+    if config.final_norm:
+        norms[f"{d}.final_layer_norm"] = "final_norm"
+    found: list[Any] = [Rename(f"{d}.embed_positions.weight", "positions.weight")]
+    for kind in ("weight", "bias"):
+        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in norms.items()]
+        if kind == "weight" or config.bias:
+            found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
+            found.append(Fuse(f"{layer}.self_attn.{{q,k,v}}_proj.{kind}", f"blocks.{{}}.attention.qkv.{kind}"))
+    if config.embedding_width != config.hidden_size:
+        found += [Rename(f"{d}.project_{way}.weight", f"project_{way}.weight") for way in ("in", "out")]
+    if config.tied:
+        return [*found, Tied(f"{d}.embed_tokens.weight", "embedding.weight", also=("lm_head.weight",))]
+    return [*found, Rename(f"{d}.embed_tokens.weight", "embedding.weight"), Rename("lm_head.weight", "head.weight")]
+
+
+SPEC = ModelSpec("opt", OPTConfig, parse, OPT, rules)

@@ -1,0 +1,27 @@
+"""Norms that first add what the last sublayer left: (stream, delta) -> (stream + delta, normalized), in one pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vlm.ops.add_layer_norm import add_layer_norm
+from vlm.ops.add_rms_norm import add_rms_norm
+
+
+class LayerNorm(nn.LayerNorm):
+    """x [..., C] and delta, None where there is nothing to add -> two of the same shape"""
+
+    def forward(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
+
+
+class RmsNorm(nn.Module):
+    """x [..., C] and delta, None where there is nothing to add -> two of the same shape"""
+
+    def __init__(self, width: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return add_rms_norm(x, delta, self.weight, self.eps)

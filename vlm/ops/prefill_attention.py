@@ -1,0 +1,79 @@
+"""Causal attention of many rows a sequence over the paged cache: a prompt, or a chunk of one.
+
+The rows' keys and values are in the cache before any of them attends, with those of earlier chunks and of blocks that
+another sequence filled. The work is a list of tiles, each some consecutive rows of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TILE_ROWS = 64  # query rows a tile on CUDA; on the CPU a tile is a whole chunk
+
+
+def tiles_of(chunks: Iterable[tuple[int, int, int]], rows: int | None = TILE_ROWS) -> list[tuple[int, int, int, int]]:
+    """(slot, first position, rows) of each chunk, in the order of the rows -> (first row, rows, slot, first position)
+    of each tile"""
+    tiles, row = [], 0
+    for slot, position, count in chunks:
+        step = rows or count
+        tiles += [(row + i, min(step, count - i), slot, position + i) for i in range(0, count, step)]
+        row += count
+    return tiles
+
+
+def reference(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
+) -> Tensor:
+    out = torch.empty_like(q)
+    for row, count, slot, position in tiles.tolist():
+        if count:
+            k, v = (_held(cache, tables[slot], position + count) for cache in (keys, values))
+            queries = q[row : row + count]
+            out[row : row + count] = _attend(queries, k, v, scale, _mask(queries, k, position, bias)).to(q.dtype)
+    return out
+
+
+def _held(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    """The first `length` tokens of a block table, [H, length, D] float32."""
+    blocks = table[: -(-length // cache.shape[2])].long()
+    return cache.transpose(1, 2)[blocks].flatten(0, 1)[:length].transpose(0, 1).float()
+
+
+def _mask(q: Tensor, k: Tensor, position: int, bias: Tensor | None) -> Tensor:
+    """[rows, keys] of what is seen, or [H, rows, keys] of what is added"""
+    distances = (
+        torch.arange(k.shape[1], device=q.device) - torch.arange(position, position + len(q), device=q.device)[:, None]
+    )
+    if bias is None:
+        return distances <= 0
+    most = bias.shape[1] // 2
+    return bias[:, distances.clamp(-most, most) + most].masked_fill(distances > 0, float("-inf"))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tensor:
+    """q [R, H, D], k, v [H_kv, T, D] -> [R, H, D]"""
+    groups = q.shape[1] // len(k)
+    k, v = (x.repeat_interleave(groups, 0)[None] for x in (k, v))
+    found = F.scaled_dot_product_attention(q.transpose(0, 1)[None].float(), k, v, attn_mask=mask, scale=scale)
+    return found[0].transpose(0, 1)
+
+
+def prefill_attention(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
+) -> Tensor:
+    """softmax(q kᵀ · scale + bias) v, each row over its sequence's tokens up to and with its own.
+
+    q [R, H, D] (may be a strided view); keys, values [blocks, H_kv, block_size, D], H a multiple of H_kv;
+    tables [S, n] int32; tiles [T, 4] int32 (`tiles_of`; empty ones may follow); bias [H, 2 M + 1] float32 by key -
+    query distance -> [R, H, D]
+    """
+    if q.is_cuda:
+        from vlm.ops.kernels.prefill_attention import prefill_attention as kernel
+
+        return kernel(q, keys, values, tables, tiles, scale, bias)
+    return reference(q, keys, values, tables, tiles, scale, bias)

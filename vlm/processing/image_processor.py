@@ -1,0 +1,124 @@
+"""RGB pictures -> pixel values, by the image processor that a model was trained with, as transformers defines it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from PIL import Image
+
+from vlm.errors import EngineError, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KINDS = ("NougatImageProcessor", "CLIPImageProcessor", "BlipImageProcessor", "SiglipImageProcessor")
+_NOT_ARGUMENTS = {"image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"}
+
+
+class ImageProcessor:
+    """A model folder's image processor. Used by several threads at once."""
+
+    def __init__(self, config: dict[str, Any], kind: str = KINDS[0]):
+        import transformers
+
+        made = _nougat() if kind == "NougatImageProcessor" else getattr(transformers, kind)
+        self._processor = made(**{k: v for k, v in config.items() if k not in _NOT_ARGUMENTS})
+
+    @classmethod
+    def from_dir(cls, folder: Path, kind: str = KINDS[0]) -> ImageProcessor | None:
+        """Reads preprocessor_config.json, or its part of processor_config.json; None where there is neither.
+
+        `kind`: what it is where the file does not say. EngineError when it is damaged or for a processor not known.
+        """
+        for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
+            if (folder / name).is_file():
+                config = _read(folder / name)
+                if part is None or isinstance(config.get(part), dict):
+                    return cls._of(config if part is None else config[part], folder / name, kind)
+        return None
+
+    @classmethod
+    def _of(cls, config: dict[str, Any], path: Path, kind: str) -> ImageProcessor:
+        said = str(config.get("image_processor_type", config.get("feature_extractor_type", kind)))
+        said = said.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
+        if said not in KINDS:
+            raise EngineError(f"{path} asks for {said}; supported are {listed(KINDS)}.")
+        return cls(config, said)
+
+    @classmethod
+    def default(cls, image_size: tuple[int, int], kind: str = KINDS[0]) -> ImageProcessor:
+        """For a model without a processor: the published settings at `image_size` (height, width)."""
+        size = {"height": image_size[0], "width": image_size[1]}
+        if kind == "CLIPImageProcessor":
+            return cls({"size": {"shortest_edge": min(image_size)}, "crop_size": size}, kind)
+        return cls({"size": size}, kind)
+
+    def __call__(self, images: Sequence[Image.Image]) -> Tensor:
+        """RGB images -> pixel values [n, 3, H, W] float32"""
+        return self._processor([_widened(image) for image in images], return_tensors="pt")["pixel_values"].float()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{path} cannot be read: {error}.") from None
+    if not isinstance(config, dict):
+        raise EngineError(f"{path} holds no settings; copy the file from the model's folder again.")
+    return config
+
+
+def _nougat() -> type:
+    from transformers import NougatImageProcessor
+
+    class Processor(NougatImageProcessor):
+        def crop_margin(self, image: Tensor, gray_threshold: int = 200) -> Tensor:
+            """The same box, found several times faster; keeps the margin where nothing but a sliver would be left,
+            which cannot be scaled to the frame."""
+            cropped = _without_margin(image, gray_threshold)
+            return image if _is_sliver(*cropped.shape[-2:]) else cropped
+
+    return Processor
+
+
+_SLIMMEST = 64  # longest side over shortest
+
+
+def _without_margin(image: Tensor, threshold: int) -> Tensor:
+    """image [3, H, W] uint8 -> the box of what is darker than `threshold` on the page's own scale of 0 to 255"""
+    import torch
+    from torchvision.transforms.v2 import functional
+
+    # by strips, whose intermediate floats stay in the processor's cache
+    strips = [functional.rgb_to_grayscale(strip, num_output_channels=1)[0] for strip in image.split(64, dim=1)]
+    grey = torch.cat(strips)
+    low, high = (int(value) for value in grey.aminmax())
+    if low == high:
+        return image
+    shades = torch.arange(low, high + 1, dtype=torch.uint8)
+    dark = low + int(((shades - low) / (high - low) * 255 < threshold).sum())  # and what is below
+    (top, bottom), (left, right) = (_ends(grey.amin(axis) < dark) for axis in (1, 0))
+    return image[:, top : bottom + 1, left : right + 1]
+
+
+def _ends(marked: Tensor) -> tuple[int, int]:
+    found = marked.nonzero()[:, 0]
+    return int(found[0]), int(found[-1])
+
+
+def _is_sliver(height: int, width: int) -> bool:
+    return max(height, width) > _SLIMMEST * min(height, width)
+
+
+def _widened(image: Image.Image) -> Image.Image:
+    """Pads slivers with white: scaled to the frame's height they would have a width of no pixel."""
+    width, height = image.size
+    if not _is_sliver(height, width):
+        return image
+    least = -(-max(width, height) // _SLIMMEST)
+    padded = Image.new("RGB", (max(width, least), max(height, least)), "white")
+    padded.paste(image, (0, 0))
+    return padded

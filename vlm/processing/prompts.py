@@ -1,0 +1,191 @@
+"""Prompts of vision-language models and of decoders alone: a question and its images, or a conversation -> token ids.
+
+Images become rows of the request's prompt table: ids from the vocabulary's size on.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import EngineError, InputError, listed
+from vlm.processing.tokenization import Tokenizer
+from vlm.registry import PromptFormat
+
+PLACEHOLDER = "<image>"
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class Message:
+    """A turn of a conversation: texts and, where images stand between them, PLACEHOLDER."""
+
+    role: str
+    parts: tuple[str, ...]
+
+    def for_template(self, plain: bool) -> dict[str, Any]:
+        """As chat templates take it: with its parts, or as one text."""
+        if plain:
+            return {"role": self.role, "content": "".join(self.parts)}
+        parts = [{"type": "image"} if p == PLACEHOLDER else {"type": "text", "text": p} for p in self.parts]
+        return {"role": self.role, "content": parts}
+
+
+def read_messages(messages: Any) -> tuple[list[Message], list[Any]]:
+    """A conversation -> its turns and its images in order.
+
+    A turn is {"role", "content"}; the content is a text, or a list of {"type": "text", "text"} and {"type": "image",
+    "image"}. InputError names what is wrong.
+    """
+    if not isinstance(messages, list | tuple) or not messages:
+        raise InputError('messages is empty; give a list of {"role": "user", "content": "..."}.')
+    turns, images = [], []
+    for number, message in enumerate(messages, 1):
+        if not isinstance(message, Mapping) or message.get("role") not in ROLES or "content" not in message:
+            raise InputError(f"message {number} needs a role ({listed(ROLES)}) and a content.")
+        parts = []
+        content = message["content"]
+        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind == "text" and isinstance(part.get("text"), str):
+                parts += split_text(part["text"])
+            elif kind == "image":
+                parts.append(PLACEHOLDER)
+                images += [part["image"]] if part.get("image") is not None else []
+            else:
+                raise InputError(f"message {number} holds a part of type {kind!r}; allowed are text and image.")
+        turns.append(Message(message["role"], tuple(parts)))
+    return turns, images
+
+
+def split_text(text: str) -> list[str]:
+    """A text at its placeholders, which are kept; empty pieces are not."""
+    pieces = [piece for text_piece in text.split(PLACEHOLDER) for piece in (PLACEHOLDER, text_piece)][1:]
+    return [piece for piece in pieces if piece]
+
+
+class Prompts:
+    """Makes the prompts of one engine. Used by several threads at once."""
+
+    def __init__(
+        self, form: PromptFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int, num_features: int
+    ):
+        self.form, self.tokenizer, self.template = form, tokenizer, template
+        self.vocab_size, self.num_features = vocab_size, num_features
+
+    @classmethod
+    def load(
+        cls, form: PromptFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int, num_features: int
+    ) -> Prompts:
+        """With the folder's chat template, or the family's where the folder has none."""
+        template = (read_template(folder) if folder else None) or form.template
+        return cls(form, tokenizer, template, vocab_size, num_features)
+
+    # --- text ---
+    def of_prompt(self, prompt: str, num_images: int) -> str:
+        """What the model reads for a question about images; those that the text does not place come first."""
+        placed = prompt.count(PLACEHOLDER)
+        _check_count(placed, num_images, optional=not placed)
+        if self.form.question is not None:
+            asked = prompt.rstrip().endswith("?") and "Answer:" not in prompt
+            return self.form.question.format(prompt=prompt.strip()) if asked else prompt
+        if self.template is None:
+            return prompt if placed else PLACEHOLDER * num_images + prompt
+        parts = (*([] if placed else [PLACEHOLDER] * num_images), *split_text(prompt))
+        return self._rendered([Message("user", parts)])
+
+    def of_messages(self, turns: list[Message], num_images: int) -> str:
+        """What the model reads for a conversation that it is to go on with."""
+        _check_count(sum(turn.parts.count(PLACEHOLDER) for turn in turns), num_images)
+        if self.template is None:
+            raise InputError("this model has no chat template, it does not converse; give a prompt instead.")
+        if turns[-1].role == "assistant":
+            raise InputError("the last message is the assistant's; end with one of the user.")
+        return self._rendered(turns)
+
+    def _rendered(self, turns: list[Message]) -> str:
+        from jinja2 import TemplateError
+
+        plain = "type" not in self.template  # it takes contents as texts
+        ends = {f"{end}_token": getattr(self.tokenizer, f"{end}_token", "") for end in ("bos", "eos")}
+        messages = [turn.for_template(plain) for turn in turns]
+        try:
+            return compiled(self.template).render(messages=messages, add_generation_prompt=True, **ends)
+        except TemplateError as error:
+            raise InputError(f"the model's chat template does not take this conversation: {error}.") from None
+
+    # --- ids ---
+    def ids(self, text: str, num_images: int, given_rows: int = 0) -> list[int]:
+        """The tokens of a text, its i-th placeholder the rows of image i; `given_rows` of the prompt table come before
+        them."""
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; give token ids instead of text.")
+        if self.form.images == "first":
+            rows = [row for image in range(num_images) for row in self.rows(image, given_rows)]
+            return rows + self.tokenizer.encode_source(text.replace(PLACEHOLDER, ""))
+        _check_count(text.count(PLACEHOLDER), num_images)
+        before, after = self.tokenizer.ends
+        if self.tokenizer.bos_token and text.startswith(self.tokenizer.bos_token):
+            before = []
+        return [*before, *self._inline(text, given_rows), *after]
+
+    def _inline(self, text: str, given_rows: int) -> Iterator[int]:
+        image = itertools.count()
+        if (place := self.tokenizer.id_of(PLACEHOLDER)) is not None:
+            for token in self.tokenizer.encode(text):
+                yield from self.rows(next(image), given_rows) if token == place else (token,)
+            return
+        for piece in split_text(text):
+            yield from self.rows(next(image), given_rows) if piece == PLACEHOLDER else self.tokenizer.encode(piece)
+
+    def rows(self, image: int, given_rows: int = 0) -> range:
+        """The ids that stand for an image's features."""
+        first = self.vocab_size + given_rows + image * self.num_features
+        return range(first, first + self.num_features)
+
+
+def _check_count(placed: int, num_images: int, optional: bool = False) -> None:
+    if placed != num_images and not optional:
+        raise InputError(
+            f"the prompt has {placed} {PLACEHOLDER} placeholders and {num_images} images were given; give one for each."
+        )
+
+
+def read_template(folder: Path) -> str | None:
+    """A folder's chat template: a file of its own, or a part of the tokenizer's or processor's settings."""
+    if (file := folder / "chat_template.jinja").is_file():
+        return file.read_text(encoding="utf-8")
+    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        if (folder / name).is_file():
+            try:
+                found = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
+            except (ValueError, AttributeError) as error:
+                raise EngineError(f"{folder / name} is damaged: {error}.") from None
+            if isinstance(found, list):  # several by name
+                found = next((x.get("template") for x in found if x.get("name") == "default"), None)
+            if isinstance(found, str):
+                return found
+    return None
+
+
+@functools.lru_cache(maxsize=8)
+def compiled(template: str) -> Any:
+    """A template, to be rendered where it can reach nothing."""
+    from jinja2 import TemplateError
+    from jinja2.ext import loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.globals["raise_exception"] = refuse
+    try:
+        return environment.from_string(template)
+    except TemplateError as error:
+        raise EngineError(f"the model's chat template is damaged: {error}.") from None
