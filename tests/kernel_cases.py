@@ -8,22 +8,28 @@ from vlm.ops import add_layer_norm as norm_op
 from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import advance as advance_op
 from vlm.ops import beam_search as beam_op
+from vlm.ops import embed as embed_op
 from vlm.ops import gated as gated_op
 from vlm.ops import kv_write as write_op
 from vlm.ops import likeliest as likeliest_op
 from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
+from vlm.ops import prefill_attention as prefill_op
+from vlm.ops import rotary as rotary_op
 from vlm.ops import sample as sample_op
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import advance as advance_kernel
 from vlm.ops.kernels import beam_search as beam_kernel
 from vlm.ops.kernels import copy_blocks as copy_kernel
+from vlm.ops.kernels import embed as embed_kernel
 from vlm.ops.kernels import gated as gated_kernel
 from vlm.ops.kernels import kv_write as write_kernel
 from vlm.ops.kernels import likeliest as likeliest_kernel
 from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
+from vlm.ops.kernels import prefill_attention as prefill_kernel
+from vlm.ops.kernels import rotary as rotary_kernel
 from vlm.ops.kernels import sample as sample_kernel
 
 SLOTS = 6
@@ -51,6 +57,62 @@ def paged_attention(device: torch.device) -> None:
             want = attention_op.reference(*arguments, dim**-0.5, bias)
             found = attention_kernel.paged_attention(*arguments, dim**-0.5, bias)
             torch.testing.assert_close(found, want, atol=2e-6, rtol=1e-5)
+
+
+def grouped_attention(device: torch.device) -> None:
+    # several query heads a head of keys: groups that are no power of two, one head for all, padded head sizes
+    for rows, heads, kv_heads, dim, block, width in ((3, 6, 2, 12, 8, 5), (2, 20, 1, 32, 16, 20), (4, 4, 2, 64, 8, 30)):
+        keys, values = (torch.randn(99, kv_heads, block, dim) for _ in range(2))
+        tables, slots = _ints(99, SLOTS, width), _ints(SLOTS, rows)
+        lengths = _ints(width * block + 1, rows, low=1)
+        q = torch.randn(rows, 2, heads, dim)[:, 1]
+        arguments = [x.to(device) for x in (q, keys, values, tables, slots, lengths)]
+        attention_kernel._processors = lambda index: 132
+        want = attention_op.reference(*arguments, dim**-0.5)
+        found = attention_kernel.paged_attention(*arguments, dim**-0.5)
+        torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
+
+
+def prefill_attention(device: torch.device) -> None:
+    # (slot, first position, rows): a whole prompt, a later chunk, a single row, one beyond a tile
+    spans = [(2, 0, 7), (0, 21, 5), (4, 3, 1), (1, 10, 70)]
+    rows = sum(count for *_, count in spans)
+    for heads, kv_heads, dim, block, most in ((2, 2, 12, 8, 6), (4, 1, 32, 16, 9), (4, 2, 64, 16, 9)):
+        keys, values = (torch.randn(60, kv_heads, block, dim, device=device) for _ in range(2))
+        tables = _ints(60, SLOTS, 12).to(device)
+        q = torch.randn(rows, 2, heads, dim, device=device)[:, 1]
+        whole, tiles = (torch.tensor(prefill_op.tiles_of(spans, n), dtype=torch.int32) for n in (None, 64))
+        tiles = torch.cat([tiles, torch.zeros(1, 4, dtype=torch.int32)]).to(device)
+        for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
+            want = prefill_op.reference(q, keys, values, tables, whole, dim**-0.5, bias)
+            found = prefill_kernel.prefill_attention(q, keys, values, tables, tiles, dim**-0.5, bias)
+            torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+
+
+def rotary(device: torch.device) -> None:
+    for rows, heads, kv_heads, dim, half in ((5, 3, 3, 12, 6), (4, 4, 2, 32, 8), (2, 6, 1, 20, 10)):
+        tables = torch.randperm(SLOTS * 4, dtype=torch.int32).view(SLOTS, 4).to(device)
+        slots, positions = torch.randperm(SLOTS, dtype=torch.int32)[:rows].to(device), _ints(32, rows).to(device)
+        parts = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
+        angles = torch.randn(rows, 2, half, device=device)
+        caches = [torch.zeros(SLOTS * 4, kv_heads, 8, dim, device=device) for _ in range(4)]
+        want = rotary_op.reference(*parts, angles, *caches[:2], tables, slots, positions)
+        found = rotary_kernel.rotary_kv_write(*parts, angles, *caches[2:], tables, slots, positions)
+        for a, b in ((found, want), (caches[2], caches[0]), (caches[3], caches[1])):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+        assert caches[1].count_nonzero() == rows * kv_heads * dim
+
+
+def embed(device: torch.device) -> None:
+    for width in (12, 2100):
+        weight, table = torch.randn(30, width, device=device), torch.randn(7, width, device=device)
+        ids, at = _ints(40, 9).to(device), _ints(7, 9).to(device)
+        ids[0], ids[1] = 29, 30
+        for dtype in (torch.float32, torch.float16):
+            arguments = (ids, weight.to(dtype), table, at, 3.5)
+            torch.testing.assert_close(embed_kernel.embed(*arguments), embed_op.reference(*arguments), atol=0, rtol=0)
+        plain = (ids.clamp(max=29), weight, None, None, 1.0)
+        assert torch.equal(embed_kernel.embed(*plain), embed_op.reference(*plain))
 
 
 def kv_write(device: torch.device) -> None:
@@ -255,6 +317,10 @@ CASES = {
     for f in (
         paged_attention,
         packed_attention,
+        grouped_attention,
+        prefill_attention,
+        rotary,
+        embed,
         kv_write,
         add_layer_norm,
         add_rms_norm,

@@ -12,6 +12,10 @@ pytestmark = [
 NAMES = [
     "paged_attention",
     "packed_attention",
+    "grouped_attention",
+    "prefill_attention",
+    "rotary",
+    "embed",
     "kv_write",
     "add_layer_norm",
     "add_rms_norm",

@@ -27,7 +27,7 @@ def cpu(**options) -> RuntimeConfig:
 
 
 def test_every_family_has_a_parity_case():
-    assert set(registry.families()) == {"nougat", "t5", "bart", "fairseq"}, (
+    assert set(registry.families()) == {"nougat", "t5", "bart", "fairseq", "llama", "opt", "gpt2"}, (
         "a new family needs its parity file; then name it here"
     )
 

@@ -26,4 +26,4 @@ def test_kernels_equal_their_references_in_the_interpreter():
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=280, cwd="."
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.count("ok ") == 12
+    assert run.stdout.count("ok ") == 16

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels import grouped_attention
+
 LOG2E = 1.4426950408889634
 TILE, WARPS = 32, 1  # tokens a step of a program, and its warps: 93% of an H200's bandwidth at 128 rows
 
@@ -102,18 +104,27 @@ def paged_attention(
     bias: Tensor | None = None,
 ) -> Tensor:
     rows, heads, dim = q.shape
-    block = keys.shape[2]
+    kv_heads, block = keys.shape[1:3]
     pad = triton.next_power_of_2(dim)
-    splits = num_splits(rows * heads, tables.shape[1] * block, _processors(q.device.index or 0))
+    splits = num_splits(rows * kv_heads, tables.shape[1] * block, _processors(q.device.index or 0))
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     stats = torch.empty((2, rows * heads * splits), dtype=torch.float32, device=q.device)
     acc = out if splits == 1 else torch.empty((rows * heads * splits, pad), dtype=torch.float32, device=q.device)
-    _attend[(rows, heads, splits)](
-        q, keys, values, tables, slots, lengths, lengths if bias is None else bias, acc, stats[0], stats[1],
-        scale * LOG2E, q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), tables.stride(0),
-        0 if bias is None else bias.shape[1] // 2,
-        D=dim, D_PAD=pad, BLOCK=block, TILE=TILE, SPLITS=splits, BIAS=bias is not None, num_warps=WARPS,
-    )  # fmt: skip
+    strides = (q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), tables.stride(0))
+    if kv_heads < heads:
+        assert bias is None
+        group = heads // kv_heads
+        grouped_attention.attend[(rows, kv_heads, splits)](
+            q, keys, values, tables, slots, lengths, acc, stats[0], stats[1], scale * LOG2E, *strides,
+            GROUP=group, G=max(16, triton.next_power_of_2(group)), DIM=dim, D=max(16, pad), PAD=pad, BLOCK=block,
+            TILE=grouped_attention.TILE, SPLITS=splits, num_warps=4,
+        )  # fmt: skip
+    else:
+        _attend[(rows, heads, splits)](
+            q, keys, values, tables, slots, lengths, lengths if bias is None else bias, acc, stats[0], stats[1],
+            scale * LOG2E, *strides, 0 if bias is None else bias.shape[1] // 2,
+            D=dim, D_PAD=pad, BLOCK=block, TILE=TILE, SPLITS=splits, BIAS=bias is not None, num_warps=WARPS,
+        )  # fmt: skip
     if splits > 1:
         _merge[(rows * heads,)](acc, stats[0], stats[1], out, D=dim, D_PAD=pad, SPLITS=splits, num_warps=1)
     return out

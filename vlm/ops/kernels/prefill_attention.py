@@ -1,0 +1,80 @@
+"""Flash attention of a prompt over the paged cache: a program per (tile of query rows, head).
+
+Dao, FlashAttention-2 (arXiv:2307.08691). Products are the tensor cores', sums and the relative bias float32. Tiles of
+keys that all of a tile's rows see need no mask.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vlm.ops.prefill_attention import TILE_ROWS
+
+LOG2E = 1.4426950408889634
+TILE_KEYS = 64
+
+
+@triton.jit
+def _attend(
+    q_ptr, keys_ptr, values_ptr, tables_ptr, tiles_ptr, bias_ptr, out_ptr, scale, q_row, block_stride, head_stride,
+    table_stride, MOST,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    # the longest tiles first: they take the most time
+    tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
+    row, count = tl.load(tiles_ptr + tile * 4), tl.load(tiles_ptr + tile * 4 + 1)
+    table = tables_ptr + tl.load(tiles_ptr + tile * 4 + 2) * table_stride
+    position = tl.load(tiles_ptr + tile * 4 + 3)
+    m = tl.arange(0, M)
+    d = tl.arange(0, D)
+    asks = (m < count)[:, None] & (d < DIM)[None, :]
+    q_at = (row + m)[:, None].to(tl.int64) * q_row + head * DIM + d[None, :]
+    q = tl.load(q_ptr + q_at, mask=asks, other=0.0)
+    here = position + m
+    end = position + count
+    inside = head // GROUP * head_stride
+    highest = tl.full([M], -float("inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, D], tl.float32)
+    for first in range(0, end, N):
+        n = first + tl.arange(0, N)
+        block = tl.load(table + n // BLOCK, mask=n < end, other=0).to(tl.int64)
+        at = (block * block_stride + inside + (n % BLOCK) * DIM)[:, None] + d[None, :]
+        there = (n < end)[:, None] & (d < DIM)[None, :]
+        k = tl.load(keys_ptr + at, mask=there, other=0.0)
+        v = tl.load(values_ptr + at, mask=there, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if BIAS:
+            far = n[None, :] - here[:, None]
+            far = tl.minimum(tl.maximum(far, -MOST), MOST) + MOST
+            scores += tl.load(bias_ptr + head * (2 * MOST + 1) + far) * 1.4426950408889634
+        if first + N > position:
+            scores = tl.where((n[None, :] <= here[:, None]) & (n < end)[None, :], scores, -float("inf"))
+        new_highest = tl.maximum(highest, tl.max(scores, 1))
+        shrink = tl.exp2(highest - new_highest)
+        weights = tl.exp2(scores - new_highest[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        highest = new_highest
+    out = out_ptr + (row + m)[:, None].to(tl.int64) * (HEADS * DIM) + head * DIM + d[None, :]
+    tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asks)
+
+
+def prefill_attention(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None
+) -> Tensor:
+    rows, heads, dim = q.shape
+    assert q.stride(1) == dim and q.stride(2) == 1, "heads of a row must be contiguous"
+    assert bias is None or bias.is_contiguous()
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    _attend[(len(tiles), heads)](
+        q, keys, values, tables, tiles, tiles if bias is None else bias, out, scale * LOG2E,
+        q.stride(0), keys.stride(0), keys.stride(1), tables.stride(0), 0 if bias is None else bias.shape[1] // 2,
+        HEADS=heads, GROUP=heads // keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
+        BLOCK=keys.shape[2], M=TILE_ROWS, N=TILE_KEYS, BIAS=bias is not None, num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,59 @@
+"""A program a row and head: queries turned into a new tensor, keys turned into the cache, values moved there."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _turned(x_ptr, angles_ptr, i, D: tl.constexpr, HALF: tl.constexpr):
+    """One head's values, the first 2 · HALF of them turned."""
+    inside = i < 2 * HALF
+    first = i < HALF
+    x = tl.load(x_ptr + i, mask=i < D, other=0.0).to(tl.float32)
+    other = tl.load(x_ptr + tl.where(first, i + HALF, i - HALF), mask=inside, other=0.0).to(tl.float32)
+    at = tl.where(first, i, i - HALF)
+    cos = tl.load(angles_ptr + at, mask=inside, other=1.0)
+    sin = tl.load(angles_ptr + HALF + at, mask=inside, other=0.0)
+    return x * cos + tl.where(first, -other, other) * sin
+
+
+@triton.jit
+def _rotary(
+    q_ptr, k_ptr, v_ptr, angles_ptr, out_ptr, keys_ptr, values_ptr, tables_ptr, slots_ptr, positions_ptr,
+    q_row, k_row, v_row, block_stride, head_stride, table_stride,
+    H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    i = tl.arange(0, WIDTH)
+    angles = angles_ptr + row * 2 * HALF
+    if head < H:
+        x = _turned(q_ptr + row * q_row + head * D, angles, i, D, HALF)
+        tl.store(out_ptr + (row * H + head) * D + i, x.to(out_ptr.dtype.element_ty), mask=i < D)
+    else:
+        head -= H
+        position = tl.load(positions_ptr + row)
+        block = tl.load(tables_ptr + tl.load(slots_ptr + row) * table_stride + position // BLOCK).to(tl.int64)
+        to = block * block_stride + head * head_stride + (position % BLOCK) * D + i
+        x = _turned(k_ptr + row * k_row + head * D, angles, i, D, HALF)
+        tl.store(keys_ptr + to, x.to(keys_ptr.dtype.element_ty), mask=i < D)
+        tl.store(values_ptr + to, tl.load(v_ptr + row * v_row + head * D + i, mask=i < D), mask=i < D)
+
+
+def rotary_kv_write(
+    q: Tensor, k: Tensor, v: Tensor, angles: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor,
+    positions: Tensor,
+) -> Tensor:  # fmt: skip
+    rows, heads, dim = q.shape
+    assert all(x.stride(1) == dim and x.stride(2) == 1 for x in (q, k, v)), "heads of a row must be contiguous"
+    assert angles.is_contiguous()
+    out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
+    _rotary[(rows, heads + k.shape[1])](
+        q, k, v, angles, out, keys, values, tables, slots, positions,
+        q.stride(0), k.stride(0), v.stride(0), keys.stride(0), keys.stride(1), tables.stride(0),
+        H=heads, D=dim, HALF=angles.shape[2], BLOCK=keys.shape[2], WIDTH=triton.next_power_of_2(dim), num_warps=1,
+    )  # fmt: skip
+    return out
