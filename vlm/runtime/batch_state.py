@@ -27,10 +27,15 @@ class BatchState:
     """Per-slot tensors for `num_slots` sequences and one spare slot, which pads a batch to its bucket."""
 
     def __init__(
-        self, num_slots: int, max_seq_len: int, shape: CacheShape, device: torch.device, pending: torch.Tensor
+        self,
+        num_slots: int,
+        max_seq_len: int,
+        shape: CacheShape,
+        device: torch.device,
+        embedding_size: int = 1,
+        dtype: torch.dtype = torch.float32,
     ):
-        """`pending` [num_slots + 1, hidden]: the embedding of a prompt's last token where it is a row of its table"""
-        self.spare, self.device, self.pending = num_slots, device, pending
+        self.spare, self.device = num_slots, device
         size = num_slots + 1
         ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
         self.slots = SlotState(
@@ -52,6 +57,8 @@ class BatchState:
         self.controls = ControlState.empty(size, device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
+        # the embedding of a prompt's last token where that is a row of its table
+        self.pending = torch.zeros(size, embedding_size, dtype=dtype, device=device)
         self._table_sizes: dict[int, int] = {}
         self._any_words = False
 

@@ -65,8 +65,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
             free_bytes=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
         )
         cache = kv_cache.allocate(config, shape, runtime.block_size, dtype, device)
-        pending = torch.zeros(batch_size + 1, config.embedding_size, dtype=dtype, device=device)
-        state = BatchState(batch_size, build.max_seq_len, shape, device, pending)
+        state = BatchState(batch_size, build.max_seq_len, shape, device, config.embedding_size, dtype)
     executor = TorchExecutor(
         config,
         modules["decoder"],
