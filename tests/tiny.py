@@ -6,6 +6,9 @@ import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    Blip2Config,
+    Blip2ForConditionalGeneration,
+    CLIPVisionConfig,
     DonutSwinConfig,
     GPT2Config,
     GPT2LMHeadModel,
@@ -13,6 +16,8 @@ from transformers import (
     GPTBigCodeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MBartConfig,
     MBartForConditionalGeneration,
     MistralConfig,
@@ -21,6 +26,7 @@ from transformers import (
     MT5ForConditionalGeneration,
     OPTConfig,
     OPTForCausalLM,
+    SiglipVisionConfig,
     T5Config,
     T5ForConditionalGeneration,
     VisionEncoderDecoderConfig,
@@ -202,3 +208,41 @@ def hf_continued(model, ids: list[int], max_new_tokens: int, **options) -> list[
     out = model.generate(torch.tensor([ids]), max_new_tokens=max_new_tokens, pad_token_id=0, **options)[0].tolist()
     found, end = out[len(ids) :], model.config.eos_token_id
     return found[: found.index(end) + 1] if end in found else found
+
+
+def _tower(**options) -> dict:
+    return {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 3,
+            "image_size": 16, "patch_size": 4} | options  # fmt: skip
+
+
+def llava(seed: int = 0, spread: float = 0.25, tower: dict | None = None, text: dict | None = None, **options):
+    """Random LlavaForConditionalGeneration; id 59 is the image's placeholder."""
+    shape = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}  # fmt: skip
+    tower = _tower(**(tower or {}))
+    kind = SiglipVisionConfig if tower.pop("siglip", False) else CLIPVisionConfig
+    config = LlavaConfig(vision_config=kind(**tower), text_config=LlamaConfig(**shape | (text or {})),
+                         image_token_index=59, **options)  # fmt: skip
+    torch.manual_seed(seed)
+    return _pulled_apart(LlavaForConditionalGeneration(config), seed, spread, end=2)
+
+
+def blip2(language: str = "opt", seed: int = 0, spread: float = 0.25, tower: dict | None = None,
+          queries: dict | None = None, **options):  # fmt: skip
+    """Random Blip2ForConditionalGeneration over OPT or T5; id 59 is the image's placeholder."""
+    text = {
+        "opt": lambda: OPTConfig(vocab_size=60, hidden_size=32, word_embed_proj_dim=32, ffn_dim=48, num_hidden_layers=2,
+                                 num_attention_heads=4, max_position_embeddings=256),
+        "t5": lambda: T5Config(vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, eos_token_id=2,
+                               feed_forward_proj="gated-gelu", decoder_start_token_id=0, initializer_factor=0.5),
+    }[language]()  # fmt: skip
+    shape = {"hidden_size": 20, "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4,
+             "encoder_hidden_size": 24} | (queries or {})  # fmt: skip
+    config = Blip2Config(
+        vision_config=_tower(**(tower or {})), qformer_config=shape, text_config=text.to_dict(), num_query_tokens=5,
+        image_token_index=59, **options,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = Blip2ForConditionalGeneration(config)
+    model.generation_config.decoder_start_token_id = 0
+    return _pulled_apart(model, seed, spread, end=2)

@@ -79,16 +79,17 @@ class InputReader:
         images = self._prompt_images(fields, sources)
         table = _table(fields)
         rows, ids = 0 if table is None else len(table), None
+        given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
         if turns is not None:
             ids = self.prompts.ids(self.prompts.of_messages(turns, len(images)), len(images), rows)
         elif "raw_prompt" in fields:
             ids = self.prompts.ids(fields["raw_prompt"], len(images), rows)
-        elif (prompt := fields.get("prompt", fields.get("text"))) is not None or images:
+        elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             ids = self.prompts.ids(self.prompts.of_prompt(_text_of(prompt), len(images)), len(images), rows)
         strange = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if given := sorted(strange & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
-        ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids", ids)
+        ids = given_ids or ids
         if not ids:
             raise InputError("there is no prompt: give prompt=, messages= or token ids.")
         if not self.has_encoder:

@@ -65,7 +65,8 @@ class Role:
     model: str  # a ModelRef's name
     config_key: str | None = None  # sub-config in config.json; None: the whole
     weight_prefix: str = ""  # "encoder." for `encoder.embeddings…`
-    shared: tuple[str, ...] = ()  # tensors without that prefix which this role takes too
+    shared: tuple[str, ...] = ()  # tensors without that prefix which this role takes too,
+    outer: str = ""  # … and what their names lose
 
 
 @dataclass(frozen=True)

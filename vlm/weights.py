@@ -85,9 +85,10 @@ def _is_lfs_pointer(path: Path) -> bool:
 class Scoped(Mapping[str, Tensor]):
     """A part of a mapping's names, their prefix removed where they have it; reads as lazily as the mapping does."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], names: Iterable[str], prefix: str):
+    def __init__(self, tensors: Mapping[str, Tensor], names: Iterable[str], prefix: str, outer: str = ""):
+        """`outer`: what names lose that lack the prefix"""
         self._tensors = tensors
-        self._names = {name.removeprefix(prefix): name for name in names}
+        self._names = {name.removeprefix(prefix if name.startswith(prefix) else outer): name for name in names}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[self._names[name]]

@@ -60,7 +60,7 @@ def parse(hf: dict[str, Any]) -> LlamaConfig:
     """A Hugging Face `llama` or `mistral` configuration -> LlamaConfig; ConfigError names every field it cannot
     honour."""
     fields = ForeignConfig(hf, "LLaMA")
-    mistral = fields.allow("model_type", ["llama", "mistral"]) == "mistral"
+    mistral = fields.allow("model_type", ["llama", "mistral"], default="llama") == "mistral"
     fields.ignore("attention_dropout", "pretraining_tp", "rope_theta", "rope_scaling", "rope_parameters")
     fields.ignore("partial_rotary_factor", "max_sequence_length", "unk_token_id", "use_fused_rms_norm")
     hidden, heads = fields.take("hidden_size", 4096), fields.take("num_attention_heads", 32)

@@ -46,7 +46,7 @@ class OPTConfig(ModelConfig):
 def parse(hf: dict[str, Any]) -> OPTConfig:
     """A Hugging Face `opt` configuration -> OPTConfig; ConfigError names every field it cannot honour."""
     fields = ForeignConfig(hf, "OPT")
-    fields.allow("model_type", ["opt"])
+    fields.allow("model_type", ["opt"], default="opt")
     fields.allow("layer_norm_elementwise_affine", [True], default=True)
     fields.ignore("dropout", "attention_dropout", "activation_dropout", "layerdrop", "word_embed_proj_dim")
     fields.ignore("_remove_final_layer_norm")

@@ -27,9 +27,19 @@ def cpu(**options) -> RuntimeConfig:
 
 
 def test_every_family_has_a_parity_case():
-    assert set(registry.families()) == {"nougat", "t5", "bart", "fairseq", "llama", "opt", "gpt2"}, (
-        "a new family needs its parity file; then name it here"
-    )
+    assert set(registry.families()) == {
+        "nougat",
+        "t5",
+        "bart",
+        "fairseq",
+        "llama",
+        "opt",
+        "gpt2",
+        "llava",
+        "blip2-opt",
+        "blip2-t5",
+        "vila",
+    }, "a new family needs its parity file; then name it here"
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -86,10 +86,11 @@ def _convert_roles(folder: HFFolder, spec: FamilySpec, configs: Mapping[str, Con
     roles = {}
     for name, role in spec.roles.items():
         model = model_spec(role.model)
-        source = Scoped(folder.tensors, owned[name], role.weight_prefix)
+        source = Scoped(folder.tensors, owned[name], role.weight_prefix, role.outer)
         config = model.adapt(configs[name], source)
         targets = {target: shape for target, (_, shape) in module_layout(model, config).items()}
-        outcome = attempt(source, model.rules(config), targets, role.weight_prefix, role.shared)
+        whole = [shared.removeprefix(role.outer) for shared in role.shared]
+        outcome = attempt(source, model.rules(config), targets, role.weight_prefix, whole)
         reasons += outcome.reasons
         roles[name] = RoleWeights(role.model, config.to_dict(), TensorSource.of(outcome.tensors))
     if reasons:

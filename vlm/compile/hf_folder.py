@@ -72,7 +72,7 @@ def generation_defaults(config: dict[str, Any], generation: dict[str, Any] | Non
     """generation_config.json over config.json; the latter gives token ids only where the former exists, as HF does."""
     fields = GENERATION_FIELDS if generation is None else TOKEN_IDS
     merged: dict[str, Any] = {}
-    for values in (config.get("decoder"), config):
+    for values in (config.get("text_config"), config.get("decoder"), config):
         if isinstance(values, dict):
             merged |= {name: values[name] for name in fields if values.get(name) is not None}
     kept = {k: v for k, v in (generation or {}).items() if v is not None and not k.startswith("_")}

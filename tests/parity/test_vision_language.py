@@ -1,0 +1,145 @@
+"""LLaVA and BLIP-2 against Hugging Face, FP32 on the CPU: prompts with no, one and three images in one batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.engines import engine_dir
+from vlm.config import RuntimeConfig
+from vlm.errors import InputError, LimitError
+from vlm.pipeline import Pipeline
+
+PLACEHOLDER = 59
+MODELS = {
+    "llava": lambda: tiny.llava(seed=3),
+    "llava: SigLIP, all rows, last layer": lambda: tiny.llava(
+        seed=7, tower={"siglip": True}, vision_feature_select_strategy="full", vision_feature_layer=-1),
+    "llava: two layers joined, relu": lambda: tiny.llava(
+        seed=5, vision_feature_layer=[-3, 2], projector_hidden_act="relu", multimodal_projector_bias=False),
+    "blip2-opt": lambda: tiny.blip2("opt", seed=1),
+    "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
+    "blip2-opt: every layer looks, other image sizes": lambda: tiny.blip2(
+        "opt", seed=2, queries={"cross_attention_frequency": 1}, tower={"image_size": 28, "qkv_bias": False}),
+}  # fmt: skip
+
+
+def cpu(**options) -> RuntimeConfig:
+    return RuntimeConfig(device="cpu", **options)
+
+
+class Case:
+    """A model, prompts as Hugging Face takes them (placeholders), their images, and as we do (rows of a table)."""
+
+    def __init__(self, model, folder):
+        # a small pool, from which sequences are preempted, must hold one of full length
+        encoder = hasattr(getattr(model, "language_model", None), "encoder")
+        limits = {"max_seq_len": 40, "max_encoder_input_len": 90} if encoder else {"max_seq_len": 128}
+        self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8, **limits)
+        pipe = Pipeline(self.engine, cpu())
+        visual = pipe.llm.executor.visual.config
+        self.features, self.size = visual.num_features, visual.image_size
+        self.key = "encoder_input_ids" if pipe.llm.executor.encoder else "decoder_prompt_token_ids"
+        generator = torch.Generator().manual_seed(1)
+        self.images = torch.randn(4, 3, *self.size, generator=generator)
+        a, b, c = tiny.texts(_Ids(), (7, 4, 12))
+        mark = [PLACEHOLDER]
+        self.prompts = [
+            (mark + a, [0]),
+            ([*a, *b], []),
+            ([*a[:3], *mark, *b, *mark, *mark, *c], [1, 2, 0]),
+            (mark + c, [3]),
+            (mark + b, [0]),
+        ]
+
+    def ours(self, prompt, images):
+        rows, ids = iter(range(60, 60 + len(images) * self.features)), []
+        for token in prompt:
+            ids += [next(rows) for _ in range(self.features)] if token == PLACEHOLDER else [token]
+        return {self.key: ids, "pixel_values": self.images[images] if images else None}
+
+    @property
+    def inputs(self):
+        return [self.ours(*given) for given in self.prompts]
+
+    @torch.no_grad()
+    def theirs(self, prompt, images, new, **options):
+        ids = torch.tensor([[x for t in prompt for x in [t] * (self.features if t == PLACEHOLDER else 1)]])
+        options = {"do_sample": False, "num_beams": 1, "eos_token_id": 2, "pad_token_id": 0} | options
+        model = self.model if images else self.model.language_model if hasattr(self.model, "qformer") else self.model
+        options |= {"pixel_values": self.images[images]} if images else {}
+        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **options)
+        beams = out.tolist()
+        start = 1 if self.key == "encoder_input_ids" else ids.shape[1]
+        found = [row[start:] for row in beams]
+        return [row[: row.index(2) + 1] if 2 in row else row for row in found]
+
+
+class _Ids:
+    """What `tiny.texts` asks of a model: ids without the end and the placeholder."""
+
+    class config:  # noqa: N801 - as models have it
+        vocab_size, eos_token_id = 58, 5
+
+
+@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+def case(request, tmp_path_factory):
+    return Case(request.param(), tmp_path_factory.mktemp("vlm"))
+
+
+def test_features(case):
+    pipe = Pipeline(case.engine, cpu())
+    with torch.no_grad():
+        want = case.model.get_image_features(case.images).pooler_output
+    want = want if torch.is_tensor(want) else torch.stack(list(want))
+    torch.testing.assert_close(pipe.llm.executor.encode(case.images), want, atol=1e-5, rtol=1e-5)
+
+
+def test_mixed_batches(case):
+    want = [case.theirs(*given, 14)[0] for given in case.prompts]
+    assert len({tuple(tokens) for tokens in want}) == len(want), "the images make no difference"
+    for options in ({}, {"burst": 1, "block_size": 4, "max_batch_size": 2}, {"max_prefill_tokens": 6},
+                    {"prefix_sharing": False, "encoder_cache_size": 0, "max_encoder_batch_size": 2}):  # fmt: skip
+        pipe = Pipeline(case.engine, cpu(**options))
+        for _ in range(2):  # the second time what can be shared is
+            found = pipe.generate(case.inputs, max_new_tokens=14)
+            assert [out.token_ids for out in found] == want
+        assert pipe.llm.scheduler.blocks.balanced
+        cache = pipe.llm.executor.encoder_cache
+        # six images in each batch, of which four are different
+        assert cache.hits + cache.misses == 12
+        assert cache.misses == 4 if options.get("encoder_cache_size") != 0 else cache.misses >= 8
+
+
+def test_beam_search(case):
+    options = {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5}
+    pipe = Pipeline(case.engine, cpu(block_size=4))
+    found = pipe.generate(case.inputs, max_new_tokens=10, **options)
+    for given, out in zip(case.prompts, found, strict=True):
+        assert [hypothesis.token_ids for hypothesis in (out, *out.alternatives)] == case.theirs(*given, 10, **options)
+    assert pipe.llm.scheduler.blocks.balanced
+
+
+def test_preemption(case):
+    want = [case.theirs(*given, 30, min_new_tokens=30)[0] for given in case.prompts]
+    blocks = 64 if case.key == "encoder_input_ids" else 34
+    pipe = Pipeline(case.engine, cpu(block_size=4, burst=4, max_kv_blocks=blocks, cross_kv_cache_fraction=0.7))
+    preempted, schedule = [], pipe.llm.scheduler.schedule
+    pipe.llm.scheduler.schedule = lambda **k: (plan := schedule(**k), preempted.extend(plan.preempted))[0]
+    found = pipe.generate(case.inputs, max_new_tokens=30, min_new_tokens=30)
+    assert preempted
+    assert [out.token_ids for out in found] == want
+    assert pipe.llm.scheduler.blocks.balanced
+
+
+def test_what_does_not_fit_is_said(case):
+    pipe = Pipeline(case.engine, cpu())
+    with pytest.raises(LimitError, match=f"its prompt table of {case.features} rows"):
+        pipe.generate(**{case.key: [60 + case.features], "pixel_values": case.images[0]})
+    with pytest.raises(InputError, match="pixel_values has shape"):
+        pipe.generate(**{case.key: [60], "pixel_values": case.images[:, :, :5]})
+    if case.key == "decoder_prompt_token_ids":
+        few = [*range(60, 60 + case.features)] * (128 // case.features + 1)
+        with pytest.raises(LimitError, match=r"rows of images or tables\) and 1 new ones are \d+ more than the 128"):
+            pipe.generate(decoder_prompt_token_ids=few, pixel_values=case.images[0])

@@ -1,0 +1,167 @@
+"""BLIP-2's visual encoder (Li et al., arXiv:2301.12597): a ViT, a Q-Former whose queries look at its rows, and a
+projection to the language model's width."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from visual_engines.models import vit
+from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
+from vlm.config import VisionConfig
+from vlm.convert import Apply, Drop, Fuse, Rename
+from vlm.foreign_config import ForeignConfig
+from vlm.layers.norm import LayerNorm
+from vlm.registry import ModelSpec
+
+PREFIXES = ("", "model.")
+
+
+@dataclass(frozen=True)
+class Blip2VisionConfig(VisionConfig):
+    tower: ViTConfig
+    text_width: int
+    num_queries: int
+    width: int  # of the Q-Former
+    ffn_size: int
+    num_layers: int
+    num_heads: int
+    cross_every: int  # layers: the first of so many looks at the image
+    activation: str
+    norm_eps: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tower, dict):
+            object.__setattr__(self, "tower", ViTConfig.from_dict(self.tower))
+
+    @property
+    def num_features(self) -> int:
+        return self.num_queries
+
+    @property
+    def hidden_size(self) -> int:
+        return self.text_width
+
+
+def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
+    """A whole Hugging Face `blip-2` configuration -> Blip2VisionConfig; ConfigError names every field it cannot
+    honour."""
+    fields = ForeignConfig(hf, "BLIP-2")
+    fields.allow("model_type", ["blip-2"])
+    fields.ignore("vision_config", "qformer_config", "text_config", "image_token_index", "image_token_id")
+    fields.ignore("num_query_tokens", "image_text_hidden_size", "initializer_factor", "use_decoder_only_language_model")
+    fields.finish()
+    text = hf.get("text_config") or {}
+    tower = vit.parse(hf.get("vision_config") or {}, kind=vit.KINDS[2])
+    queries = ForeignConfig(hf.get("qformer_config") or {}, "Q-Former")
+    queries.allow("model_type", ["blip_2_qformer"], default="blip_2_qformer")
+    queries.allow("use_qformer_text_input", [False], default=False)
+    queries.allow("position_embedding_type", ["absolute"], default="absolute")
+    queries.ignore("vocab_size", "max_position_embeddings", "hidden_dropout_prob", "attention_probs_dropout_prob")
+    queries.ignore("encoder_hidden_size", "classifier_dropout")
+    config = Blip2VisionConfig(
+        image_size=tower.image_size,
+        num_channels=tower.num_channels,
+        tower=tower,
+        text_width=text.get("hidden_size") or text.get("d_model") or (512 if text.get("model_type") == "t5" else 768),
+        num_queries=hf.get("num_query_tokens", 32),
+        width=queries.take("hidden_size", 768),
+        ffn_size=queries.take("intermediate_size", 3072),
+        num_layers=queries.take("num_hidden_layers", 12),
+        num_heads=queries.take("num_attention_heads", 12),
+        cross_every=queries.take("cross_attention_frequency", 2),
+        activation=queries.allow("hidden_act", ACTIVATIONS, default="gelu"),
+        norm_eps=queries.take("layer_norm_eps", 1e-12),
+    )
+    queries.finish()
+    return config
+
+
+class Attention(nn.Module):
+    """Of queries over themselves, or over an image's rows; then the sum with what went in is normalized."""
+
+    def __init__(self, config: Blip2VisionConfig, source: int | None = None):
+        super().__init__()
+        self.num_heads, width = config.num_heads, config.width
+        self.q, self.kv = nn.Linear(width, width), nn.Linear(source or width, 2 * width)
+        self.out, self.norm = nn.Linear(width, width), LayerNorm(width, eps=config.norm_eps)
+
+    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
+        """x [n, Q, C], seen [n, T, source] -> [n, Q, C]"""
+        q = self._heads(self.q(x))
+        k, v = (self._heads(part) for part in self.kv(seen).chunk(2, -1))
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        return self.norm(x, self.out(y))[1]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+
+
+class QueryLayer(nn.Module):
+    """BERT's, of queries: self-attention, cross-attention in some layers, feed-forward; norms after each."""
+
+    def __init__(self, config: Blip2VisionConfig, looks: bool):
+        super().__init__()
+        self.attention = Attention(config)
+        self.cross_attention = Attention(config, config.tower.hidden_size) if looks else None
+        self.up, self.down = nn.Linear(config.width, config.ffn_size), nn.Linear(config.ffn_size, config.width)
+        self.activation, self.norm = ACTIVATIONS[config.activation](), LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, x: Tensor, image: Tensor) -> Tensor:
+        x = self.attention(x, x)
+        if self.cross_attention is not None:
+            x = self.cross_attention(x, image)
+        return self.norm(x, self.down(self.activation(self.up(x))))[1]
+
+
+class Blip2Vision(nn.Module):
+    """Pixels -> a row a query, in the language model's width."""
+
+    def __init__(self, config: Blip2VisionConfig):
+        super().__init__()
+        self.config = config
+        self.tower = ViT(config.tower)
+        self.queries = nn.Parameter(torch.zeros(config.num_queries, config.width))
+        self.query_norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.layers = nn.ModuleList(QueryLayer(config, i % config.cross_every == 0) for i in range(config.num_layers))
+        self.projection = nn.Linear(config.width, config.text_width)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """[n, channels, H, W] -> [n, num_queries, text_width]"""
+        image = self.tower(pixel_values)
+        x = self.query_norm(self.queries)[1].expand(len(image), -1, -1)
+        for layer in self.layers:
+            x = layer(x, image)
+        return self.projection(x)
+
+
+def rules(config: Blip2VisionConfig) -> list[Any]:
+    """Weight rules of `Blip2ForConditionalGeneration`'s visual part, under the names of its releases."""
+    return [rule for prefix in PREFIXES for rule in _rules(config, prefix)]
+
+
+def _rules(config: Blip2VisionConfig, prefix: str) -> list[Any]:
+    layer = f"{prefix}qformer.encoder.layer.{{}}"
+    names = {f"{prefix}qformer.layernorm": "query_norm", f"{prefix}language_projection": "projection",
+             f"{layer}.intermediate_query.dense": "layers.{}.up", f"{layer}.output_query.dense": "layers.{}.down",
+             f"{layer}.output_query.LayerNorm": "layers.{}.norm"}  # fmt: skip
+    found: list[Any] = [
+        Apply(f"{prefix}query_tokens", "queries", lambda x: x[0], "saved as of one image", optional=True),
+        Drop(f"{prefix}qformer.embeddings.position_ids", "of texts, which the Q-Former does not read", optional=True),
+        *vit.rules(config.tower, f"{prefix}vision_model."),
+    ]
+    for theirs, ours in (("attention", "attention"), ("crossattention", "cross_attention")):
+        inner, own = f"{layer}.{theirs}", f"layers.{{}}.{ours}"
+        names |= {f"{inner}.attention.query": f"{own}.q", f"{inner}.output.dense": f"{own}.out",
+                  f"{inner}.output.LayerNorm": f"{own}.norm"}  # fmt: skip
+        for kind in ("weight", "bias"):
+            found.append(Fuse(f"{inner}.attention.{{key,value}}.{kind}", f"{own}.kv.{kind}", optional=True))
+    pairs = [(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() for kind in ("weight", "bias")]
+    return found + [Rename(a, b, optional=True) for a, b in pairs]
+
+
+SPEC = ModelSpec("blip2-vision", Blip2VisionConfig, parse, Blip2Vision, rules)

@@ -1,0 +1,95 @@
+"""LLaVA-1.5's visual encoder: a tower's features through a projector of two layers (Liu et al., arXiv:2310.03744)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from visual_engines.models import vit
+from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
+from vlm.config import VisionConfig
+from vlm.convert import Rename
+from vlm.foreign_config import ForeignConfig
+from vlm.registry import ModelSpec
+
+# LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
+TOWER = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
+         "num_attention_heads": 16}  # fmt: skip
+TOWERS = ("vision_tower.", "vision_tower.vision_model.", "model.vision_tower.")
+PROJECTORS = ("multi_modal_projector.", "model.multi_modal_projector.")
+
+
+@dataclass(frozen=True)
+class LlavaVisionConfig(VisionConfig):
+    tower: ViTConfig
+    text_width: int
+    activation: str = "gelu"
+    bias: bool = True
+    whole: bool = False  # with the first row, which is a class token's
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tower, dict):
+            object.__setattr__(self, "tower", ViTConfig.from_dict(self.tower))
+
+    @property
+    def num_features(self) -> int:
+        return self.tower.num_features - (not self.whole)
+
+    @property
+    def hidden_size(self) -> int:
+        return self.text_width
+
+
+def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
+    """A whole Hugging Face `llava` configuration -> LlavaVisionConfig; ConfigError names every field it cannot
+    honour."""
+    fields = ForeignConfig(hf, "LLaVA")
+    fields.allow("model_type", ["llava"])
+    fields.ignore("vision_config", "text_config", "image_token_index", "image_token_id", "image_seq_length")
+    fields.ignore("ignore_index", "projection_dim", "vocab_size", "pad_token_id")
+    tower = vit.parse(hf.get("vision_config") or TOWER, fields.take("vision_feature_layer", -2))
+    strategy = fields.allow("vision_feature_select_strategy", ["default", "full"], default="default")
+    config = LlavaVisionConfig(
+        image_size=tower.image_size,
+        num_channels=tower.num_channels,
+        tower=tower,
+        text_width=(hf.get("text_config") or {}).get("hidden_size", 4096),
+        activation=fields.allow("projector_hidden_act", ACTIVATIONS, default="gelu"),
+        bias=bool(fields.take("multimodal_projector_bias", True)),
+        whole=strategy == "full",
+    )
+    fields.finish()
+    return config
+
+
+class LlavaVision(nn.Module):
+    """Pixels -> rows of the language model's width."""
+
+    def __init__(self, config: LlavaVisionConfig):
+        super().__init__()
+        self.config = config
+        self.tower = ViT(config.tower)
+        self.up = nn.Linear(config.tower.hidden_size, config.text_width, bias=config.bias)
+        self.activation = ACTIVATIONS[config.activation]()
+        self.down = nn.Linear(config.text_width, config.text_width, bias=config.bias)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """[n, channels, H, W] -> [n, num_features, text_width]"""
+        features = self.tower(pixel_values)
+        features = features if self.config.whole else features[:, 1:]
+        return self.down(self.activation(self.up(features)))
+
+
+def rules(config: LlavaVisionConfig) -> list[Any]:
+    """Weight rules of `LlavaForConditionalGeneration`'s visual part, under the names of its releases."""
+    found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
+    for prefix in PROJECTORS:
+        for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
+            for kind in ("weight", "bias") if config.bias else ("weight",):
+                found.append(Rename(f"{prefix}{theirs}.{kind}", f"{ours}.{kind}", optional=True))
+    return found
+
+
+SPEC = ModelSpec("llava-vision", LlavaVisionConfig, parse, LlavaVision, rules)

@@ -1,0 +1,273 @@
+"""Plain vision transformers (Dosovitskiy et al., arXiv:2010.11929): CLIP's, SigLIP's and BLIP-2's, from timm's parts.
+
+They differ in the class token, in norms at the ends, in biases and in the activation. CLIP: Radford et al.
+(arXiv:2103.00020); SigLIP: Zhai et al. (arXiv:2303.15343); BLIP-2's ViT-g: Fang et al., EVA (arXiv:2211.07636).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import Mlp, PatchEmbed
+from torch import Tensor, nn
+
+from vlm.config import VisionConfig
+from vlm.convert import Apply, Drop, Fuse, Rename
+from vlm.foreign_config import ForeignConfig
+from vlm.layers.norm import LayerNorm
+
+
+class QuickGELU(nn.Module):
+    """CLIP's: x · sigmoid(1.702 x)"""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+class TanhGELU(nn.GELU):
+    def __init__(self) -> None:
+        super().__init__("tanh")
+
+
+ACTIVATIONS = {
+    "quick_gelu": QuickGELU,
+    "gelu": nn.GELU,
+    "gelu_pytorch_tanh": TanhGELU,
+    "gelu_new": TanhGELU,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+}
+KINDS = ("clip_vision_model", "siglip_vision_model", "blip_2_vision_model")
+
+
+@dataclass(frozen=True)
+class ViTConfig(VisionConfig):
+    """`layers`: after how many blocks features are taken, counted as the source counts them; several are joined."""
+
+    patch_size: int
+    width: int
+    ffn_size: int
+    num_layers: int  # that the source has
+    num_heads: int
+    activation: str
+    norm_eps: float
+    layers: tuple[int, ...]
+    kind: str = KINDS[0]
+    qkv_bias: bool = True
+    final_norm: bool = False  # of what the last block gives
+
+    @property
+    def depth(self) -> int:
+        """Blocks that are run."""
+        return max(self.layers)
+
+    @property
+    def class_token(self) -> bool:
+        return self.kind != "siglip_vision_model"
+
+    @property
+    def embedding_norm(self) -> bool:
+        return self.kind == "clip_vision_model"
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
+
+    @property
+    def num_features(self) -> int:
+        return self.grid[0] * self.grid[1] + self.class_token
+
+    @property
+    def hidden_size(self) -> int:
+        return self.width * len(self.layers)
+
+
+# what a configuration that does not say has, by kind: width, ffn, layers, heads, image, patch, activation, eps
+DEFAULTS = {
+    "clip_vision_model": (768, 3072, 12, 12, 224, 32, "quick_gelu", 1e-5),
+    "siglip_vision_model": (768, 3072, 12, 12, 224, 16, "gelu_pytorch_tanh", 1e-6),
+    "blip_2_vision_model": (1408, 6144, 39, 16, 224, 14, "gelu", 1e-6),
+}
+
+
+def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str = KINDS[0]) -> ViTConfig:
+    """A Hugging Face configuration of a tower -> ViTConfig; ConfigError names every field it cannot honour.
+
+    `layers`: the feature layers as Hugging Face numbers them, -1 the last; None: the last one, normalized. `kind`: what
+    it is where it does not say.
+    """
+    fields = ForeignConfig(hf, "vision tower")
+    kind = fields.allow("model_type", KINDS, default=kind)
+    width, ffn, depth, heads, image, patch, activation, eps = DEFAULTS.get(kind, DEFAULTS[KINDS[0]])
+    fields.ignore(
+        "attention_dropout", "dropout", "initializer_factor", "projection_dim", "vision_use_head", "vocab_size"
+    )
+    depth = fields.take("num_hidden_layers", depth)
+    taken = [depth] if layers is None else [layers] if isinstance(layers, int) else list(layers)
+    counted = tuple(depth + 1 + layer if layer < 0 else layer for layer in taken)
+    config = ViTConfig(
+        image_size=_pair(fields.take("image_size", image)),
+        num_channels=fields.take("num_channels", 3),
+        patch_size=_pair(fields.take("patch_size", patch))[0],
+        width=fields.take("hidden_size", width),
+        ffn_size=fields.take("intermediate_size", ffn),
+        num_layers=depth,
+        num_heads=fields.take("num_attention_heads", heads),
+        activation=fields.allow("hidden_act", ACTIVATIONS, default=activation),
+        norm_eps=fields.take("layer_norm_eps", eps),
+        layers=counted,
+        kind=kind,
+        qkv_bias=bool(fields.take("qkv_bias", True)) if kind == KINDS[2] else True,
+        final_norm=layers is None,
+    )
+    if wrong := [layer for layer, n in zip(taken, counted, strict=True) if not 0 <= n <= depth]:
+        fields.wrong.append(f"feature layer {wrong[0]} does not exist: there are {depth} layers")
+    if config.width % config.num_heads:
+        fields.wrong.append(f"hidden_size {config.width} is no multiple of num_attention_heads {config.num_heads}")
+    fields.finish()
+    return config
+
+
+def _pair(value: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
+    """(height, width)"""
+    return (value[0], value[1]) if isinstance(value, list | tuple) else (value, value)
+
+
+class Attention(nn.Module):
+    """Every row over all rows of its image."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
+        self.proj = nn.Linear(config.width, config.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [n, T, C] -> the same"""
+        n, rows, width = x.shape
+        q, k, v = self.qkv(x).view(n, rows, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, rows, width))
+
+
+class Block(nn.Module):
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.norm1, self.norm2 = (LayerNorm(config.width, eps=config.norm_eps) for _ in range(2))
+        self.attention = Attention(config)
+        self.mlp = Mlp(config.width, config.ffn_size, act_layer=ACTIVATIONS[config.activation])
+
+    def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The residual stream [n, T, C] and the last sublayer's output, not yet added: the next norm adds it."""
+        x, y = self.norm1(x, delta)
+        x, y = self.norm2(x, self.attention(y))
+        return x, self.mlp(y)
+
+
+class ViT(nn.Module):
+    """Pixels -> rows, the class token's first where there is one."""
+
+    def __init__(self, config: ViTConfig):
+        super().__init__()
+        self.config = config
+        clip = config.kind == "clip_vision_model"
+        size = {"img_size": config.image_size, "patch_size": config.patch_size, "in_chans": config.num_channels}
+        self.patch_embed = PatchEmbed(**size, embed_dim=config.width, bias=not clip)
+        if config.class_token:
+            self.class_token = nn.Parameter(torch.zeros(config.width))
+        self.positions = nn.Parameter(torch.zeros(config.num_features, config.width))
+        if config.embedding_norm:
+            self.embedding_norm = LayerNorm(config.width, eps=config.norm_eps)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        if config.final_norm:
+            self.final_norm = LayerNorm(config.width, eps=config.norm_eps)
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """[n, channels, H, W] -> [n, num_features, hidden_size]"""
+        x, delta = self._embedded(pixel_values), None
+        found = {0: x}
+        for i, block in enumerate(self.blocks, 1):
+            x, delta = block(x, delta)
+            if i in self.config.layers and not self.config.final_norm:
+                found[i] = x + delta
+        if self.config.final_norm:
+            return self.final_norm(x, delta)[1]
+        rows = [found[i] for i in self.config.layers]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
+
+    def _embedded(self, pixel_values: Tensor) -> Tensor:
+        x = self.patch_embed(pixel_values)
+        if self.config.class_token:
+            x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
+        x = x + self.positions
+        return self.embedding_norm(x)[1] if self.config.embedding_norm else x
+
+
+def rules(config: ViTConfig, prefix: str, to: str = "tower.") -> list[Any]:
+    """Weight rules of `CLIPVisionModel`, `SiglipVisionModel` or `Blip2VisionModel`, whose names begin with `prefix`."""
+    row = "the class token's row is kept as a vector"
+    e = f"{prefix}embeddings"
+    found: list[Any] = [Drop(f"{e}.position_ids", "they are counted", optional=True)]
+    if config.kind == "blip_2_vision_model":
+        found += [
+            Apply(f"{e}.class_embedding", f"{to}class_token", lambda x: x.flatten(), row, optional=True),
+            Apply(f"{e}.position_embedding", f"{to}positions", lambda x: x[0], "saved as of one image", optional=True),
+        ]
+    else:
+        found += _optional({f"{e}.class_embedding": f"{to}class_token"} if config.class_token else {}, ("",))
+        found += _optional({f"{e}.position_embedding": f"{to}positions"}, (".weight",), ("",))
+    found += _optional({f"{e}.patch_embedding": f"{to}patch_embed.proj"})
+    if config.embedding_norm:
+        found += _optional({f"{prefix}pre_layrnorm": f"{to}embedding_norm"})
+    if config.final_norm:
+        found += _optional({f"{prefix}post_layernorm": f"{to}final_norm"})
+    else:
+        found += _dropped(f"{prefix}post_layernorm.{{}}", "features are taken before it", ("weight", "bias"))
+    if config.kind == "siglip_vision_model":
+        found += _dropped(f"{prefix}head.{{}}", "it pools features, which are taken before it", SIGLIP_HEAD)
+    for i in range(config.num_layers):
+        layer = f"{prefix}encoder.layers.{i}."
+        found += _layer_rules(layer, f"{to}blocks.{i}.") if i < config.depth else _unused(layer)
+    return found
+
+
+SIGLIP_HEAD = (
+    *("probe", "attention.in_proj_weight", "attention.in_proj_bias"),
+    *(
+        f"{part}.{kind}"
+        for part in ("attention.out_proj", "layernorm", "mlp.fc1", "mlp.fc2")
+        for kind in ("weight", "bias")
+    ),
+)
+LAYER = {"layer_norm1": "norm1", "layer_norm2": "norm2", "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2",
+         "self_attn.out_proj": "attention.proj", "self_attn.projection": "attention.proj",
+         "self_attn.qkv": "attention.qkv"}  # fmt: skip
+
+
+def _layer_rules(layer: str, ours: str) -> list[Any]:
+    found = _optional({f"{layer}{a}": f"{ours}{b}" for a, b in LAYER.items()})
+    for kind in ("weight", "bias"):
+        fused = Fuse(f"{layer}self_attn.{{q,k,v}}_proj.{kind}", f"{ours}attention.qkv.{kind}", optional=True)
+        found.append(fused)
+    return found
+
+
+def _unused(layer: str) -> list[Any]:
+    parts = (*LAYER, *(f"self_attn.{x}_proj" for x in "qkv"))
+    names = [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")]
+    return _dropped(f"{layer}{{}}", "features are taken before this layer", names)
+
+
+def _optional(
+    names: dict[str, str], kinds: tuple[str, ...] = (".weight", ".bias"), to: tuple[str, ...] | None = None
+) -> list[Any]:
+    """A file has its names with one prefix or another, so that each is optional; a target left over is an error."""
+    pairs = list(zip(kinds, to or kinds, strict=True))
+    return [Rename(f"{a}{x}", f"{b}{y}", optional=True) for a, b in names.items() for x, y in pairs]
+
+
+def _dropped(pattern: str, reason: str, names: tuple[str, ...] | list[str]) -> list[Any]:
+    return [Drop(pattern.format(name), reason, optional=True) for name in names]
