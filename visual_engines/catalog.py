@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
-from vlm.registry import FamilySpec, ModelRef, PromptFormat, Role
+from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 
 MODELS = (
     ModelRef("blip2-vision", "visual_engines.models.blip2:SPEC"),
@@ -12,6 +14,23 @@ MODELS = (
     ModelRef("llava-vision", "visual_engines.models.llava:SPEC"),
     ModelRef("vila-vision", "visual_engines.models.vila:SPEC"),
 )
+
+
+def _is_vila(folder: Path) -> bool:
+    """VILA names itself as LLaVA's first form does, which llava-hf's folders do not."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return (
+        isinstance(config, dict)
+        and config.get("model_type") in ("llava_llama", "llava_mistral", "llava")
+        and any(name.startswith("mm_") for name in config)
+    )
+
+
+CONVERTERS = (ConverterRef("vila", "visual_engines.converters.vila:convert", _is_vila),)
+
 # of Vicuna, on which LLaVA and VILA were built: a conversation in words
 VICUNA = (
     "{% for m in messages %}{% if m['role'] != 'system' %}{{ m['role'].upper() + ': ' }}{% endif %}"

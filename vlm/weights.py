@@ -103,6 +103,26 @@ class Scoped(Mapping[str, Tensor]):
         return len(self._names)
 
 
+class Joined(Mapping[str, Tensor]):
+    """Several mappings as one, each one's names with a prefix before them; reads as lazily as they do."""
+
+    def __init__(self, parts: Mapping[str, Mapping[str, Tensor]]):
+        self._places = {f"{prefix}{name}": (part, name) for prefix, part in parts.items() for name in part}
+
+    def __getitem__(self, name: str) -> Tensor:
+        part, inner = self._places[name]
+        return part[inner]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
 @dataclass(frozen=True)
 class TensorSource:
     """Tensors about to be written: what they will be, and how to get each when its turn comes."""

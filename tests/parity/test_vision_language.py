@@ -79,7 +79,7 @@ class Case:
 class _Ids:
     """What `tiny.texts` asks of a model: ids without the end and the placeholder."""
 
-    class config:  # noqa: N801 - as models have it
+    class config:
         vocab_size, eos_token_id = 58, 5
 
 

@@ -37,7 +37,7 @@ def convert_folder(source: Path, out: Path, *, progress: Progress | None = None)
     folder = HFFolder(Path(source))
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)
-    roles = _convert_roles(folder, spec, configs)
+    roles = convert_roles(folder.tensors, spec, configs, folder.path)
     with _processor_files(folder, spec) as files:
         return write_checkpoint(
             Path(out),
@@ -78,15 +78,18 @@ def module_layout(spec: ModelSpec, config: Config) -> Layout:
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
 
-def _convert_roles(folder: HFFolder, spec: FamilySpec, configs: Mapping[str, Config]) -> dict[str, RoleWeights]:
-    owned, reasons = _share_out(folder.tensors, spec.roles), []
+def convert_roles(
+    tensors: Mapping[str, Tensor], spec: FamilySpec, configs: Mapping[str, Config], folder: Path
+) -> dict[str, RoleWeights]:
+    """A folder's tensors -> every role's. Raises one CheckpointError with every reason why they do not fit."""
+    owned, reasons = _share_out(tensors, spec.roles), []
     used = {name for names in owned.values() for name in names}
-    if strays := sorted(set(folder.tensors) - used):
+    if strays := sorted(set(tensors) - used):
         reasons.append(f"tensors of no part of a {spec.name} model: {listed(strays)}")
     roles = {}
     for name, role in spec.roles.items():
         model = model_spec(role.model)
-        source = Scoped(folder.tensors, owned[name], role.weight_prefix, role.outer)
+        source = Scoped(tensors, owned[name], role.weight_prefix, role.outer)
         config = model.adapt(configs[name], source)
         targets = {target: shape for target, (_, shape) in module_layout(model, config).items()}
         whole = [shared.removeprefix(role.outer) for shared in role.shared]
@@ -94,7 +97,7 @@ def _convert_roles(folder: HFFolder, spec: FamilySpec, configs: Mapping[str, Con
         reasons += outcome.reasons
         roles[name] = RoleWeights(role.model, config.to_dict(), TensorSource.of(outcome.tensors))
     if reasons:
-        raise CheckpointError(f"the weights in {folder.path} do not fit its config.json: {'; '.join(reasons)}.")
+        raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(reasons)}.")
     return roles
 
 

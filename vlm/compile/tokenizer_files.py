@@ -22,7 +22,7 @@ def make_tokenizer(folder: Path) -> str | None:
     if any((folder / name).is_file() for name in SENTENCEPIECE):
         return _from_sentencepiece(folder)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        return _byte_level_bpe(folder)
+        return _byte_level_bpe(folder, config)
     return None
 
 
@@ -58,14 +58,21 @@ def _byte_sign(byte: int) -> str:
     return chr(256 + sum(other not in printable for other in range(byte)))
 
 
-def _byte_level_bpe(folder: Path) -> str:
-    """BART's: the vocabulary and merges of GPT-2, <s> text </s>."""
+def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
+    """The vocabulary and merges of GPT-2: a text as it is, for OPT after </s>, for BART as <s> text </s>."""
     from tokenizers import ByteLevelBPETokenizer
-    from tokenizers.processors import RobertaProcessing
+    from tokenizers.processors import RobertaProcessing, TemplateProcessing
 
     tokenizer = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
     tokenizer.add_special_tokens([token for token in special if tokenizer.token_to_id(token) is not None])
+    if str(config.get("tokenizer_class", "")).removesuffix("Fast") == "GPT2Tokenizer":
+        begin = config.get("bos_token")
+        begin = begin.get("content") if isinstance(begin, dict) else begin or "<|endoftext|>"
+        if config.get("add_bos_token") and tokenizer.token_to_id(begin) is not None:
+            known = [(begin, tokenizer.token_to_id(begin))]
+            tokenizer.post_processor = TemplateProcessing(f"{begin} $A", f"{begin} $A $B", known)
+        return tokenizer.to_str()
     ends = [(token, tokenizer.token_to_id(token)) for token in ("</s>", "<s>")]
     if all(token_id is not None for _, token_id in ends):
         tokenizer.post_processor = RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)

@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KINDS = ("NougatImageProcessor", "CLIPImageProcessor", "BlipImageProcessor", "SiglipImageProcessor")
-_NOT_ARGUMENTS = {"image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"}
+_NOT_ARGUMENTS = {
+    "image_processor_type",
+    "feature_extractor_type",
+    "processor_class",
+    "_valid_processor_keys",
+    "pad_to_square",
+}
 
 
 class ImageProcessor:
@@ -26,6 +32,8 @@ class ImageProcessor:
 
         made = _nougat() if kind == "NougatImageProcessor" else getattr(transformers, kind)
         self._processor = made(**{k: v for k, v in config.items() if k not in _NOT_ARGUMENTS})
+        mean = config.get("image_mean") or (0.5, 0.5, 0.5)
+        self._border = tuple(int(x * 255) for x in mean) if config.get("pad_to_square") else None
 
     @classmethod
     def from_dir(cls, folder: Path, kind: str = KINDS[0]) -> ImageProcessor | None:
@@ -58,7 +66,16 @@ class ImageProcessor:
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """RGB images -> pixel values [n, 3, H, W] float32"""
-        return self._processor([_widened(image) for image in images], return_tensors="pt")["pixel_values"].float()
+        images = [_widened(image) if self._border is None else _square(image, self._border) for image in images]
+        return self._processor(images, return_tensors="pt")["pixel_values"].float()
+
+
+def _square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
+    """The picture in the middle of a square."""
+    side = max(image.size)
+    square = Image.new("RGB", (side, side), colour)
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square
 
 
 def _read(path: Path) -> dict[str, Any]:
