@@ -76,7 +76,7 @@ class InputReader:
         turns, sources = read_messages(fields["messages"]) if "messages" in fields else (None, [])
         if sources and fields.get("images"):
             raise InputError("images were given in the messages and besides them; give each once.")
-        images = self._prompt_images(fields, sources)
+        images = self.images(fields, sources)
         table = _table(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
@@ -104,10 +104,11 @@ class InputReader:
             start, encoder_input_ids=tuple(ids), params=params, stops=stops, images=images, prompt_table=table
         )
 
-    def _prompt_images(self, fields: dict[str, Any], sources: list[Any]) -> tuple[Image, ...]:
+    def images(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
+        """Those of a prompt; `sources`: of its conversation."""
         if (pixels := fields.get("pixel_values")) is not None:
             return tuple(Image.of(self._checked_pixels(x)) for x in (pixels if pixels.ndim == 4 else [pixels]))
-        given = fields.get("images") or sources
+        given = fields.get("images") or sources or []
         given = given if isinstance(given, list | tuple) else [given]
         return tuple(Image.of(self.image_processor([load_image(source)])[0]) for source in given)
 

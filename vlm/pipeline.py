@@ -143,10 +143,16 @@ class Pipeline:
     ) -> Encoding | list[Encoding]:
         """The encoder alone: one input gives an Encoding, a list of inputs a list of Encodings in order.
 
-        Inputs are those of `generate`, texts or images; `options` (src_lang, truncate) hold for all of them.
+        Inputs are those of `generate`, texts or images; `options` (src_lang, truncate) hold for all of them. A model
+        that takes images in its prompts gives the images' features, one after the other, where there is no text.
         """
         many = isinstance(inputs, list | tuple)
         fields = [{**self._inputs.fields(one), **options} for one in (inputs if many else [inputs])]
+        if self.family.prompt is not None and (
+            self.llm.executor.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
+        ):
+            found = [self._features(one, hidden_states or attentions) for one in fields]
+            return found if many else found[0]
         requests = [self._inputs.request(one, SamplingParams()) for one in fields]
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
@@ -237,6 +243,14 @@ class Pipeline:
             return iter(chunks(requests, executor.max_encoder_batch_size))
         return within(requests, executor.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
 
+    def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
+        """Of an input's images: rows of a prompt table."""
+        images = self._inputs.images(fields)
+        if not images or more:
+            what = "the last states of images" if self.llm.executor.visual else "no encoder"
+            raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")
+        return Encoding(torch.cat(self.llm.executor.encode_images(images)).cpu())
+
     def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:
         executor = self.llm.executor
         if executor.encoder is None:
@@ -246,7 +260,7 @@ class Pipeline:
             return [Encoding(x.cpu()) for x in features]
         trace = Trace(attentions) if hidden_states or attentions else None
         texts = [r.encoder_input_ids for r in requests]
-        last = executor.encode_texts(texts, trace)
+        last = executor.encode_texts(requests, trace)
         if trace is None:
             return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]
         states = zip(*(x.split([len(ids) for ids in texts]) for x in trace.hidden_states), strict=True)

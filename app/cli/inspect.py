@@ -35,7 +35,7 @@ def inspect(
     from vlm.resolve import locate
 
     found = locate(model)
-    described = DESCRIBE[found.kind](found.path)
+    described = DESCRIBE.get(found.kind, describe_foreign)(found.path)
     print(json.dumps(described, indent=2, ensure_ascii=False) if as_json else _text(described))
 
 
@@ -53,6 +53,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
         "family": engine.family,
         "roles": {role: _role(name, files[role]) for role, name in engine.roles.items()},
         "build": engine.build.to_dict(),
+        **_multimodal(engine),
         "memory": _memory(engine, sum(_bytes(tensors) for tensors in files.values())),
         "processor": _names(engine.processor_dir),
         "generation": engine.generation,
@@ -87,7 +88,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 def describe_folder(path: Path) -> dict[str, Any]:
     """What a Hugging Face folder would become; ConfigError when its model is not supported."""
-    from vlm.compile.builder import role_configs
+    from vlm.compile.builder import role_configs, share_out
     from vlm.compile.hf_folder import HFFolder
     from vlm.registry import match_family
     from vlm.weights import Scoped
@@ -96,10 +97,8 @@ def describe_folder(path: Path) -> dict[str, Any]:
     family = match_family(folder.config)
     role_configs(family, folder.config)
     tensors = folder.tensors
-    parts = {
-        role: _role(part.model, Scoped(tensors, [n for n in tensors if n.startswith(part.weight_prefix)], ""))
-        for role, part in family.roles.items()
-    }
+    owned = share_out(tensors, family.roles)
+    parts = {role: _role(part.model, Scoped(tensors, owned[role], "")) for role, part in family.roles.items()}
     return {
         "kind": "hugging face folder",
         "path": str(path),
@@ -108,6 +107,17 @@ def describe_folder(path: Path) -> dict[str, Any]:
         "processor": [file.name for file in folder.processor_files],
         "generation": folder.generation,
         "next": f"vlm build {path} -o {path.name}.engine",
+    }
+
+
+def describe_foreign(path: Path) -> dict[str, Any]:
+    """A folder of another program: its converter reads it."""
+    from vlm.compile.engine_dir import kind_of
+
+    return {
+        "kind": f"{kind_of(path)} folder",
+        "path": str(path),
+        "next": f"vlm convert {path} -o {path.name}.checkpoint",
     }
 
 
@@ -151,6 +161,19 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     block = block_bytes(config, runtime.block_size, dtype)
     sequence = (shape.self_table + shape.cross_table) * block
     return {"weights": weights, "kv_cache_full_batch": shape.num_blocks * block, "kv_cache_per_sequence": sequence}
+
+
+def _multimodal(engine: EngineDir) -> dict[str, Any]:
+    """How many rows images may take in prompts, of one and of a full batch: follows from the limits."""
+    from vlm.registry import family, model_spec
+
+    if "visual" not in engine.roles or family(engine.family).prompt is None:
+        return {}
+    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).num_features
+    rows = engine.build.max_encoder_input_len or engine.build.max_seq_len - 1
+    images = rows // features
+    return {"images": {"features_per_image": features, "max_images_per_prompt": images,
+                       "max_multimodal_len": engine.build.max_batch_size * images * features}}  # fmt: skip
 
 
 def _names(folder: Path | None) -> list[str]:

@@ -82,7 +82,7 @@ def convert_roles(
     tensors: Mapping[str, Tensor], spec: FamilySpec, configs: Mapping[str, Config], folder: Path
 ) -> dict[str, RoleWeights]:
     """A folder's tensors -> every role's. Raises one CheckpointError with every reason why they do not fit."""
-    owned, reasons = _share_out(tensors, spec.roles), []
+    owned, reasons = share_out(tensors, spec.roles), []
     used = {name for names in owned.values() for name in names}
     if strays := sorted(set(tensors) - used):
         reasons.append(f"tensors of no part of a {spec.name} model: {listed(strays)}")
@@ -101,7 +101,7 @@ def convert_roles(
     return roles
 
 
-def _share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
+def share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
     """Each tensor goes to the role with the longest prefix of its name (to several, when they share that prefix), and
     to those that name it."""
     owned: dict[str, list[str]] = {role: [] for role in roles}

@@ -111,12 +111,14 @@ class Prompts:
     def _rendered(self, turns: list[Message]) -> str:
         from jinja2 import TemplateError
 
+        # what a template of any origin may run into
+        errors = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
         plain = "type" not in self.template  # it takes contents as texts
         ends = {f"{end}_token": getattr(self.tokenizer, f"{end}_token", "") for end in ("bos", "eos")}
         messages = [turn.for_template(plain) for turn in turns]
         try:
             return compiled(self.template).render(messages=messages, add_generation_prompt=True, **ends)
-        except TemplateError as error:
+        except errors as error:
             raise InputError(f"the model's chat template does not take this conversation: {error}.") from None
 
     # --- ids ---

@@ -28,8 +28,8 @@ from vlm.runtime.burst import Burst, hypotheses_of, to_host
 from vlm.runtime.choice import BeamRows, Choice
 from vlm.runtime.graph_pool import GraphPool
 from vlm.runtime.packing import PackedSpans, PackedTexts, bucket_of, chunks, packed, within
-from vlm.runtime.prompt_table import EncoderCache
-from vlm.runtime.request import Hypothesis, Sequence, Span
+from vlm.runtime.prompt_table import EncoderCache, Image
+from vlm.runtime.request import Hypothesis, Request, Sequence, Span
 from vlm.runtime.timing import DeviceTimer
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
@@ -91,7 +91,8 @@ class TorchExecutor:
     def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
         """Puts spans of prompts into the cache: all tokens but the last, which the first decode step takes."""
         packed_spans = PackedSpans.of(prefills)
-        virtual = self._virtual([(s, s.tokens[span.start : span.end]) for s, span in prefills], self.config)
+        parts = [(s.table, s.tokens[span.start : span.end]) for s, span in prefills]
+        virtual = self._virtual(parts, self.config)
         with self.timer("prefill"):
             if self.graphs is None or packed_spans.rows > LAUNCH_BOUND_PREFILL:
                 self._prefill(*packed_spans.tensors(self.device), *virtual)
@@ -137,11 +138,20 @@ class TorchExecutor:
         return self.graphs.run(key, pixels)
 
     @torch.inference_mode()
-    def encode_texts(self, texts: list[tuple[int, ...]], trace: Trace | None) -> list[Tensor]:
-        """Token sequences -> each one's hidden rows [T, hidden]; the trace takes what else is asked for."""
+    def encode_images(self, images: Items[Image]) -> list[Tensor]:
+        """Of each its features [num_features, hidden], from the cache where they are there."""
+        features = self.encoder_cache.features(images, self._encode_images)
+        return [features[image.key] for image in images]
+
+    @torch.inference_mode()
+    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
+        """Each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
+        texts = [request.encoder_input_ids for request in requests]
         packed_texts = PackedTexts.of(texts, [0] * len(texts))
         token_ids, positions, _, tiles = packed_texts.tensors(self.device)
-        return list(self.encoder(token_ids, PackedRows(positions, tiles, trace)).split(packed_texts.lengths))
+        virtual = self._virtual(list(zip(self._tables(requests), texts, strict=True)), self.encoder.config)
+        rows = PackedRows(positions, tiles, trace, Virtual(*virtual) if virtual else None)
+        return list(self.encoder(token_ids, rows).split(packed_texts.lengths))
 
     # --- admission ---
     @contextlib.contextmanager
@@ -172,7 +182,7 @@ class TorchExecutor:
     def _encode_texts(self, sequences: list[Sequence]) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.of([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
-        virtual = self._virtual([(s, s.request.encoder_input_ids) for s in sequences], self.encoder.config)
+        virtual = self._virtual([(s.table, s.request.encoder_input_ids) for s in sequences], self.encoder.config)
         for sequence in sequences:
             sequence.table = None
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
@@ -201,18 +211,20 @@ class TorchExecutor:
     # --- prompt tables ---
     def _make_tables(self, sequences: list[Sequence]) -> None:
         """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
-        for sequence in sequences:
-            parts, request = [], sequence.request
-            if request.prompt_table is not None:
-                parts.append(request.prompt_table.rows.to(self.device, self.dtype, non_blocking=True))
-            if request.images:
-                features = self.encoder_cache.features(request.images, self._encode_images)
-                parts += [features[image.key] for image in request.images]
-            sequence.table = torch.cat(parts)
+        for sequence, table in zip(sequences, self._tables([s.request for s in sequences]), strict=True):
+            sequence.table = table
             last = sequence.tokens[-1] - self.config.vocab_size
             if self.encoder is None and last >= 0:
                 for slot in sequence.slots:
                     self.state.pending[slot] = sequence.table[last]
+
+    def _tables(self, requests: list[Request]) -> list[Tensor | None]:
+        """Each request's prompt table [n, hidden]: the given rows, then its images' features."""
+        features = iter(self.encode_images([image for request in requests for image in request.images]))
+        given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
+        parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
+                 for r, g in zip(requests, given, strict=True)]  # fmt: skip
+        return [torch.cat(rows) if rows else None for rows in parts]
 
     def _encode_images(self, pixels: list[Tensor]) -> list[Tensor]:
         """[C, H, W] each -> [num_features, hidden] each"""
@@ -220,16 +232,17 @@ class TorchExecutor:
         # a graph's output is overwritten by its next run
         return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
 
-    def _virtual(self, parts: list[tuple[Sequence, Items[int]]], config: ModelConfig) -> tuple[Tensor, ...]:
-        """What stands for the ids beyond the vocabulary in rows of these tokens, as Virtual has it: () for none."""
-        if all(s.table is None for s, _ in parts):
+    def _virtual(self, parts: list[tuple[Tensor | None, Items[int]]], config: ModelConfig) -> tuple[Tensor, ...]:
+        """What stands for the ids beyond the vocabulary in rows of these (table, tokens), as Virtual has it: () for
+        none."""
+        if all(table is None for table, _ in parts):
             return ()
         tables, at, begin = [], [], 0
-        for sequence, tokens in parts:
-            at += [max(0, begin + token - config.vocab_size) if token >= config.vocab_size else 0 for token in tokens]
-            if sequence.table is not None:
-                tables.append(sequence.table)
-                begin += len(sequence.table)
+        for table, tokens in parts:
+            at += [begin + token - config.vocab_size if token >= config.vocab_size else 0 for token in tokens]
+            if table is not None:
+                tables.append(table)
+                begin += len(table)
         return torch.cat(tables), torch.tensor(at, dtype=torch.int32).to(self.device, non_blocking=True)
 
     def _padded(self, virtual: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:

@@ -1,0 +1,206 @@
+"""Prompts: templates, placeholders, conversations, and the ids that stand for images."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import models, pre_tokenizers, processors
+from transformers import Blip2Processor, BlipImageProcessor, CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
+
+from vlm.errors import EngineError, InputError
+from vlm.processing.prompts import PLACEHOLDER, Prompts, read_messages, read_template, split_text
+from vlm.processing.tokenization import Tokenizer
+from vlm.registry import PromptFormat, families
+
+WORDS = ["<unk>", "<s>", "</s>", "<pad>", "USER", "ASSISTANT", ":", "what", "is", "this", "?", "a", "cat", "and", ".",
+         "Question", "Answer", "describe"]  # fmt: skip
+# as llava-hf writes it
+LLAVA = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}{% endif %}"
+    "{# Render all images first #}{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}"
+    "{{ '<image>\n' }}{% endfor %}{# Render all text next #}{% if message['role'] != 'assistant' %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}"
+    "{% endfor %}{% else %}{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{% generation %}{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+FEATURES, VOCABULARY = 4, 100
+
+
+def fast(*special: str, template: str = "<s> $A") -> PreTrainedTokenizerFast:
+    tokenizer = FastTokenizer(models.WordLevel({w: i for i, w in enumerate([*WORDS, *special])}, "<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>", "<pad>", *special])
+    ends = [(token, WORDS.index(token)) for token in ("<s>", "</s>")]
+    tokenizer.post_processor = processors.TemplateProcessing(template, None, ends)
+    ids = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **ids)
+
+
+def prompts(folder, **form) -> Prompts:
+    return Prompts.load(PromptFormat(**form), Tokenizer.from_dir(folder), folder, VOCABULARY, FEATURES)
+
+
+def as_rows(ids, image_id):
+    """Hugging Face's placeholders as rows of the prompt table."""
+    row, found = VOCABULARY, []
+    for token in ids:
+        found.append(row if token == image_id else token)
+        row += token == image_id
+    return found
+
+
+def test_llava_reads_what_its_processor_gives(tmp_path):
+    """The same ids: a question about an image, an interleaved one, a conversation, and words alone."""
+    processor = LlavaProcessor(
+        CLIPImageProcessor(size=8, crop_size=8), fast("<image>"), patch_size=4, chat_template=LLAVA,
+        vision_feature_select_strategy="default", num_additional_image_tokens=1,
+    )  # fmt: skip
+    processor.save_pretrained(tmp_path)
+    ours, image_id = prompts(tmp_path), processor.tokenizer.convert_tokens_to_ids("<image>")
+    picture = Image.new("RGB", (8, 8))
+    image, says = {"type": "image"}, lambda text: {"type": "text", "text": text}
+    turns = [
+        [{"role": "user", "content": [image, says("what is this?")]}],
+        [{"role": "user", "content": [image, says("what is this?")]},
+         {"role": "assistant", "content": [says("a cat.")]},
+         {"role": "user", "content": [says("and this?"), image, image]}],
+        [{"role": "user", "content": [says("describe a cat")]}],
+    ]  # fmt: skip
+    for conversation in turns:
+        count = sum(part["type"] == "image" for turn in conversation for part in turn["content"])
+        text = processor.apply_chat_template(conversation, add_generation_prompt=True)
+        want = processor(images=[picture] * count or None, text=text)["input_ids"][0]
+        messages, _ = read_messages(conversation)
+        assert ours.ids(ours.of_messages(messages, count), count) == as_rows(want, image_id)
+    question = ours.of_prompt("what is this?", 1)
+    assert question == processor.apply_chat_template(turns[0], add_generation_prompt=True)
+    raw = "USER: <image> and <image> ? ASSISTANT:"
+    want = processor(images=[picture] * 2, text=raw)["input_ids"][0]
+    assert ours.ids(raw, 2) == as_rows(want, image_id)
+
+
+@pytest.mark.parametrize("template", ["<s> $A", "$A </s>"])
+def test_blip2_reads_what_its_processor_gives(template, tmp_path):
+    tokenizer = fast(template=template)
+    processor = Blip2Processor(BlipImageProcessor(), tokenizer, num_query_tokens=FEATURES)
+    processor.save_pretrained(tmp_path)
+    ours = prompts(tmp_path, images="first", question="Question: {prompt} Answer:")
+    image_id, picture = processor.tokenizer.convert_tokens_to_ids("<image>"), Image.new("RGB", (8, 8))
+    for given, text in (("what is this?", "Question: what is this? Answer:"), ("a cat", "a cat"), ("", ""),
+                        ("Question: what? Answer:", "Question: what? Answer:")):  # fmt: skip
+        assert ours.of_prompt(given, 1) == text
+        want = processor(images=picture, text=text)["input_ids"]
+        want = want[0] if isinstance(want[0], list) else want
+        assert ours.ids(text, 1) == as_rows(want, image_id)
+        assert ours.ids(text, 0) == tokenizer(text)["input_ids"], "words alone"
+
+
+def test_a_tokenizer_that_does_not_know_the_placeholder(tmp_path):
+    fast().save_pretrained(tmp_path)
+    ours = prompts(tmp_path)
+    rows = [*range(100, 104)]
+    assert ours.ids("what <image> is <image>", 2) == [1, 7, *rows, 8, *range(104, 108)]
+    assert ours.ids("what <image>", 1, given_rows=3) == [1, 7, *range(103, 107)]
+    assert ours.of_prompt("is this?", 2) == "<image><image>is this?", "no template: images come first"
+
+
+def test_templates_of_words_alone(tmp_path):
+    """One that takes contents as texts and brings its own special tokens, which are not doubled."""
+    template = "{{ bos_token }}{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + eos_token }}{% endfor %}"
+    tokenizer = fast()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path)
+    ours = prompts(tmp_path)
+    turns, _ = read_messages([{"role": "user", "content": "what is <image> this"}])
+    assert ours.of_messages(turns, 1) == "<s>user : what is <image> this</s>"
+    conversation = [{"role": "user", "content": "what is this"}]
+    want = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True)["input_ids"]
+    assert ours.ids(ours.of_messages(read_messages(conversation)[0], 0), 0) == want
+
+
+def test_families_have_their_own_templates(tmp_path):
+    fast("<image>").save_pretrained(tmp_path)
+    found = {}
+    for name in ("llava", "vila"):
+        form = families()[name].prompt
+        ours = Prompts.load(form, Tokenizer.from_dir(tmp_path), tmp_path, VOCABULARY, FEATURES)
+        turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is this?"}]},
+                 {"role": "assistant", "content": "a cat."}, {"role": "user", "content": "and this?"}]  # fmt: skip
+        found[name] = ours.of_messages(read_messages(turns)[0], 1)
+        assert ours.of_prompt("this <image> and <image>?", 2).endswith("USER: this <image>\n and <image>\n? ASSISTANT:")
+    assert found["llava"] == "USER: <image>\nwhat is this? ASSISTANT: a cat.</s>USER: and this? ASSISTANT:"
+    assert found["vila"].startswith("A chat between a curious user") and found["vila"].endswith(found["llava"])
+
+
+def test_placeholders_and_images_are_counted(tmp_path):
+    fast("<image>").save_pretrained(tmp_path)
+    ours = prompts(tmp_path, template=LLAVA)
+    for text, count in (("<image> what?", 2), ("<image> and <image>?", 1), ("a <image>", 0)):
+        placed = text.count(PLACEHOLDER)
+        with pytest.raises(InputError, match=f"the prompt has {placed} <image> placeholders and {count} images were"):
+            ours.of_prompt(text, count)
+    turns, _ = read_messages([{"role": "user", "content": "what?"}])
+    with pytest.raises(InputError, match="0 <image> placeholders and 1 images"):
+        ours.of_messages(turns, 1)
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "messages is empty"),
+        ("hello", "messages is empty|message 1 needs a role"),
+        ([{"role": "robot", "content": "a"}], "message 1 needs a role"),
+        ([{"role": "user"}], "message 1 needs a role"),
+        ([{"role": "user", "content": [{"type": "audio"}]}], "message 1 holds a part of type 'audio'"),
+        ([{"role": "user", "content": ["a"]}], "message 1 holds a part of type None"),
+    ],
+)
+def test_malformed_conversations(messages, words):
+    with pytest.raises(InputError, match=words):
+        read_messages(messages)
+
+
+def test_conversations_that_cannot_go_on(tmp_path):
+    fast().save_pretrained(tmp_path)
+    turns, _ = read_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    with pytest.raises(InputError, match="no chat template"):
+        prompts(tmp_path).of_messages(turns, 0)
+    with pytest.raises(InputError, match="the last message is the assistant's"):
+        prompts(tmp_path, template=LLAVA).of_messages(turns, 0)
+    refusing = "{{ raise_exception('only one turn') }}"
+    with pytest.raises(InputError, match="does not take this conversation: only one turn"):
+        prompts(tmp_path, template=refusing).of_messages(turns[:1], 0)
+    with pytest.raises(EngineError, match="template is damaged"):
+        prompts(tmp_path, template="{% for").of_messages(turns[:1], 0)
+
+
+def test_templates_reach_nothing(tmp_path):
+    fast().save_pretrained(tmp_path)
+    turns, _ = read_messages([{"role": "user", "content": "a"}])
+    for template in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{% for x in range(999999999) %}{% endfor %}"):
+        with pytest.raises(InputError, match="does not take this conversation"):
+            prompts(tmp_path, template=template).of_messages(turns, 0)
+
+
+def test_where_templates_are_kept(tmp_path):
+    assert read_template(tmp_path) is None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": [
+        {"name": "tools", "template": "T"}, {"name": "default", "template": "D"}]}))  # fmt: skip
+    assert read_template(tmp_path) == "D"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "J"}))
+    assert read_template(tmp_path) == "J"
+    (tmp_path / "chat_template.jinja").write_text("F")
+    assert read_template(tmp_path) == "F"
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text("{")
+    with pytest.raises(EngineError, match="is damaged"):
+        read_template(tmp_path)
+
+
+def test_texts_are_split_at_their_placeholders():
+    assert split_text("a <image><image> b") == ["a ", PLACEHOLDER, PLACEHOLDER, " b"]
+    assert split_text("<image>") == [PLACEHOLDER] and split_text("a") == ["a"] and split_text("") == []
