@@ -1,0 +1,120 @@
+"""Trains mini-llava or mini-blip2 from scratch on rendered scenes, scores it, and writes its folder and card.
+
+python training/mini_vlm.py mini-llava                   # about 9 minutes on one H200 with 16 cores
+python training/mini_vlm.py mini-blip2
+python training/mini_vlm.py mini-llava --evaluate-only   # scores what is in --out and rewrites the card
+python training/mini_vlm.py mini-llava --examples examples
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from training.scenes.card import write_card, write_examples, write_results
+from training.scenes.evaluate import evaluate, show
+from training.scenes.loader import batches, held_out
+from training.scenes.models import MODELS, MiniBlip2, MiniLlava, export
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--out", type=Path, help="the model's folder [default: vlm/assets/MODEL]")
+    parser.add_argument("--seconds", type=float, default=480, help="length of the schedule")
+    parser.add_argument("--batch-size", type=int, default=384, help="scenes")
+    parser.add_argument("--questions", type=int, default=5, help="of a scene")
+    parser.add_argument("--learning-rate", type=float, default=1.2e-3)
+    parser.add_argument("--workers", type=int, default=14, help="processes that draw")
+    parser.add_argument("--scenes", type=int, default=1000, help="held-out ones in the final evaluation")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--evaluate-only", action="store_true")
+    parser.add_argument("--examples", type=Path, help="only write the example pictures into this folder")
+    return parser.parse_args()
+
+
+class Run:
+    """One training run: its model, optimizer, clock and log."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.device = args, torch.device(args.device)
+        torch.manual_seed(args.seed)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        self.subject: MiniLlava | MiniBlip2 = MODELS[args.model]()
+        self.model = self.subject.model.to(self.device).train()
+        matrices = [p for p in self.model.parameters() if p.ndim >= 2]
+        vectors = [p for p in self.model.parameters() if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": 0.02}, {"params": vectors, "weight_decay": 0.0}]
+        fused = {"fused": True} if self.device.type == "cuda" else {}
+        self.optimizer = torch.optim.AdamW(groups, lr=args.learning_rate, betas=(0.9, 0.98), **fused)
+        self.step, self.scenes = 0, 0
+
+    def train(self) -> None:
+        args = self.args
+        stream = batches(args.batch_size, args.questions, args.workers, args.seed)
+        next(stream)  # the processes have started
+        begin = told = time.time()
+        while (elapsed := time.time() - begin) < args.seconds:
+            examples = next(stream)
+            for group in self.optimizer.param_groups:
+                group["lr"] = args.learning_rate * self._pace(elapsed / args.seconds)
+            with torch.autocast(self.device.type, torch.bfloat16):
+                loss = self.subject.loss(examples, self.device)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.step, self.scenes = self.step + 1, self.scenes + args.batch_size
+            if time.time() - told > 20:
+                told = time.time()
+                self._tell(loss.item(), elapsed)
+
+    def _pace(self, done: float) -> float:
+        """Warm-up over a fiftieth, then down a cosine to a hundredth."""
+        return min(1.0, done * 50 + 0.002) * (0.505 + 0.495 * math.cos(math.pi * min(1.0, done)))
+
+    def _tell(self, loss: float, elapsed: float) -> None:
+        self.model.eval()
+        with torch.autocast(self.device.type, torch.bfloat16):
+            results = evaluate(self.subject, held_out(100), self.device)
+        self.model.train()
+        rate = self.scenes / elapsed
+        print(f"{elapsed:5.0f} s, step {self.step}, {rate:,.0f} scenes/s, loss {loss:.4f}, {show(results)}", flush=True)
+
+
+def published(args: argparse.Namespace, device: torch.device) -> MiniLlava | MiniBlip2:
+    """What the folder holds, computing in float32."""
+    subject = MODELS[args.model]()
+    subject.model = type(subject.model).from_pretrained(args.out, dtype=torch.float32).to(device).eval()
+    return subject
+
+
+def main() -> None:
+    args = arguments()
+    args.out = args.out or Path("vlm/assets") / args.model
+    if args.examples:
+        write_examples(args.examples)
+        return
+    facts = {}
+    if not args.evaluate_only:
+        run = Run(args)
+        run.train()
+        export(run.subject, args.out)
+        facts = {"steps": run.step, "scenes": run.scenes, "seconds": args.seconds, "questions": args.questions}
+    device = torch.device(args.device)
+    results = evaluate(published(args, device), held_out(args.scenes), device)
+    print(show(results))
+    write_results(args.out, results, facts)
+    write_card(args.out, args.model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Questions about a scene that have one right answer, and that answer."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from training.scenes.scene import COLOURS, SHAPES, Object, Scene
+
+MARGIN = 12  # pixels: what is nearer than that is neither left nor right of the other
+KINDS = ("count", "colour", "shape", "position", "read")
+Answered = tuple[str, str] | None  # question and answer; None: the scene allows none
+
+
+def plural(shape: str) -> str:
+    return shape + ("es" if shape.endswith("s") else "s")
+
+
+def count(scene: Scene, draw: random.Random) -> Answered:
+    """All, of a colour, of a shape, or of both; mostly of something that is there."""
+    what = draw.choice(("all", "colour", "shape", "both"))
+    seen = draw.choice(scene.objects)
+    there = draw.random() < 0.75
+    colour = seen.colour if there else draw.choice(list(COLOURS))
+    shape = seen.shape if there else draw.choice(SHAPES)
+    of = {"all": "objects", "colour": f"{colour} objects", "shape": plural(shape), "both": f"{colour} {plural(shape)}"}
+    fits = {"all": lambda o: True, "colour": lambda o: o.colour == colour, "shape": lambda o: o.shape == shape,
+            "both": lambda o: (o.colour, o.shape) == (colour, shape)}[what]  # fmt: skip
+    form = draw.choice(("How many {} are there?", "How many {} do you see?", "Count the {}."))
+    return form.format(of[what]), str(sum(map(fits, scene.objects)))
+
+
+def colour(scene: Scene, draw: random.Random) -> Answered:
+    """Of a shape that is there once."""
+    once = _alone(scene, lambda o: o.shape)
+    if not once:
+        return None
+    thing = draw.choice(once)
+    form = draw.choice(("What colour is the {}?", "Which colour does the {} have?", "What is the colour of the {}?"))
+    return form.format(thing.shape), thing.colour
+
+
+def shape(scene: Scene, draw: random.Random) -> Answered:
+    """Of a colour that is there once."""
+    once = _alone(scene, lambda o: o.colour)
+    if not once:
+        return None
+    thing = draw.choice(once)
+    form = draw.choice(("What shape is the {} object?", "Which shape is {}?", "What is the shape of the {} object?"))
+    return form.format(thing.colour), thing.shape
+
+
+def position(scene: Scene, draw: random.Random) -> Answered:
+    """Of two objects that their names tell apart from all others."""
+    pairs = _alone(scene, lambda o: o.name)
+    sideways = draw.random() < 0.5
+    apart = [(a, b) for a in pairs for b in pairs if abs(_along(a, sideways) - _along(b, sideways)) >= MARGIN]
+    if not apart:
+        return None
+    a, b = draw.choice(apart)
+    before = _along(a, sideways) < _along(b, sideways)
+    first, last = ("to the left of", "to the right of") if sideways else ("above", "below")
+    if draw.random() < 0.5:
+        asked = draw.random() < 0.5
+        question = f"Is the {a.name} {first if asked else last} the {b.name}?"
+        return question, "yes" if before == asked else "no"
+    near, far = ("further left", "further right") if sideways else ("higher", "lower")
+    asked = draw.random() < 0.5
+    question = f"Which is {near if asked else far}, the {a.name} or the {b.name}?"
+    return question, f"the {(a if before == asked else b).name}"
+
+
+def read(scene: Scene, draw: random.Random) -> Answered:
+    if scene.sign is None:
+        return None
+    return draw.choice(("What does the sign say?", "Read the sign.", "What is written on the sign?")), scene.sign
+
+
+ASK: dict[str, Callable[[Scene, random.Random], Answered]] = {
+    "count": count, "colour": colour, "shape": shape, "position": position, "read": read,
+}  # fmt: skip
+
+
+def ask(scene: Scene, number: int, seed: int) -> list[tuple[str, str, str]]:
+    """`number` of (kind, question, answer), in any order. A sign is always asked for: reading is learnt the slowest."""
+    draw = random.Random(seed)
+    kinds = ["read"] if scene.sign else []
+    found: list[tuple[str, str, str]] = []
+    while len(found) < number:
+        kind = kinds.pop() if kinds else draw.choice(KINDS)
+        answered = ASK[kind](scene, draw)
+        if answered is not None:
+            found.append((kind, *answered))
+    draw.shuffle(found)
+    return found
+
+
+def _alone(scene: Scene, of: Callable[[Object], str]) -> list[Object]:
+    """The objects that nothing else is like."""
+    number = Counter(map(of, scene.objects))
+    return [thing for thing in scene.objects if number[of(thing)] == 1]
+
+
+def _along(thing: Object, sideways: bool) -> float:
+    return thing.x if sideways else thing.y
