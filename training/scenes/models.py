@@ -36,6 +36,7 @@ TOWER = {
     "patch_size": PATCH,
 }
 QUERIES = 32
+NOISE = 6.0  # shades, in training alone
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
     "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}"
@@ -46,10 +47,14 @@ TEMPLATE = (
 MAX_NEW_TOKENS = 16
 
 
-def normalized(pixels: Tensor) -> Tensor:
-    """[n, H, W, 3] uint8 -> [n, 3, H, W], as the image processor makes it"""
+def normalized(pixels: Tensor, noise: float = 0.0) -> Tensor:
+    """[n, H, W, 3] uint8 -> [n, 3, H, W], as the image processor makes it; `noise`: up to so many shades are added."""
     mean, std = (torch.tensor(x, device=pixels.device).view(1, 3, 1, 1) for x in (MEAN, STD))
-    return (pixels.permute(0, 3, 1, 2).float() / 255 - mean) / std
+    shades = pixels.permute(0, 3, 1, 2).float()
+    if noise:
+        strength = torch.rand(len(shades), 1, 1, 1, device=shades.device) * noise
+        shades = (shades + torch.randn_like(shades[:, :1]) * strength).clamp(0, 255)
+    return (shades / 255 - mean) / std
 
 
 def padded(rows: list[list[int]], fill: int, device: torch.device, left: bool = False) -> Tensor:
@@ -70,7 +75,7 @@ class MiniLlava:
     name = "mini-llava"
 
     def __init__(self) -> None:
-        self.tokenizer = build(ends="<s> $A")
+        self.tokenizer, self.known = build(ends="<s> $A"), {}
         self.features = (SIZE // PATCH) ** 2
         vision = CLIPVisionConfig(**TOWER, num_hidden_layers=6, projection_dim=192)
         text = LlamaConfig(
@@ -93,7 +98,7 @@ class MiniLlava:
             rows.append(ids)
             labels.append(wanted)
         ids = padded(rows, PAD, device)
-        pixels = normalized(examples.pixels.to(device, non_blocking=True))
+        pixels = normalized(examples.pixels.to(device, non_blocking=True), NOISE)
         return self.model(input_ids=ids, attention_mask=(ids != PAD).long(), pixel_values=pixels,
                           labels=padded(labels, -100, device)).loss  # fmt: skip
 
@@ -109,7 +114,10 @@ class MiniLlava:
         return [*self._ids("USER: "), *[IMAGE] * self.features, *self._ids(f"\n{question} ASSISTANT:")]
 
     def _ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Kept, as most texts come again and again: tokenizing would take longer than the step."""
+        if text not in self.known:
+            self.known[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.known[text]
 
     def processor(self) -> Any:
         images = CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=SIZE, image_mean=MEAN, image_std=STD)
@@ -123,7 +131,7 @@ class MiniBlip2:
     name = "mini-blip2"
 
     def __init__(self) -> None:
-        self.tokenizer = build(ends="$A </s>")
+        self.tokenizer, self.known = build(ends="$A </s>"), {}
         text = T5Config(
             vocab_size=len(self.tokenizer), d_model=192, d_kv=32, d_ff=384, num_layers=3, num_decoder_layers=3,
             num_heads=6, feed_forward_proj="gated-gelu", dropout_rate=0.0, tie_word_embeddings=True,
@@ -147,7 +155,7 @@ class MiniBlip2:
         asked = [(question, answer) for scene in examples.questions for _, question, answer in scene]
         ids = padded([self._question(question) for question, _ in asked], PAD, device)
         labels = padded([[*self._ids(answer), END] for _, answer in asked], -100, device)
-        image = self._image(normalized(examples.pixels.to(device, non_blocking=True)))
+        image = self._image(normalized(examples.pixels.to(device, non_blocking=True), NOISE))
         image = image.repeat_interleave(len(asked) // len(image), 0)
         language = self.model.language_model
         given = torch.cat([image, language.get_input_embeddings()(ids)], 1)
@@ -172,7 +180,10 @@ class MiniBlip2:
         return [*self._ids(f"Question: {question} Answer:"), END]
 
     def _ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Kept, as most texts come again and again: tokenizing would take longer than the step."""
+        if text not in self.known:
+            self.known[text] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self.known[text]
 
     def processor(self) -> Any:
         images = BlipImageProcessor(size={"height": SIZE, "width": SIZE}, image_mean=MEAN, image_std=STD)

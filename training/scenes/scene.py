@@ -7,7 +7,6 @@ import math
 import random
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 SIZE = 96  # pixels a side, as the models see it
@@ -43,7 +42,7 @@ class Scene:
     objects: tuple[Object, ...]
     sign: str | None
     sign_on_top: bool
-    seed: int  # of all that is only to be looked at: ground, noise, the place of the word
+    seed: int  # of all that is only to be looked at: ground, shades, the place of the word
 
 
 def make(seed: int) -> Scene:
@@ -84,8 +83,7 @@ def picture(scene: Scene, size: int = SIZE, scale: int = 2) -> Image.Image:
         _draw_object(canvas, thing, unit, look)
     if scene.sign:
         _draw_sign(canvas, scene, unit, look)
-    image = image.resize((size, size), Image.Resampling.BICUBIC) if scale > 1 else image
-    return _noisy(image, look)
+    return image.resize((size, size), Image.Resampling.BICUBIC) if scale > 1 else image
 
 
 def _draw_object(canvas: ImageDraw.ImageDraw, thing: Object, unit: float, look: random.Random) -> None:
@@ -133,9 +131,3 @@ def _draw_sign(canvas: ImageDraw.ImageDraw, scene: Scene, unit: float, look: ran
     dark, light = look.randint(0, 70), look.randint(235, 255)
     canvas.rectangle(box, fill=(light, light, light), outline=(dark, dark, dark), width=max(1, round(unit)))
     canvas.text((x - left, y - top), scene.sign, fill=(dark, dark, dark), font=font)
-
-
-def _noisy(image: Image.Image, look: random.Random) -> Image.Image:
-    strength = look.uniform(0, 4)
-    noise = np.random.default_rng(look.getrandbits(32)).normal(0, strength, (image.height, image.width, 1))
-    return Image.fromarray((np.asarray(image) + noise).clip(0, 255).astype(np.uint8))
