@@ -36,6 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--scenes", type=int, default=1000, help="held-out ones in the final evaluation")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--resume", type=Path, help="begin with this folder's weights")
     parser.add_argument("--evaluate-only", action="store_true")
     parser.add_argument("--examples", type=Path, help="only write the example pictures into this folder")
     return parser.parse_args()
@@ -49,6 +50,8 @@ class Run:
         torch.manual_seed(args.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
         self.subject: MiniLlava | MiniBlip2 = MODELS[args.model]()
+        if args.resume:
+            self.subject.model = type(self.subject.model).from_pretrained(args.resume, dtype=torch.float32)
         self.model = self.subject.model.to(self.device).train()
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         vectors = [p for p in self.model.parameters() if p.ndim < 2]

@@ -89,7 +89,7 @@ class InputReader:
         strange = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if given := sorted(strange & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
-        ids = given_ids or ids
+        ids = given_ids or (None if ids is None else [*_rows_of(table, self.prompts.vocab_size), *ids])
         if not ids:
             raise InputError("there is no prompt: give prompt=, messages= or token ids.")
         if not self.has_encoder:
@@ -136,7 +136,7 @@ class InputReader:
         return fields
 
     def _source_ids(self, fields: dict[str, Any]) -> list[int]:
-        """The encoder's tokens of a text."""
+        """The encoder's tokens of a text, after the rows of its prompt table."""
         text, limit = fields["text"], self.max_encoder_len
         if not isinstance(text, str) or not text.strip():
             raise InputError(
@@ -144,8 +144,9 @@ class InputReader:
             )
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
-        cut = limit if fields.get("truncate") else None
-        ids = self.tokenizer.encode_source(text, language=fields.get("src_lang"), limit=cut)
+        rows = _rows_of(_table(fields), self.config.vocab_size)
+        cut = max(0, limit - len(rows)) if fields.get("truncate") else None
+        ids = [*rows, *self.tokenizer.encode_source(text, language=fields.get("src_lang"), limit=cut)]
         if len(ids) > limit:
             raise LimitError(
                 f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it, cut its end with"
@@ -197,6 +198,11 @@ def _text_of(prompt: Any) -> str:
     if not isinstance(prompt, str | None):
         raise InputError(f"the prompt must be a text; got {type(prompt).__name__}.")
     return prompt or ""
+
+
+def _rows_of(table: PromptTable | None, vocab_size: int) -> range:
+    """The ids of a prompt table's rows, which go before a text."""
+    return range(vocab_size, vocab_size + (0 if table is None else len(table)))
 
 
 def _table(fields: dict[str, Any]) -> PromptTable | None:

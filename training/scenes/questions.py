@@ -82,13 +82,17 @@ ASK: dict[str, Callable[[Scene, random.Random], Answered]] = {
 }  # fmt: skip
 
 
+# positions are learnt slowly, after what the objects are
+SHARES = {"count": 2, "colour": 2, "shape": 2, "position": 5, "read": 1}
+
+
 def ask(scene: Scene, number: int, seed: int) -> list[tuple[str, str, str]]:
     """`number` of (kind, question, answer), in any order. A sign is always asked for: reading is learnt the slowest."""
     draw = random.Random(seed)
     kinds = ["read"] if scene.sign else []
     found: list[tuple[str, str, str]] = []
     while len(found) < number:
-        kind = kinds.pop() if kinds else draw.choice(KINDS)
+        kind = kinds.pop() if kinds else draw.choices(KINDS, [SHARES[k] for k in KINDS])[0]
         answered = ASK[kind](scene, draw)
         if answered is not None:
             found.append((kind, *answered))

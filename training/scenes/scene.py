@@ -125,7 +125,7 @@ def _draw_sign(canvas: ImageDraw.ImageDraw, scene: Scene, unit: float, look: ran
     width, height = right - left, bottom - top
     margin = 3 * unit
     strip = 0 if scene.sign_on_top else (SIZE - SIGN) * unit
-    x = look.uniform(margin, max(margin, SIZE * unit - width - margin))
+    x = min(look.uniform(1, 4) * margin, SIZE * unit - width - margin)
     y = strip + (SIGN * unit - height) / 2
     box = (x - 2 * unit, y - 2 * unit, x + width + 2 * unit, y + height + 2 * unit)
     dark, light = look.randint(0, 70), look.randint(235, 255)

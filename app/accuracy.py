@@ -1,0 +1,233 @@
+"""Our tokens and log-probabilities beside Hugging Face's: the same ids, pixels, type and device, greedily decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import InputError, listed
+from vlm.limits import MAX_TOP_LOGPROBS
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from vlm.outputs import Output
+    from vlm.pipeline import Pipeline
+    from vlm.runtime.request import Request
+
+# what both sides do, over a model's own settings
+GREEDY = {"temperature": 0.0, "num_beams": 1, "loop_detection": False, "top_logprobs": MAX_TOP_LOGPROBS}
+# options of which Hugging Face's greedy decoding has no like
+UNLIKE = {"temperature": 0.0, "num_beams": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": (),
+          "num_return_sequences": 1}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far we are from Hugging Face."""
+
+    requests: int
+    tokens: int  # that we generated
+    agreement: float  # percent of the tokens that are the same at their place; of the longer output of the two
+    error: float  # largest difference of a log-probability: of our tokens and the likeliest ones at each place
+
+    def __str__(self) -> str:
+        return (
+            f"token agreement with Hugging Face {self.agreement:.2f}%, maximum log-probability error {self.error:.3g}"
+            f" ({self.tokens} tokens of {self.requests} {'request' if self.requests == 1 else 'requests'})"
+        )
+
+
+def greedy(sampling: dict[str, Any]) -> dict[str, Any]:
+    """The options with what a comparison needs. InputError for those that cannot be compared."""
+    if wrong := [name for name, plain in UNLIKE.items() if sampling.get(name, plain) != plain]:
+        raise InputError(f"the accuracy check decodes greedily, one output a request; leave {listed(wrong)} out.")
+    return {**sampling, **GREEDY}
+
+
+def folder_of(model: str | Path, **options: Any) -> Path:
+    """The Hugging Face folder that a model's name stands for; InputError where there is none, or no class for it."""
+    from vlm.files import read_json
+    from vlm.registry import converter_of
+    from vlm.resolve import locate
+
+    source = locate(model, **options)
+    if source.kind in ("engine", "checkpoint"):
+        what = "an engine" if source.kind == "engine" else "a checkpoint"
+        raise InputError(f"{model} is {what}; the accuracy check needs the model's Hugging Face folder, give that.")
+    converter = converter_of(source.path)
+    kind = converter.name if converter else read_json(source.path / "config.json", InputError, "model").get("model_type")
+    if converter or not _known(kind):
+        raise InputError(f"Hugging Face's transformers has no class for {kind} models; there is nothing to compare to.")
+    return source.path
+
+
+def _known(model_type: Any) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
+def compare(
+    folder: Path, pipeline: Pipeline, inputs: Iterable[Any], outputs: Iterable[Output], sampling: dict[str, Any]
+) -> Accuracy:
+    """inputs, and the outputs that `pipeline` gave for them with `greedy(sampling)` -> how they compare."""
+    reference = Reference.load(folder, pipeline)
+    same, longest, tokens, error, count = 0, 0, 0, 0.0, 0
+    for given, output in zip(inputs, outputs, strict=True):
+        request = pipeline.request(given, **greedy(sampling))
+        theirs, ours = reference.tokens(request), output.token_ids
+        same += sum(a == b for a, b in zip(ours, theirs, strict=False))
+        longest, tokens, count = longest + max(len(ours), len(theirs)), tokens + len(ours), count + 1
+        error = max(error, _error(reference.log_probabilities(request, ours), output))
+    return Accuracy(count, tokens, 100 * same / max(longest, 1), error)
+
+
+def _error(exact: Tensor, output: Output) -> float:
+    """exact [tokens, vocabulary]: log-probabilities -> the largest difference of ours."""
+    rows = zip(exact.tolist(), output.token_ids, output.logprobs, output.top_logprobs or [], strict=True)
+    return max(
+        (abs(row[i] - p) for row, token, own, top in rows for i, p in [(token, own), *top.items()]), default=0.0
+    )
+
+
+class Reference:
+    """A Hugging Face model on the device of a pipeline, asked with the pipeline's requests, one at a time."""
+
+    def __init__(self, model: Any, pipeline: Pipeline):
+        self.model, self.pipeline = model, pipeline
+        executor = pipeline.llm.executor
+        self.has_encoder = executor.encoder is not None
+        self.vocab_size = (executor.encoder or executor.decoder).config.vocab_size
+
+    @classmethod
+    def load(cls, folder: Path, pipeline: Pipeline) -> Reference:
+        import torch
+
+        from app.bench.huggingface import quiet
+
+        quiet()
+        dtype = getattr(torch, pipeline.engine.build.dtype)
+        model = model_class(folder).from_pretrained(folder, dtype=dtype)
+        return cls(model.to(pipeline.device).eval(), pipeline)
+
+    # --- what it is asked ---
+    def tokens(self, request: Request) -> list[int]:
+        """What its own generate gives, up to and with the end token."""
+        import torch
+
+        model, inputs = self._inputs(request)
+        encoded = self._encoder_decoder
+        prompt = len(request.decoder_prompt_token_ids)
+        params, limit = request.params, self._limit(request)
+        with torch.inference_mode():
+            out = model.generate(
+                **inputs, max_new_tokens=limit, min_new_tokens=params.min_new_tokens or None, do_sample=False,
+                num_beams=1, repetition_penalty=params.repetition_penalty,
+                no_repeat_ngram_size=params.no_repeat_ngram_size, eos_token_id=list(self._ends), pad_token_id=self._pad,
+                forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
+            )  # fmt: skip
+        # given embeddings, a decoder returns the new tokens alone
+        found = out[0].tolist()[0 if "inputs_embeds" in inputs and not encoded else prompt :]
+        return found[: next((i + 1 for i, token in enumerate(found) if token in self._ends), limit)]
+
+    def log_probabilities(self, request: Request, token_ids: list[int]) -> Tensor:
+        """Of all tokens at the place of each of `token_ids`, in one pass over them: [tokens, vocabulary] float32."""
+        import torch
+
+        model, inputs = self._inputs(request, token_ids[:-1])
+        with torch.inference_mode():
+            logits = model(**inputs).logits[0, -len(token_ids) :]
+        return logits.float().log_softmax(-1).cpu()
+
+    # --- inputs ---
+    @property
+    def _encoder_decoder(self) -> bool:
+        return self.has_encoder or hasattr(self.model, "decoder") and hasattr(self.model, "encoder")
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        return self.pipeline.llm.eos_token_ids
+
+    @property
+    def _pad(self) -> int:
+        pad = self.model.config.get_text_config().pad_token_id
+        return self._ends[0] if pad is None and self._ends else pad or 0
+
+    def _limit(self, request: Request) -> int:
+        """New tokens at most."""
+        prompt, params, most = len(request.decoder_prompt_token_ids), request.params, self.pipeline.llm.max_seq_len
+        return params.max_new_tokens or max(1, min(most, params.max_length or most) - prompt)
+
+    def _inputs(self, request: Request, after: list[int] | None = None) -> tuple[Any, dict[str, Any]]:
+        """The model, or for a text alone its language part, and what it is given; `after` the prompt go these."""
+        prompt, after = list(request.decoder_prompt_token_ids), after or []
+        inputs: dict[str, Any] = {}
+        model, pixels = self.model, self._pixels(request)
+        if pixels is not None:
+            inputs["pixel_values"] = pixels
+        elif hasattr(model, "qformer"):
+            model = model.language_model
+        if self._encoder_decoder:
+            inputs["decoder_input_ids"] = self._tensor([*prompt, *after])
+            if request.encoder_input_ids is not None:
+                inputs |= self._asked(model, request, list(request.encoder_input_ids))
+        else:
+            inputs |= self._asked(model, request, [*prompt, *after])
+        return model, inputs
+
+    def _asked(self, model: Any, request: Request, ids: list[int]) -> dict[str, Tensor]:
+        """Ids with placeholders for the images' rows; embeddings where a prompt table is among them."""
+        import torch
+
+        given = 0 if request.prompt_table is None else len(request.prompt_table)
+        if request.images:
+            if given:
+                raise InputError("the accuracy check takes images or a prompt table, not both in one request.")
+            ids = [self._placeholder if i >= self.vocab_size else i for i in ids]
+        mask = {"attention_mask": self._tensor([1] * len(ids))}
+        if not given:
+            return {"input_ids": self._tensor(ids), **mask}
+        learned = model.get_input_embeddings()(self._tensor([min(i, self.vocab_size - 1) for i in ids]))
+        rows = request.prompt_table.rows.to(learned)
+        at = [(place, i - self.vocab_size) for place, i in enumerate(ids) if i >= self.vocab_size]
+        with torch.no_grad():
+            for place, row in at:
+                learned[0, place] = rows[row]
+        return {"inputs_embeds": learned.detach(), **mask}
+
+    @property
+    def _placeholder(self) -> int:
+        config = self.model.config
+        return config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index
+
+    def _pixels(self, request: Request) -> Tensor | None:
+        """[images, C, H, W]"""
+        import torch
+
+        found = [image.pixel_values for image in request.images]
+        found += [request.pixel_values] if request.pixel_values is not None else []
+        return torch.stack(found).to(self.model.device, self.model.dtype) if found else None
+
+    def _tensor(self, ids: list[int]) -> Tensor:
+        """[1, n]"""
+        import torch
+
+        return torch.tensor([ids], device=self.model.device)
+
+
+def model_class(folder: Path) -> type[torch.nn.Module]:
+    """What loads the folder's model as a whole."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    known = {
+        "llava": "LlavaForConditionalGeneration",
+        "blip-2": "Blip2ForConditionalGeneration",
+        "vision-encoder-decoder": "VisionEncoderDecoderModel",
+    }
+    rest = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
+    return getattr(transformers, known.get(config.model_type, rest))
