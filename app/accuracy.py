@@ -7,22 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.errors import InputError, listed
+import torch
+from torch import Tensor
+
+from vlm.errors import InputError, OutOfMemoryError, listed
+from vlm.files import read_json
 from vlm.limits import MAX_TOP_LOGPROBS
+from vlm.registry import converter_of
+from vlm.resolve import locate
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from vlm.outputs import Output
     from vlm.pipeline import Pipeline
     from vlm.runtime.request import Request
 
-# what both sides do, over a model's own settings
-GREEDY = {"temperature": 0.0, "num_beams": 1, "loop_detection": False, "top_logprobs": MAX_TOP_LOGPROBS}
-# options of which Hugging Face's greedy decoding has no like
-UNLIKE = {"temperature": 0.0, "num_beams": 1, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": (),
-          "num_return_sequences": 1}  # fmt: skip
+# what both sides do, over a model's own settings: penalties would count the rows of images in ways of their own
+GREEDY = {"temperature": 0.0, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
+          "loop_detection": False, "top_logprobs": MAX_TOP_LOGPROBS}  # fmt: skip
+# options that shape the choice, and the values that do not
+SHAPING = {"temperature": 0.0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,
+           "no_repeat_ngram_size": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": ()}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,23 +47,20 @@ class Accuracy:
 
 def greedy(sampling: dict[str, Any]) -> dict[str, Any]:
     """The options with what a comparison needs. InputError for those that cannot be compared."""
-    if wrong := [name for name, plain in UNLIKE.items() if sampling.get(name, plain) != plain]:
+    if wrong := [name for name, plain in SHAPING.items() if sampling.get(name, plain) != plain]:
         raise InputError(f"the accuracy check decodes greedily, one output a request; leave {listed(wrong)} out.")
     return {**sampling, **GREEDY}
 
 
 def folder_of(model: str | Path, **options: Any) -> Path:
     """The Hugging Face folder that a model's name stands for; InputError where there is none, or no class for it."""
-    from vlm.files import read_json
-    from vlm.registry import converter_of
-    from vlm.resolve import locate
-
     source = locate(model, **options)
     if source.kind in ("engine", "checkpoint"):
         what = "an engine" if source.kind == "engine" else "a checkpoint"
         raise InputError(f"{model} is {what}; the accuracy check needs the model's Hugging Face folder, give that.")
     converter = converter_of(source.path)
-    kind = converter.name if converter else read_json(source.path / "config.json", InputError, "model").get("model_type")
+    config = {} if converter else read_json(source.path / "config.json", InputError, "Hugging Face model folder")
+    kind = converter.name if converter else config.get("model_type")
     if converter or not _known(kind):
         raise InputError(f"Hugging Face's transformers has no class for {kind} models; there is nothing to compare to.")
     return source.path
@@ -74,24 +75,40 @@ def _known(model_type: Any) -> bool:
 def compare(
     folder: Path, pipeline: Pipeline, inputs: Iterable[Any], outputs: Iterable[Output], sampling: dict[str, Any]
 ) -> Accuracy:
-    """inputs, and the outputs that `pipeline` gave for them with `greedy(sampling)` -> how they compare."""
-    reference = Reference.load(folder, pipeline)
-    same, longest, tokens, error, count = 0, 0, 0, 0.0, 0
-    for given, output in zip(inputs, outputs, strict=True):
-        request = pipeline.request(given, **greedy(sampling))
+    """inputs, and the outputs that `pipeline` gave for them with `greedy(sampling)` -> how they compare.
+
+    Raises InputError for an input that cannot be compared, and OutOfMemoryError where both do not fit.
+    """
+    requests = [pipeline.request(given, **greedy(sampling)) for given in inputs]
+    try:
+        return _compared(Reference.load(folder, pipeline), requests, list(outputs))
+    except torch.OutOfMemoryError:
+        raise OutOfMemoryError(
+            "Hugging Face's model does not fit beside ours on this device; check with --device cpu."
+        ) from None
+
+
+def _compared(reference: Reference, requests: list[Request], outputs: list[Output]) -> Accuracy:
+    same, longest, error = 0, 0, 0.0
+    for request, output in zip(requests, outputs, strict=True):
         theirs, ours = reference.tokens(request), output.token_ids
         same += sum(a == b for a, b in zip(ours, theirs, strict=False))
-        longest, tokens, count = longest + max(len(ours), len(theirs)), tokens + len(ours), count + 1
-        error = max(error, _error(reference.log_probabilities(request, ours), output))
-    return Accuracy(count, tokens, 100 * same / max(longest, 1), error)
+        longest += max(len(ours), len(theirs))
+        forced = {request.params.forced_bos_token_id, request.params.forced_eos_token_id}
+        error = max(error, _error(reference.log_probabilities(request, ours), output, forced))
+    tokens = sum(len(output.token_ids) for output in outputs)
+    return Accuracy(len(outputs), tokens, 100 * same / max(longest, 1), error)
 
 
-def _error(exact: Tensor, output: Output) -> float:
-    """exact [tokens, vocabulary]: log-probabilities -> the largest difference of ours."""
-    rows = zip(exact.tolist(), output.token_ids, output.logprobs, output.top_logprobs or [], strict=True)
-    return max(
-        (abs(row[i] - p) for row, token, own, top in rows for i, p in [(token, own), *top.items()]), default=0.0
-    )
+def _error(exact: Tensor, output: Output, forced: set[int | None]) -> float:
+    """exact [tokens, vocabulary]: log-probabilities -> the largest difference of ours; a token that was `forced` has
+    the log-probability 0, which is not the model's."""
+    error, given = 0.0, zip(output.token_ids, output.logprobs, output.top_logprobs or [], strict=True)
+    for row, (token, own, top) in zip(exact, given, strict=True):
+        chosen = [] if own == 0.0 and token in forced else [(token, own)]
+        ids, ours = zip(*chosen, *top.items(), strict=True)
+        error = max(error, float((row[list(ids)] - torch.tensor(ours)).abs().max()))
+    return error
 
 
 class Reference:
@@ -100,13 +117,11 @@ class Reference:
     def __init__(self, model: Any, pipeline: Pipeline):
         self.model, self.pipeline = model, pipeline
         executor = pipeline.llm.executor
-        self.has_encoder = executor.encoder is not None
+        self.encoder_decoder = pipeline.config.cross_attention
         self.vocab_size = (executor.encoder or executor.decoder).config.vocab_size
 
     @classmethod
     def load(cls, folder: Path, pipeline: Pipeline) -> Reference:
-        import torch
-
         from app.bench.huggingface import quiet
 
         quiet()
@@ -117,37 +132,28 @@ class Reference:
     # --- what it is asked ---
     def tokens(self, request: Request) -> list[int]:
         """What its own generate gives, up to and with the end token."""
-        import torch
-
         model, inputs = self._inputs(request)
-        encoded = self._encoder_decoder
         prompt = len(request.decoder_prompt_token_ids)
         params, limit = request.params, self._limit(request)
         with torch.inference_mode():
             out = model.generate(
-                **inputs, max_new_tokens=limit, min_new_tokens=params.min_new_tokens or None, do_sample=False,
-                num_beams=1, repetition_penalty=params.repetition_penalty,
-                no_repeat_ngram_size=params.no_repeat_ngram_size, eos_token_id=list(self._ends), pad_token_id=self._pad,
+                **inputs, do_sample=False, num_beams=1, repetition_penalty=1.0, no_repeat_ngram_size=0,
+                max_new_tokens=limit, min_new_tokens=params.min_new_tokens, min_length=0,
+                eos_token_id=list(self._ends), pad_token_id=self._pad,
                 forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
             )  # fmt: skip
         # given embeddings, a decoder returns the new tokens alone
-        found = out[0].tolist()[0 if "inputs_embeds" in inputs and not encoded else prompt :]
+        found = out[0].tolist()[0 if "inputs_embeds" in inputs and not self.encoder_decoder else prompt :]
         return found[: next((i + 1 for i, token in enumerate(found) if token in self._ends), limit)]
 
     def log_probabilities(self, request: Request, token_ids: list[int]) -> Tensor:
         """Of all tokens at the place of each of `token_ids`, in one pass over them: [tokens, vocabulary] float32."""
-        import torch
-
         model, inputs = self._inputs(request, token_ids[:-1])
         with torch.inference_mode():
             logits = model(**inputs).logits[0, -len(token_ids) :]
         return logits.float().log_softmax(-1).cpu()
 
     # --- inputs ---
-    @property
-    def _encoder_decoder(self) -> bool:
-        return self.has_encoder or hasattr(self.model, "decoder") and hasattr(self.model, "encoder")
-
     @property
     def _ends(self) -> tuple[int, ...]:
         return self.pipeline.llm.eos_token_ids
@@ -171,7 +177,7 @@ class Reference:
             inputs["pixel_values"] = pixels
         elif hasattr(model, "qformer"):
             model = model.language_model
-        if self._encoder_decoder:
+        if self.encoder_decoder:
             inputs["decoder_input_ids"] = self._tensor([*prompt, *after])
             if request.encoder_input_ids is not None:
                 inputs |= self._asked(model, request, list(request.encoder_input_ids))
@@ -181,8 +187,6 @@ class Reference:
 
     def _asked(self, model: Any, request: Request, ids: list[int]) -> dict[str, Tensor]:
         """Ids with placeholders for the images' rows; embeddings where a prompt table is among them."""
-        import torch
-
         given = 0 if request.prompt_table is None else len(request.prompt_table)
         if request.images:
             if given:
@@ -206,16 +210,12 @@ class Reference:
 
     def _pixels(self, request: Request) -> Tensor | None:
         """[images, C, H, W]"""
-        import torch
-
         found = [image.pixel_values for image in request.images]
         found += [request.pixel_values] if request.pixel_values is not None else []
         return torch.stack(found).to(self.model.device, self.model.dtype) if found else None
 
     def _tensor(self, ids: list[int]) -> Tensor:
         """[1, n]"""
-        import torch
-
         return torch.tensor([ids], device=self.model.device)
 
 

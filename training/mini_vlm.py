@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from training.scenes.card import write_card, write_examples, write_results
 from training.scenes.evaluate import evaluate, show
 from training.scenes.loader import batches, held_out
-from training.scenes.models import MODELS, MiniBlip2, MiniLlava, export
+from training.scenes.models import MODELS, MiniBlip2, MiniLlava, export, take_tower
 
 
 def arguments() -> argparse.Namespace:
@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--resume", type=Path, help="begin with this folder's weights")
+    parser.add_argument("--tower", type=Path, help="mini-blip2: begin with the tower of this mini-llava")
     parser.add_argument("--evaluate-only", action="store_true")
     parser.add_argument("--examples", type=Path, help="only write the example pictures into this folder")
     return parser.parse_args()
@@ -50,6 +51,8 @@ class Run:
         torch.manual_seed(args.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
         self.subject: MiniLlava | MiniBlip2 = MODELS[args.model]()
+        if args.tower:
+            take_tower(self.subject.model, args.tower)
         if args.resume:
             self.subject.model = type(self.subject.model).from_pretrained(args.resume, dtype=torch.float32)
         self.model = self.subject.model.to(self.device).train()

@@ -31,9 +31,10 @@ def model_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     for name in ("forced_bos_token_id", "forced_eos_token_id"):
         if isinstance(found.get(name), list):
             found[name] = found[name][0]
-    # lengths count the start token
     if generation.get("max_new_tokens") is not None:
-        found["max_length"] = generation["max_new_tokens"] + 1
+        found["usual_new_tokens"] = generation["max_new_tokens"]
+        found.pop("max_length", None)
+    # lengths count the start token
     if generation.get("min_length") and "min_new_tokens" not in found:
         found["min_new_tokens"] = generation["min_length"] - 1
     return found
@@ -54,6 +55,7 @@ def sampling_params(given: dict[str, Any], generation: dict[str, Any], *, loop_d
     most = given.get("max_new_tokens")
     if most is not None:
         defaults.pop("max_length", None)
+        defaults.pop("usual_new_tokens", None)
         defaults["min_new_tokens"] = min(defaults.get("min_new_tokens", 0), most)
     merged = {**defaults, **given}
     if merged.get("loop_detection") is None:

@@ -52,6 +52,7 @@ class InputReader:
     prompts: Prompts | None  # of a family that is asked in words
     max_encoder_len: int
     has_encoder: bool  # of tokens
+    source_vocab_size: int | None = None  # the encoder's; None: the decoder's
 
     def request(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
@@ -144,7 +145,7 @@ class InputReader:
             )
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
-        rows = _rows_of(_table(fields), self.config.vocab_size)
+        rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
         cut = max(0, limit - len(rows)) if fields.get("truncate") else None
         ids = [*rows, *self.tokenizer.encode_source(text, language=fields.get("src_lang"), limit=cut)]
         if len(ids) > limit:

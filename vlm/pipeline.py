@@ -88,6 +88,7 @@ class Pipeline:
             self._prompts(),
             self.llm.max_encoder_len,
             self.llm.executor.encoder is not None,
+            self.llm.executor.encoder and self.llm.executor.encoder.config.vocab_size,
         )
         self._postprocess = _imported(self.family.postprocess) if self.family.postprocess else str
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
@@ -106,7 +107,7 @@ class Pipeline:
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
         conversation), with several `images` (or `pixel_values` [n, C, H, W]), which stand where the text says <image>,
         or first; `prompt_table` [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows
-        come after it.
+        come after it; with a text, its rows go before the text.
         """
         if isinstance(inputs, list | tuple):
             given, sampling = self._split(options)

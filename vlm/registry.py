@@ -75,7 +75,7 @@ class PromptFormat:
 
     images: str = "inline"  # where an image stands: "inline", at its placeholder, or "first", before the text
     template: str | None = None  # Jinja, of a conversation, where the model's folder has none
-    question: str | None = None  # how a bare question is put: "Question: {prompt} Answer:"
+    question: str | None = None  # how a whole sentence is put: "Question: {prompt} Answer:"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from vlm.runtime.request import SamplingParams
 class FakePipeline:
     """Reads an image's name; a name that starts with `bad` cannot be read."""
 
+    family = SimpleNamespace(name="fake", prompt=None, inputs=("image",))
+
     def __init__(self):
         self.calls = []
         self.timings = {"preprocess": 0.1, "encode": 0.2, "prefill": 0.0, "decode": 0.5, "total": 0.8, "tokens": 3}
@@ -104,7 +106,8 @@ def test_help_and_import_load_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    "verb", ["run", "ocr", "translate", "summarize", "eval", "convert", "build", "inspect", "models", "bench"]
+    "verb",
+    ["run", "generate", "ocr", "translate", "summarize", "eval", "convert", "build", "inspect", "models", "bench"],
 )
 def test_every_verb_has_help_with_examples(cli, verb):
     commands = ["latency", "throughput", "table"] if verb == "bench" else [None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 from training.scenes import scene as scenes
@@ -40,9 +41,10 @@ without a download, on weights that mean something.
 It reads {form}.
 
 **It can** answer short questions about pictures of its own kind: 1 to 6 plain shapes ({shapes}) in {colours},
-and at times a sign with a word of 2 to 5 capitals or digits. It counts objects, names colours and shapes, compares
-positions (left, right, above, below), and reads the sign. **It cannot** do anything else: it has never seen a
-photograph, knows no other words, and answers all the same. Pictures are made {size} × {size} pixels small.
+and at times a sign with a word of 2 to 5 capitals or digits. It is asked to count objects, to name colours and shapes,
+to compare positions (left, right, above, below) and to read the sign; how well it does each says the table.{guesses}
+**It cannot** do anything else: it has never seen a photograph, knows no other words, and answers all the same. Pictures
+are made {size} × {size} pixels small.
 
 ## Figures
 
@@ -70,12 +72,29 @@ def write_card(folder: Path, name: str) -> None:
     about, form, tag = ABOUT[name]
     rows = "\n".join(f"| {kind} | {r['questions']} | {100 * r['exact']:.2f}% |" for kind, r in results.items())
     seen = f": {facts['seconds']:.0f} s on one H200, {facts['scenes'] / 1e6:.1f}M scenes" if facts else ""
+    seen += f"; {facts['note']}" if facts and "note" in facts else ""
     number = results["all"]["questions"] // 4
+    weak = [kind for kind, result in results.items() if result["exact"] < 0.6 and kind != "all"]
+    guesses = (
+        f" Its answers on {' and '.join(weak)} are little better than guesses: it has not learnt that yet."
+        if weak
+        else ""
+    )
     names = {"shapes": ", ".join(SHAPES), "colours": ", ".join(COLOURS)}
     text = CARD.format(
-        name=name, about=about, form=form, tag=tag, rows=rows, facts=seen, scenes=number, size=scenes.SIZE, **names
+        name=name,
+        about=about,
+        form=form,
+        tag=tag,
+        rows=rows,
+        facts=seen,
+        scenes=number,
+        size=scenes.SIZE,
+        guesses=guesses,
+        **names,
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    parts = [part if part.startswith(("---", "|", "#")) else textwrap.fill(part, 119) for part in text.split("\n\n")]
+    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def write_examples(folder: Path) -> None:
@@ -88,6 +107,9 @@ def write_examples(folder: Path) -> None:
             number += 1
             name = f"scene{number}.png"
             scenes.picture(scene, size=4 * scenes.SIZE, scale=2).save(folder / name)
-            for _, question, answer in ask(scene, 4, seed):
-                lines.append(json.dumps({"image": name, "question": question, "answer": answer}))
+            kinds = {kind: (question, answer) for kind, question, answer in ask(scene, 20, seed)}
+            for kind in ("count", "colour", "shape", "read"):
+                if kind in kinds:
+                    question, answer = kinds[kind]
+                    lines.append(json.dumps({"image": name, "question": question, "answer": answer}))
     (folder / "scenes.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")

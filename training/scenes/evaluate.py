@@ -25,7 +25,7 @@ def evaluate(subject: Any, examples: Examples, device: torch.device) -> dict[str
         for (_, kind, _, wanted), answer in zip(part, found, strict=True):
             right[kind].append(answer == wanted)
     everything = [hit for hits in right.values() for hit in hits]
-    groups = {kind: right[kind] for kind in KINDS if right[kind]} | {"all": everything}
+    groups = {kind: right[kind] for kind in KINDS if kind in right} | {"all": everything}
     return {name: {"questions": len(hits), "exact": sum(hits) / len(hits)} for name, hits in groups.items()}
 
 

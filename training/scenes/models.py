@@ -22,7 +22,7 @@ from transformers import (
     T5Config,
 )
 
-from training.scenes.loader import Examples
+from training.scenes.loader import Examples, held_out
 from training.scenes.scene import SIZE
 from training.scenes.tokens import BEGIN, END, IMAGE, PAD, build
 
@@ -141,7 +141,8 @@ class MiniBlip2:
                    "encoder_hidden_size": 192, "cross_attention_frequency": 1, "hidden_dropout_prob": 0.0,
                    "attention_probs_dropout_prob": 0.0, "vocab_size": 1, "max_position_embeddings": 1}  # fmt: skip
         config = Blip2Config(
-            vision_config=TOWER | {"num_hidden_layers": 5}, qformer_config=queries, text_config=text.to_dict(),
+            vision_config=TOWER | {"num_hidden_layers": 5, "hidden_act": "quick_gelu"}, qformer_config=queries,
+            text_config=text.to_dict(),
             num_query_tokens=QUERIES, image_token_index=IMAGE, image_text_hidden_size=16,
         )  # fmt: skip
         self.model = Blip2ForConditionalGeneration(config)
@@ -188,6 +189,34 @@ class MiniBlip2:
     def processor(self) -> Any:
         images = BlipImageProcessor(size={"height": SIZE, "width": SIZE}, image_mean=MEAN, image_std=STD)
         return Blip2Processor(images, self.tokenizer, num_query_tokens=QUERIES)
+
+
+@torch.no_grad()
+def take_tower(model: Blip2ForConditionalGeneration, folder: Path) -> None:
+    """BLIP-2 begins with a tower that has learnt to see. CLIP's norm after its embeddings, which BLIP-2's has not, is
+    folded into them as far as it is the same for all."""
+    clip = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).model.vision_tower
+    state = {name.removeprefix("vision_model."): x for name, x in clip.state_dict().items()}
+    held = held_out(64, 1).pixels
+    embedded = clip.get_submodule("embeddings")(normalized(held))
+    scale = state["pre_layrnorm.weight"] / embedded.std(-1).mean()
+    shift = state["pre_layrnorm.bias"]
+    tower = model.vision_model
+    tower.embeddings.class_embedding.copy_(state["embeddings.class_embedding"] * scale)
+    tower.embeddings.patch_embedding.weight.copy_(
+        state["embeddings.patch_embedding.weight"] * scale[:, None, None, None]
+    )
+    tower.embeddings.patch_embedding.bias.zero_()
+    tower.embeddings.position_embedding.copy_(state["embeddings.position_embedding.weight"] * scale + shift)
+    for i, layer in enumerate(tower.encoder.layers):
+        theirs = {
+            n.removeprefix(f"encoder.layers.{i}."): x for n, x in state.items() if n.startswith(f"encoder.layers.{i}.")
+        }
+        for kind in ("weight", "bias"):
+            fused = torch.cat([theirs.pop(f"self_attn.{x}_proj.{kind}") for x in "qkv"])
+            getattr(layer.self_attn.qkv, kind).copy_(fused)
+            getattr(layer.self_attn.projection, kind).copy_(theirs.pop(f"self_attn.out_proj.{kind}"))
+        layer.load_state_dict(theirs, strict=False)
 
 
 MODELS = {model.name: model for model in (MiniLlava, MiniBlip2)}

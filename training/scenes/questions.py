@@ -6,10 +6,10 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from training.scenes.scene import COLOURS, SHAPES, Object, Scene
+from training.scenes.scene import CELL, COLOURS, SHAPES, Object, Scene
 
 MARGIN = 12  # pixels: what is nearer than that is neither left nor right of the other
-KINDS = ("count", "colour", "shape", "position", "read")
+KINDS = ("count", "colour", "shape", "position", "read", "where")
 Answered = tuple[str, str] | None  # question and answer; None: the scene allows none
 
 
@@ -71,6 +71,15 @@ def position(scene: Scene, draw: random.Random) -> Answered:
     return question, f"the {(a if before == asked else b).name}"
 
 
+def where(scene: Scene, draw: random.Random) -> Answered:
+    """Of an object with a name of its own, its place on a grid: what comparing positions is learnt from."""
+    once = _alone(scene, lambda o: o.name)
+    if not once:
+        return None
+    thing = draw.choice(once)
+    return f"Where is the {thing.name}?", f"row {int(thing.y // CELL) + 1}, column {int(thing.x // CELL) + 1}"
+
+
 def read(scene: Scene, draw: random.Random) -> Answered:
     if scene.sign is None:
         return None
@@ -78,12 +87,12 @@ def read(scene: Scene, draw: random.Random) -> Answered:
 
 
 ASK: dict[str, Callable[[Scene, random.Random], Answered]] = {
-    "count": count, "colour": colour, "shape": shape, "position": position, "read": read,
+    "count": count, "colour": colour, "shape": shape, "position": position, "read": read, "where": where,
 }  # fmt: skip
 
 
 # positions are learnt slowly, after what the objects are
-SHARES = {"count": 2, "colour": 2, "shape": 2, "position": 5, "read": 1}
+SHARES = {"count": 2, "colour": 1, "shape": 1, "position": 5, "read": 1, "where": 4}
 
 
 def ask(scene: Scene, number: int, seed: int) -> list[tuple[str, str, str]]:

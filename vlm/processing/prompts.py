@@ -92,7 +92,8 @@ class Prompts:
         placed = prompt.count(PLACEHOLDER)
         _check_count(placed, num_images, optional=not placed)
         if self.form.question is not None:
-            asked = prompt.rstrip().endswith("?") and "Answer:" not in prompt
+            # a whole sentence is asked; anything else (nothing, "a photo of") is gone on with
+            asked = prompt.rstrip().endswith(("?", ".", "!")) and "Answer:" not in prompt
             return self.form.question.format(prompt=prompt.strip()) if asked else prompt
         if self.template is None:
             return prompt if placed else PLACEHOLDER * num_images + prompt

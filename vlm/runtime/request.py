@@ -24,6 +24,7 @@ class SamplingParams:
 
     max_new_tokens: int | None = None  # None: up to max_length
     max_length: int | None = None  # with the prompt; None: as many as the engine holds
+    usual_new_tokens: int | None = None  # a model's own limit: so many, or as many as the engine holds
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0

@@ -1,0 +1,78 @@
+"""What the options of `vlm run` ask for, and the inputs that they become for a family of models."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from app.cli.decoding import asked_model, check_asked, one_prompt
+from app.cli.options import DEFAULT_MODEL
+from app.cli.text_options import DEFAULT_TEXT_MODEL
+from vlm.errors import InputError, listed
+
+if TYPE_CHECKING:
+    from vlm.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Images and a prompt, a conversation, or texts. What stands in stdin has been read."""
+
+    images: list[Any]  # files' names, and bytes from stdin
+    texts: list[str]
+    prompt: str | None
+    raw_prompt: str | None
+    chat: bool
+
+    @classmethod
+    def of(cls, images: list[str], texts: list[str], prompt: str | None, raw_prompt: str | None, chat: bool) -> Asked:
+        """InputError, before a model is loaded, for what does not go together."""
+        words = {"--prompt": prompt is not None, "--raw-prompt": raw_prompt is not None, "--chat": chat}
+        given = [name for name, there in words.items() if there]
+        if (images and texts) or not (images or texts or given):
+            raise InputError('give --image FILE, --prompt TEXT, --chat or --text "A text.", one kind at a time.')
+        if len(given) > 1 or (texts and set(given) - {"--prompt"}):
+            raise InputError(f"{listed(given + ['--text'] * bool(texts))} were given together; give one of them.")
+        if [*images, *texts, prompt, raw_prompt].count("-") + chat * images.count("-") > 1:
+            raise InputError("stdin (-) is asked for twice; it can be read once.")
+        return cls(
+            [_bytes_of_stdin() if source == "-" else source for source in images],
+            [one_prompt(text, verbatim=True) for text in texts],
+            None if prompt is None else one_prompt(prompt),
+            None if raw_prompt is None else one_prompt(raw_prompt, verbatim=True),
+            chat,
+        )
+
+    def default_model(self) -> str:
+        """What answers where no model is named."""
+        if self.texts:
+            return DEFAULT_TEXT_MODEL
+        in_words = self.chat or self.prompt is not None or self.raw_prompt is not None
+        if in_words and (found := asked_model()):
+            return found
+        if not self.images or self.chat:
+            raise InputError("no model that is asked in words is packaged; name one: --model llava-hf/llava-1.5-7b-hf.")
+        return DEFAULT_MODEL
+
+    def check_comparable(self) -> None:
+        if self.chat:
+            raise InputError("--check-accuracy is for single requests; leave --chat out.")
+
+    def inputs(self, pipeline: Pipeline) -> list[dict[str, Any]]:
+        """One for all images and the prompt, where the family is asked in words; else one an image, or a text."""
+        if self.texts:
+            return [{"text": text, "prompt": self.prompt} for text in self.texts]
+        if self.raw_prompt is not None or not self.images:
+            check_asked(pipeline, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
+        if pipeline.family.prompt is None:
+            return [{"images": [source], "prompt": self.prompt} for source in self.images]
+        given = {"images": self.images or None, "prompt": self.prompt, "raw_prompt": self.raw_prompt}
+        return [{name: value for name, value in given.items() if value is not None}]
+
+
+def _bytes_of_stdin() -> bytes:
+    data = sys.stdin.buffer.read()
+    if not data:
+        raise InputError("stdin is empty; `--image -` reads an image file from it.")
+    return data

@@ -1,0 +1,142 @@
+"""A conversation on the terminal, or over a pipe: a line of stdin a turn, answers on stdout as they are decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from app.cli.decoding import check_asked
+from app.cli.errors import USER_ERROR, complain
+from app.cli.outputs import as_json
+from app.cli.profiling import Profile, print_profile
+from vlm.errors import InputError, VlmError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from app.cli.tuned import TunedPrompts
+    from vlm.pipeline import Pipeline
+
+COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, /exit ends"
+
+
+class Chat:
+    """Keeps the conversation as messages, and what goes with the next turn."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sampling: dict[str, Any],
+        images: list[Any],
+        table: np.ndarray | None = None,
+        json_lines: bool = False,
+    ):
+        """`images` go with the first turn; `table` [rows, hidden] goes before every prompt. InputError for a model that
+        does not converse."""
+        self.pipeline, self.sampling, self.json_lines = pipeline, sampling, json_lines
+        self.fields = {} if table is None else {"prompt_table": table}
+        self.messages: list[dict[str, Any]] = []
+        self.images: list[Any] = []
+        self.failed = 0
+        self.profile = Profile()
+        pipeline.request({"messages": [{"role": "user", "content": "a"}], **self.fields}, **sampling)
+        for image in images:
+            self.attach(image)
+
+    def run(self, lines: Iterator[str]) -> int:
+        """Returns the number of turns that failed."""
+        for line in lines:
+            command, _, rest = line.strip().partition(" ")
+            if command == "/exit":
+                break
+            if command == "/reset":
+                self.messages, self.images = [], []
+            elif command == "/image":
+                self._tried(self.attach, rest.strip())
+            elif command.startswith("/"):
+                self._tried(_unknown, command)
+            elif command:
+                self._tried(self.answer, line)
+        return self.failed
+
+    def attach(self, source: Any) -> None:
+        """Reads an image for the next turn. ImageError when it cannot be read."""
+        from vlm.processing.images import load_image
+
+        if "image" not in self.pipeline.family.inputs:
+            raise InputError(f"{self.pipeline.family.name} takes text, not images.")
+        self.images.append(load_image(source))
+
+    def answer(self, text: str) -> None:
+        """Prints the model's answer; a turn that fails is as if it had not been."""
+        parts = [{"type": "image", "image": image} for image in self.images]
+        asked = {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
+        given = {"messages": [*self.messages, asked], **self.fields}
+        for piece in self.profile.timed(self.pipeline.stream(given, **self.sampling)):
+            if not self.json_lines:
+                print(piece, end="", flush=True)
+        output = self.pipeline.last_output
+        print(as_json({"prompt": text}, output) if self.json_lines else "", flush=True)
+        self.profile.add(self.pipeline, [output])
+        self.messages += [asked, {"role": "assistant", "content": output.text}]
+        self.images = []
+
+    def _tried(self, action: Callable[[str], None], argument: str) -> None:
+        try:
+            action(argument)
+        except VlmError as error:
+            complain(error)
+            self.failed += 1
+
+
+def _unknown(command: str) -> None:
+    raise InputError(f"{command} is no command: {COMMANDS}.")
+
+
+def turns() -> Iterator[str]:
+    """Lines of stdin; on a terminal with a prompt, and with a history that the arrows reach. What is not UTF-8 is named
+    and left out."""
+    from app.text.sources import lines
+
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        yield from _typed()
+        return
+    for item in lines("stdin", sys.stdin.buffer):
+        if item.error is not None:
+            complain(f"{item.place}: {item.error}.")
+        else:
+            yield item.text
+
+
+def _typed() -> Iterator[str]:
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  input() edits lines with it
+    print(f"Ctrl-D ends; {COMMANDS}.", file=sys.stderr)
+    while True:
+        try:
+            yield input("> ")
+        except EOFError:
+            return
+
+
+def converse(
+    pipeline: Pipeline,
+    sampling: dict[str, Any],
+    images: list[Any],
+    tuned: TunedPrompts | None,
+    json_lines: bool,
+    profiling: bool,
+) -> None:
+    """The whole of --chat; exits with 2 if a turn failed."""
+    check_asked(pipeline, "--chat")
+    [table] = tuned.per_request(1) if tuned is not None else [None]
+    chat = Chat(pipeline, sampling, images, table, json_lines)
+    failed = chat.run(turns())
+    if profiling and chat.profile.requests:
+        print_profile(chat.profile, pipeline)
+    if failed:
+        raise typer.Exit(USER_ERROR)

@@ -1,0 +1,103 @@
+"""`vlm generate`: prompts in, what a language model goes on with out."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from app.cli import decoding
+from app.cli import text_options as texts
+from app.cli.errors import verb
+from app.cli.options import MODEL_HELP, Device, DType, Json, MaxBatchSize, MaxNewTokens
+from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts
+from vlm.errors import InputError, listed
+from vlm.runtime.request import SamplingParams
+
+
+@verb
+def generate(
+    prompt: Annotated[list[str] | None, typer.Argument(help="Prompts; - reads stdin, as --file reads a file.")] = None,
+    file: texts.Files = None,
+    out: texts.OutFile = None,
+    model: Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP)] = None,
+    raw_prompt: Annotated[
+        bool, typer.Option("--raw-prompt", help="The prompts as they are, not in the model's chat template.")
+    ] = False,
+    chat: decoding.Chat = False,
+    max_new_tokens: MaxNewTokens = SamplingParams.max_new_tokens,
+    num_beams: texts.NumBeams = None,
+    length_penalty: texts.LengthPenalty = None,
+    num_return_sequences: Annotated[
+        int, typer.Option(help="Outputs a prompt: so many samples, or the best beams.")
+    ] = SamplingParams.num_return_sequences,
+    temperature: decoding.Temperature = SamplingParams.temperature,
+    top_k: decoding.TopK = SamplingParams.top_k,
+    top_p: decoding.TopP = SamplingParams.top_p,
+    min_p: decoding.MinP = SamplingParams.min_p,
+    repetition_penalty: decoding.RepetitionPenalty = None,
+    presence_penalty: decoding.PresencePenalty = SamplingParams.presence_penalty,
+    frequency_penalty: decoding.FrequencyPenalty = SamplingParams.frequency_penalty,
+    no_repeat_ngram_size: decoding.NoRepeatNgramSize = None,
+    min_new_tokens: decoding.MinNewTokens = SamplingParams.min_new_tokens,
+    seed: decoding.Seed = SamplingParams.seed,
+    stop: texts.Stop = None,
+    prompt_table: TableFile = None,
+    tasks: TaskNumbers = None,
+    as_json: Json = False,
+    device: Device = "auto",
+    dtype: DType = None,
+    max_batch_size: MaxBatchSize = None,
+) -> None:
+    """Go on with prompts, in their order.
+
+    A lone prompt's output is printed as it is, and on a terminal as it is decoded. Of several prompts, and of a file or
+    stdin (-), which hold a prompt a line (a .jsonl file in the field "text"), each output is one line; of several
+    outputs a prompt (--num-return-sequences) each is one. A prompt that fails is named on stderr and leaves an empty
+    line; the others are done and the exit code is 1.
+
+    \b
+    Examples:
+      vlm generate "Once upon a time" --model openai-community/gpt2 --max-new-tokens 40
+      vlm generate "def add(a, b):" --model openai-community/gpt2 --temperature 0.8 --num-return-sequences 3
+      vlm generate --file prompts.txt -o answers.jsonl --json --model facebook/opt-2.7b
+      vlm generate --chat --model lmsys/vicuna-7b-v1.5
+      vlm generate "A review:" "A poem:" --prompt-table tuned.npy --tasks 0,1 --model facebook/opt-2.7b
+    """
+    sampling = texts.sampling_of(
+        num_beams=num_beams, length_penalty=length_penalty, num_return_sequences=num_return_sequences, stop=stop,
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, min_new_tokens=min_new_tokens, repetition_penalty=repetition_penalty,
+        no_repeat_ngram_size=no_repeat_ngram_size, max_new_tokens=max_new_tokens,
+    )  # fmt: skip
+    if chat:
+        _check_chat({
+            "the prompts": bool(prompt), "--file": bool(file), "--out": out is not None, "--raw-prompt": raw_prompt,
+            "--num-return-sequences": num_return_sequences > 1,
+        })  # fmt: skip
+    items = iter(()) if chat else texts.items_of(prompt, file, out)
+    tuned = TunedPrompts.read(prompt_table, tasks)
+    name = model or decoding.asked_model()
+    if name is None:
+        raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
+    pipeline = decoding.load(name, device, dtype, max_batch_size)
+    decoding.check_asked(pipeline, "vlm generate")
+    if chat:
+        from app.cli.chat import converse
+
+        converse(pipeline, sampling, [], tuned, as_json, profiling=False)
+        return
+    from app.cli.prompt_job import PromptJob, opened, run_prompts, with_tasks
+
+    items, to_input = with_tasks(items, "raw_prompt" if raw_prompt else "prompt", tuned)
+    alone = prompt is not None and len(prompt) == 1 and prompt != ["-"]
+    stream = texts.streams(prompt, out, as_json) and num_return_sequences == 1
+    with opened(out) as lines:
+        job = PromptJob(pipeline, to_input, lines, sampling=sampling, as_json=as_json, alone=alone)
+        run_prompts(job, items, stream)
+
+
+def _check_chat(others: dict[str, bool]) -> None:
+    """--chat asks on stdin and answers on stdout."""
+    if given := [name for name, there in others.items() if there]:
+        raise InputError(f"--chat is a conversation over stdin and stdout; leave {listed(given)} out.")

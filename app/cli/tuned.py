@@ -1,0 +1,93 @@
+"""--prompt-table FILE.npy --tasks 0,1: rows of p- and prompt-tuned models, which go before a request's text."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlm.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+TableFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompt-table", help="Tuned prompts, a .npy file of floats [tasks, rows, hidden] or [rows, hidden]."
+    ),
+]
+TaskNumbers = Annotated[
+    str | None, typer.Option("--tasks", help="Whose rows go before the text: one number, or one for each: 0,1,0.")
+]
+
+
+@dataclass(frozen=True)
+class TunedPrompts:
+    """Tables of tasks and the tasks of the requests."""
+
+    tables: np.ndarray  # [tasks, rows, hidden]
+    tasks: tuple[int, ...]
+
+    @classmethod
+    def read(cls, file: Path | None, tasks: str | None) -> TunedPrompts | None:
+        """None where there is no file. InputError, before a model is loaded, for what is no table or no task of it."""
+        if file is None:
+            if tasks is not None:
+                raise InputError("--tasks says whose rows of a prompt table are used; add --prompt-table FILE.npy.")
+            return None
+        tables = _read(file)
+        count = len(tables)
+        if tasks is None and count > 1:
+            raise InputError(f"--prompt-table {file} holds {count} tasks; say which one with --tasks 0 (or 0,1,…).")
+        numbers = _numbers(tasks or "0")
+        if wrong := [n for n in numbers if not 0 <= n < count]:
+            raise InputError(f"--tasks names {wrong[0]}; {file} holds {count}, from 0 to {count - 1}.")
+        return cls(tables, numbers)
+
+    def per_request(self, count: int) -> list[np.ndarray]:
+        """Each request's rows [rows, hidden]. InputError unless there is a task for each, or one for all."""
+        if len(self.tasks) not in (1, count):
+            raise InputError(f"--tasks names {len(self.tasks)} tasks for {count} requests; give one for each, or one.")
+        return [self.tables[n] for n in (self.tasks * count if len(self.tasks) == 1 else self.tasks)]
+
+
+def put_first(tuned: TunedPrompts | None, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The inputs with their rows."""
+    if tuned is None:
+        return inputs
+    rows = tuned.per_request(len(inputs))
+    return [{**given, "prompt_table": table} for given, table in zip(inputs, rows, strict=True)]
+
+
+def _numbers(tasks: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(number) for number in tasks.split(","))
+    except ValueError:
+        raise InputError(f"--tasks is {tasks!r}; give numbers such as 0 or 0,1,0.") from None
+
+
+def _read(file: Path) -> np.ndarray:
+    """[tasks, rows, hidden]"""
+    import numpy as np
+
+    option = f"--prompt-table {file}"
+    if not file.is_file():
+        raise InputError(f"{option} {'is a folder' if file.is_dir() else 'does not exist'}; give a .npy file.")
+    if not os.access(file, os.R_OK):
+        raise InputError(f"{option} cannot be read: permission denied.")
+    try:
+        # not np.load, which takes archives and pickles for arrays as well
+        with file.open("rb") as data:
+            found = np.lib.format.read_array(data, allow_pickle=False)
+    except (OSError, ValueError, EOFError, MemoryError):
+        raise InputError(f"{option} is no .npy file of numbers; write it with numpy.save.") from None
+    if not np.issubdtype(found.dtype, np.floating) or found.ndim not in (2, 3) or not found.size:
+        raise InputError(
+            f"{option} is {found.dtype} of shape {list(found.shape)};"
+            " give floats [tasks, rows, hidden] or [rows, hidden]."
+        )
+    return (found if found.ndim == 3 else found[None]).astype(np.float32)
