@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 def synchronize(device: torch.device) -> None:
@@ -26,6 +29,12 @@ def seconds(call: Callable[[], Any], device: torch.device) -> float:
 
 def repeated(call: Callable[[], Any], device: torch.device, repeats: int) -> list[float]:
     return [seconds(call, device) for _ in range(repeats)]
+
+
+def repeated_anew(draw: Callable[[], T], call: Callable[[T], Any], device: torch.device, repeats: int) -> list[float]:
+    """As `repeated`, each time with what is drawn for it, outside of the time."""
+    drawn = (draw() for _ in range(repeats))
+    return [seconds(functools.partial(call, given), device) for given in drawn]
 
 
 def milliseconds(values: list[float]) -> float:

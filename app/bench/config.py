@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vlm.config import Config
@@ -55,12 +56,11 @@ class BenchConfig(SubjectConfig):
 
 
 @dataclass(frozen=True)
-class TextBenchConfig(SubjectConfig):
-    """Texts: every combination of the lists is a row."""
+class RowsConfig(SubjectConfig):
+    """Every combination of the lists is a row."""
 
     batch_sizes: tuple[int, ...] = (1,)
     lengths: tuple[tuple[int, int], ...] = ((64, 64),)  # tokens in, tokens out
-    num_beams: tuple[int, ...] = (1,)
     hf_new_tokens: int | None = None  # None: all; fewer are extrapolated
     hf_repeats: int = 1
 
@@ -68,9 +68,7 @@ class TextBenchConfig(SubjectConfig):
         super().__post_init__()
         self._at_least(1, "hf_repeats")
         self._at_least(2, "hf_new_tokens")
-        numbers = {"--batch-size": self.batch_sizes, "--num-beams": self.num_beams,
-                   "--input-output-len": tuple(itertools.chain(*self.lengths))}  # fmt: skip
-        for option, given in numbers.items():
+        for option, given in self._lists.items():
             if min(given) < 1:
                 raise InputError(f"{option} holds {min(given)}; its numbers must be at least 1.")
         if (out := min(made for _, made in self.lengths)) < 2:
@@ -79,7 +77,33 @@ class TextBenchConfig(SubjectConfig):
             )
 
     @property
-    def limits(self) -> dict[str, int]:
+    def _lists(self) -> dict[str, tuple[int, ...]]:
+        return {"--batch-size": self.batch_sizes, "--input-output-len": tuple(itertools.chain(*self.lengths))}
+
+    @property
+    def rows(self) -> list[Workload]:
+        return [Workload(lengths, 1, size) for lengths, size in itertools.product(self.lengths, self.batch_sizes)]
+
+    def hf_steps(self, row: Workload) -> int:
+        """Tokens of Hugging Face's run."""
+        return min(self.hf_new_tokens or row.lengths[1], row.lengths[1])
+
+
+@dataclass(frozen=True)
+class TextBenchConfig(RowsConfig):
+    """Texts, through an encoder and a decoder."""
+
+    num_beams: tuple[int, ...] = (1,)
+
+    @property
+    def _lists(self) -> dict[str, tuple[int, ...]]:
+        return super()._lists | {"--num-beams": self.num_beams}
+
+    @property
+    def rows(self) -> list[Workload]:
+        return [Workload(*row) for row in itertools.product(self.lengths, self.num_beams, self.batch_sizes)]
+
+    def limits(self, configs: Mapping[str, Config]) -> dict[str, int]:
         """What the engine must hold; a beam takes a sequence's place."""
         return {
             "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
@@ -87,9 +111,37 @@ class TextBenchConfig(SubjectConfig):
             "max_encoder_input_len": max(length for length, _ in self.lengths),
         }
 
-    @property
-    def rows(self) -> list[Workload]:
-        return [Workload(*row) for row in itertools.product(self.lengths, self.num_beams, self.batch_sizes)]
+
+@dataclass(frozen=True)
+class PromptBenchConfig(RowsConfig):
+    """Prompts with images, or of text alone."""
+
+    lengths: tuple[tuple[int, int], ...] = ((32, 128),)  # tokens of text in, beside the images' rows; tokens out
+    images: int | None = None  # in each prompt; None: 1 where the model takes any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._at_least(0, "images")
+
+    def limits(self, configs: Mapping[str, Config]) -> dict[str, int]:
+        """What the engine of these roles must hold. InputError for images that it does not take."""
+        rows, size = self.image_rows(configs), {"max_batch_size": max(self.batch_sizes)}
+        if "encoder" not in configs:
+            return size | {"max_seq_len": rows + max(given + made for given, made in self.lengths)}
+        longest, most = max(given for given, _ in self.lengths), max(made for _, made in self.lengths)
+        return size | {"max_seq_len": most + 1, "max_encoder_input_len": rows + longest}
+
+    def image_rows(self, configs: Mapping[str, Config]) -> int:
+        """Of all images of a prompt."""
+        count = self.num_images(configs)
+        return count * configs["visual"].num_features if count else 0
+
+    def num_images(self, configs: Mapping[str, Config]) -> int:
+        if "visual" in configs:
+            return 1 if self.images is None else self.images
+        if self.images:
+            raise InputError(f"{self.subject} takes no images; leave --images out.")
+        return 0
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def decode_floor(
     engine: EngineDir, *, batch_size: int, encoder_rows: int, new_tokens: int, bandwidth: float, num_beams: int = 1
 ) -> Floor:
     """Weights once a step; for each of the batch the cross-attention cache, which its beams share, and every beam's
-    self-attention cache at its mean length. Without the encoder's pass: nothing is as fast as this."""
+    self-attention cache at its mean length. A decoder alone keeps its prompt's rows, given as `encoder_rows`, in the
+    latter. Without the encoder's pass: nothing is as fast as this."""
     from vlm.registry import model_spec
 
     config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))

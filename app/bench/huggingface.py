@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from app.bench.clock import milliseconds, per_token, repeated
+
+if TYPE_CHECKING:
+    from app.bench.prompt import Prompts
 
 
 def quiet() -> None:
@@ -31,11 +34,9 @@ class Baseline:
 
     @property
     def description(self) -> dict[str, Any]:
-        import transformers
-
         parts = {"encoder": self.model.encoder, "decoder": self.model.decoder}
         attention = {name: part.config._attn_implementation for name, part in parts.items()}
-        return {"transformers": transformers.__version__, "mode": "eager generate, greedy", "attention": attention}
+        return _described(attention, "eager generate, greedy")
 
     @torch.inference_mode()
     def generate(self, pixel_values: Tensor, new_tokens: int) -> Tensor:
@@ -88,10 +89,7 @@ class TextBaseline:
 
     @property
     def description(self) -> dict[str, Any]:
-        import transformers
-
-        attention = self.model.config._attn_implementation
-        return {"transformers": transformers.__version__, "mode": "eager generate", "attention": attention}
+        return _described(self.model.config._attn_implementation, "eager generate")
 
     @torch.inference_mode()
     def generate(self, input_ids: Tensor, new_tokens: int, num_beams: int) -> Tensor:
@@ -102,6 +100,68 @@ class TextBaseline:
         )  # fmt: skip
         assert tokens.shape[1] == 1 + new_tokens, tokens.shape
         return tokens
+
+
+class PromptBaseline:
+    """A decoder, or a vision-language model, on the device. `image_rows`: of all images of a prompt."""
+
+    def __init__(self, folder: Path, dtype: str, device: torch.device, image_rows: int = 0):
+        quiet()
+        self.model = _prompt_model(folder, getattr(torch, dtype)).to(device).eval()
+        for part in self.model.modules():
+            if getattr(part, "generation_config", None) is not None:
+                part.generation_config = _neutral(part.generation_config)
+        self.device, self.image_rows = device, image_rows
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return _described(self.model.config._attn_implementation, "eager generate, greedy")
+
+    @torch.inference_mode()
+    def generate(self, prompts: Prompts, new_tokens: int) -> Tensor:
+        """-> [B, new_tokens]"""
+        model, inputs = self.model, {"input_ids": self._ids(prompts)}
+        if prompts.pixel_values is not None:
+            inputs["pixel_values"] = self._pixels(prompts)
+        elif hasattr(model, "qformer"):  # BLIP-2 as a whole takes no text alone
+            model = model.language_model
+        mask = torch.ones_like(inputs["input_ids"])
+        tokens = model.generate(
+            **inputs, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens, num_beams=1,
+            do_sample=False,
+        )  # fmt: skip
+        # a prompt, a start token or nothing stands before
+        assert tokens.shape[1] - new_tokens in (0, 1, mask.shape[1]), tokens.shape
+        return tokens[:, -new_tokens:]
+
+    @torch.inference_mode()
+    def encode(self, prompts: Prompts) -> Any:
+        """The images alone."""
+        return self.model.get_image_features(pixel_values=self._pixels(prompts))
+
+    def _ids(self, prompts: Prompts) -> Tensor:
+        """[B, images' rows + tokens in]"""
+        config, texts = self.model.config, prompts.texts.to(self.device)
+        placeholder = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", 0)
+        return torch.cat((texts.new_full((len(texts), self.image_rows), placeholder), texts), dim=1)
+
+    def _pixels(self, prompts: Prompts) -> Tensor:
+        """[B * images, C, H, W]"""
+        return prompts.pixel_values.flatten(0, 1).to(self.device, self.model.dtype)
+
+
+def _prompt_model(folder: Path, dtype: torch.dtype) -> Any:
+    from app.accuracy import model_class
+    from app.bench.vila import Vila
+
+    kind = Vila if (folder / "llm").is_dir() else model_class(folder)
+    return kind.from_pretrained(folder, dtype=dtype)
+
+
+def _described(attention: Any, mode: str) -> dict[str, Any]:
+    import transformers
+
+    return {"transformers": transformers.__version__, "mode": mode, "attention": attention}
 
 
 def _neutral(config: Any) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -17,8 +18,9 @@ import vlm
 from app.bench.config import SubjectConfig
 from app.bench.environment import environment
 from app.bench.floor import bandwidth
-from app.bench.subject import Progress, prepare
+from app.bench.subject import Limits, Progress, configs_of, prepare
 from vlm.compile.engine_dir import EngineDir
+from vlm.config import Config
 from vlm.runtime.loader import resolve_device
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ class Session(Generic[C]):
     engine: EngineDir
     folder: Path | None
     say: Progress
+
+    @functools.cached_property
+    def configs(self) -> Mapping[str, Config]:
+        """The engine's, by role."""
+        return configs_of(self.engine)
 
     def bandwidth(self) -> float:
         self.say("Measuring the memory bandwidth", 0, 0)
@@ -62,7 +69,7 @@ class Session(Generic[C]):
 
 @contextlib.contextmanager
 def prepared(
-    config: C, takes: str, progress: Progress | None = None, limits: dict[str, int] | None = None
+    config: C, takes: str, progress: Progress | None = None, limits: Limits | None = None
 ) -> Iterator[Session[C]]:
     """Builds in a scratch folder that goes with the session."""
     device = resolve_device(config.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,26 @@ import torch
 
 from app.architecture import hf_config, read_arch
 from app.bench.config import SubjectConfig
-from app.bench.huggingface import quiet
+from app.bench.random_model import has_class, save_random
 from vlm.checkpoint import Checkpoint
 from vlm.compile.builder import build_engine, convert_folder, random_checkpoint, resolve_limits, role_configs
 from vlm.compile.engine_dir import EngineDir
+from vlm.compile.engine_dir import kind_of as folder_kind
 from vlm.compile.hf_folder import HFFolder
-from vlm.config import BuildConfig
+from vlm.config import BuildConfig, Config
 from vlm.errors import ConfigError, InputError, LimitError
-from vlm.registry import FamilySpec, family, match_family
+from vlm.registry import FamilySpec, family, match_family, model_spec
 from vlm.resolve import Source, locate, resolve
 from vlm.runtime.loader import resolve_device
 
 Progress = Callable[[str, int, int], None]
+Limits = Callable[[Mapping[str, Config]], dict[str, int]]  # of an engine with these roles
+# kinds of models: what they take, and what measures them
+VERBS = {
+    "image": ("image", "vlm bench latency or throughput"),
+    "text": ("text", "vlm bench text"),
+    "prompt": ("prompts", "vlm bench prompt"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,80 +48,92 @@ def prepare(
     scratch: Path,
     takes: str,
     progress: Progress | None = None,
-    limits: dict[str, int] | None = None,
+    limits: Limits | None = None,
 ) -> Subject:
     """Builds an engine for the run below `scratch`; `limits` None: for the batch size, else as much as the model
-    allows. InputError for a model that does not take "text" or "image", as is asked; LimitError for limits beyond it.
+    allows. InputError for a model that does not take "text", "image" or "prompt", as is asked; LimitError for limits
+    beyond it.
     """
-    build = BuildConfig(dtype=dtype, **(limits or {"max_batch_size": getattr(config, "batch_size", 1)}))
-    source = _source(config, build, scratch, takes, progress)
+    limits = limits or (lambda configs: {"max_batch_size": getattr(config, "batch_size", 1)})
+    source = _source(config, dtype, scratch, takes, limits, progress)
     if source.kind == "engine":
-        return Subject(resolve(source.path, dtype=config.dtype, **(limits or {})), None)
+        engine = EngineDir.open(source.path, verify=False)
+        return Subject(resolve(source.path, dtype=config.dtype, **limits(configs_of(engine))), None)
     checkpoint = _checkpoint(source, scratch / "checkpoint", progress)
-    _check_input(config.subject, family(checkpoint.family), takes)
+    spec, configs = family(checkpoint.family), configs_of(checkpoint)
+    build = _checked_build(config.subject, spec, configs, dtype, takes, limits)
     engine = build_engine(checkpoint, scratch / "engine", build, progress=progress)
-    return Subject(engine.path, source.path if source.kind == "hf" else None)
+    if checkpoint.path.is_relative_to(scratch):
+        shutil.rmtree(checkpoint.path)  # as large as the engine
+    return Subject(engine.path, source.path if _has_baseline(source) else None)
 
 
-def _source(config: SubjectConfig, build: BuildConfig, scratch: Path, takes: str, progress: Progress | None) -> Source:
+def configs_of(model: Checkpoint | EngineDir) -> dict[str, Config]:
+    """Every role's configuration."""
+    return {role: model_spec(name).config.from_dict(model.config(role)) for role, name in model.roles.items()}
+
+
+def kind_of(family: FamilySpec) -> str:
+    """What the family is measured with: "image", "text" or "prompt"."""
+    return "prompt" if family.prompt is not None else family.inputs[0]
+
+
+def _source(
+    config: SubjectConfig, dtype: str, scratch: Path, takes: str, limits: Limits, progress: Progress | None
+) -> Source:
     """What is not fit for the run is refused before minutes are spent."""
+
+    def check(hf: dict[str, Any]) -> None:
+        spec = match_family(hf)
+        _check_kind(config.subject, spec, takes)
+        _checked_build(config.subject, spec, role_configs(spec, hf), dtype, takes, limits)
+
     if config.arch is not None:
-        hf = hf_config(config.arch)
-        _check(config.subject, hf, build, takes)
-        return _random_source(config, build.dtype, scratch)
+        check(hf_config(config.arch))
+        return _random_source(config, dtype, scratch)
     source = locate(config.model, progress=progress)
     if source.kind == "engine":
-        _check_input(config.subject, family(EngineDir.open(source.path, verify=False).family), takes)
+        _check_kind(config.subject, family(EngineDir.open(source.path, verify=False).family), takes)
     elif source.kind == "hf":
-        _check(config.subject, HFFolder(source.path).config, build, takes)
+        check(HFFolder(source.path).config)
     return source
 
 
-def _check(subject: str, hf: dict[str, Any], build: BuildConfig, takes: str) -> None:
-    spec = match_family(hf)
-    _check_input(subject, spec, takes)
+def _checked_build(
+    subject: str, family: FamilySpec, configs: Mapping[str, Config], dtype: str, takes: str, limits: Limits
+) -> BuildConfig:
+    _check_kind(subject, family, takes)
+    build = BuildConfig(dtype=dtype, **limits(configs))
     try:
-        resolve_limits(build, role_configs(spec, hf))
+        return resolve_limits(build, configs)
     except ConfigError as error:
-        raise LimitError(f"the lengths asked for, and a start token, do not fit {subject}: {error}") from None
+        more = "the images' rows" if takes == "prompt" else "a start token"
+        raise LimitError(f"the lengths asked for, and {more}, do not fit {subject}: {error}") from None
 
 
-def _check_input(subject: str, family: FamilySpec, takes: str) -> None:
-    if takes not in family.inputs:
-        other = "vlm bench text" if takes == "image" else "vlm bench latency or throughput"
-        raise InputError(f"{subject} takes {family.inputs[0]}; use {other}.")
+def _check_kind(subject: str, family: FamilySpec, takes: str) -> None:
+    if (kind := kind_of(family)) != takes:
+        what, verb = VERBS[kind]
+        raise InputError(f"{subject} takes {what}; use {verb}.")
 
 
 def _random_source(config: SubjectConfig, dtype: str, scratch: Path) -> Source:
     """With a baseline the weights are Hugging Face's own initialization, saved for both; else ours are quicker."""
-    if not config.hf:
+    hf = hf_config(config.arch)
+    if not config.hf or not has_class(hf):
         checkpoint = random_checkpoint(read_arch(config.arch), scratch / "random", seed=config.seed, dtype=dtype)
         return Source(config.subject, checkpoint.path, "checkpoint")
-    quiet()
-    torch.manual_seed(config.seed)
-    model = _random_model(hf_config(config.arch), getattr(torch, dtype), resolve_device(config.device))
-    model.save_pretrained(scratch / "hf")
-    del model
-    return Source(config.subject, scratch / "hf", "hf")
-
-
-def _random_model(hf: dict[str, Any], dtype: torch.dtype, device: torch.device) -> torch.nn.Module:
-    """Initialized on the device, where billions of draws take no time."""
-    from transformers import AutoConfig, AutoModelForSeq2SeqLM, VisionEncoderDecoderConfig, VisionEncoderDecoderModel
-
-    kind = hf["model_type"]
-    with device:
-        if kind == "vision-encoder-decoder":
-            return VisionEncoderDecoderModel(VisionEncoderDecoderConfig.from_dict(hf)).to(dtype)
-        config = AutoConfig.for_model(**hf)
-        model = AutoModelForSeq2SeqLM.from_config(config, dtype=dtype)
-    if hf.get("tie_word_embeddings") is False:
-        # transformers 5 ties what the published checkpoints keep apart
-        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.02)
-    return model
+    folder = scratch / "hf"
+    save_random(hf, folder, config.seed, getattr(torch, dtype), resolve_device(config.device))
+    return Source(config.subject, folder, folder_kind(folder))
 
 
 def _checkpoint(source: Source, out: Path, progress: Progress | None) -> Checkpoint:
     if source.kind == "checkpoint":
         return Checkpoint.open(source.path)
     return convert_folder(source.path, out, progress=progress)
+
+
+def _has_baseline(source: Source) -> bool:
+    """VILA's has to lie in its parts."""
+    return source.kind == "hf" or (source.kind == "vila" and (source.path / "llm").is_dir())

@@ -25,6 +25,12 @@ CSV_HEADER = (
     *("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s"),
     *("hf_tokens_per_s", "times_faster", "floor_tokens_per_s", "of_floor", "hf_batch", "hf_measured_tokens"),
 )
+PROMPT_CSV_HEADER = (
+    *("subject", "dtype", "batch", "images", "image_rows", "in", "out"),
+    *("encode_ms", "first_token_ms", "ms_per_token", "tokens_per_s"),
+    *("hf_encode_ms", "hf_first_token_ms", "hf_ms_per_token", "hf_tokens_per_s", "times_faster"),
+    *("floor_ms_per_token", "floor_tokens_per_s", "of_floor", "hf_measured_tokens"),
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ def rows(result: dict[str, Any]) -> list[Row]:
     """A result's measures."""
     if result["kind"] == "text":
         return [_text_row(result, row) for row in result["rows"]]
+    if result["kind"] == "prompt":
+        return [line for row in result["rows"] for line in _prompt_rows(result, row)]
     return [_row(result, *measure) for measure in MEASURES[result["kind"]]]
 
 
@@ -76,7 +84,9 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
 
 
 def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
-    """A result of texts: names, then values; nothing stands for what was not measured."""
+    """A result of texts or prompts: names, then values; nothing stands for what was not measured."""
+    if result["kind"] == "prompt":
+        return [list(PROMPT_CSV_HEADER), *(_prompt_csv_row(result, row) for row in result["rows"])]
     return [list(CSV_HEADER), *(_csv_row(result, row) for row in result["rows"])]
 
 
@@ -90,7 +100,7 @@ def in_readme(readme: str) -> str | None:
 def workload(result: dict[str, Any]) -> str:
     """`nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`"""
     config = result["config"]
-    if result["kind"] == "text":
+    if "rows" in result:
         return f"{result['subject']}, {config['dtype']}"
     tokens = f"{config['new_tokens']:,} tokens a page"
     return f"{result['subject']}, {config['dtype']}, batch {config['batch_size']}, {tokens}"
@@ -116,6 +126,42 @@ def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
         theirs += f" (batch {size})"
     floor, reached = _number(row["floor"]["tokens_per_s"]), _percent(row["floor"]["reached"])
     return Row(workload(result), measure, theirs, _number(ours), faster, floor, reached)
+
+
+def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
+    """One prompt at a time: what a user waits for; many: tokens a second."""
+    images = f"{row['images']} image{'s' if row['images'] > 1 else ''} + " if row["images"] else ""
+    of = f"{images}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}"
+    floor = row["floor"]
+    if row["batch_size"] > 1:
+        return [_line_of(result, row, f"{of}: tokens/s", "tokens_per_s", floor["tokens_per_s"], floor["reached"])]
+    return [
+        _line_of(result, row, f"{of}: first token, ms", "first_token_ms"),
+        _line_of(result, row, f"{of}: a further token, ms", "ms_per_token", floor["step_ms"], floor["step_reached"]),
+    ]
+
+
+def _line_of(result: dict[str, Any], row: dict[str, Any], measure: str, field: str, *floor: float) -> Row:
+    ours, hf = row["vlm"][field], (row["hf"] or {}).get(field)
+    beside = ("–", "–") if hf is None else (hf, ours / hf if field == "tokens_per_s" else hf / ours)
+    theirs, faster = (value if value == "–" else _number(value) for value in beside)
+    floored, reached = (_number(floor[0]), _percent(floor[1])) if floor else ("–", "–")
+    return Row(workload(result), measure, theirs, _number(ours), faster, floored, reached)
+
+
+def _prompt_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
+    ours, hf, floor = row["vlm"], row["hf"] or {}, row["floor"]
+    fields = ("encode_ms", "first_token_ms", "ms_per_token", "tokens_per_s")
+    asked = [row[name] for name in ("batch_size", "images", "image_rows", "input_len", "output_len")]
+    speed = [_exact(values.get(name)) for values in (ours, hf) for name in fields]
+    faster = _exact(hf and ours["tokens_per_s"] / hf["tokens_per_s"])
+    floored = [_exact(floor[name]) for name in ("step_ms", "tokens_per_s", "reached")]
+    measured = [hf.get("measured_tokens")]
+    return [result["subject"], result["config"]["dtype"], *asked, *speed, faster, *floored, *measured]
+
+
+def _exact(value: Any) -> str:
+    return f"{value:.6g}" if value else ""
 
 
 def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:

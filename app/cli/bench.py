@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from app.bench.config import BenchConfig, TextBenchConfig
+from app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig
+from app.bench.lists import numbers, pairs
 from app.cli.bench_output import check_writable, print_csv, print_table
 from app.cli.errors import verb
 from app.cli.options import Device, DType
@@ -31,6 +32,12 @@ Seed = Annotated[int, typer.Option(help="Of random weights and images.")]
 NoHF = Annotated[bool, typer.Option("--no-hf", help="Leave Hugging Face out.")]
 HFNewTokens = Annotated[int, typer.Option(help="Tokens of Hugging Face's run; its time a token is taken from them.")]
 HFBatchSize = Annotated[int | None, typer.Option(help="Of Hugging Face, at most. [default: the batch size]")]
+BatchSizes = Annotated[str, typer.Option("--batch-size", help='At once, several apart by ";".')]
+HFSteps = Annotated[
+    int | None, typer.Option("--hf-new-tokens", help="Tokens of its run, the rest is extrapolated. [default: all]")
+]
+HFRepeats = Annotated[int, typer.Option(help="Hugging Face's runs.")]
+CSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Out = Annotated[Path | None, typer.Option("--json", help="Write the results to this file too.")]
 
 
@@ -106,18 +113,16 @@ def text(
     model: Model = TextBenchConfig.model,
     dtype: DType = TextBenchConfig.dtype,
     device: Device = TextBenchConfig.device,
-    batch_size: Annotated[str, typer.Option(help='Texts at once, several apart by ";".')] = "1",
+    batch_size: BatchSizes = "1",
     input_output_len: Annotated[str, typer.Option(help='Tokens in and out, "60,20;128,20".')] = "64,64",
     num_beams: Annotated[str, typer.Option(help='1 is greedy, several apart by ";".')] = "1",
     repeats: Repeats = TextBenchConfig.repeats,
     seed: Seed = TextBenchConfig.seed,
     no_hf: NoHF = not TextBenchConfig.hf,
-    hf_new_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of Hugging Face's run, the rest is extrapolated. [default: all]")
-    ] = TextBenchConfig.hf_new_tokens,
+    hf_new_tokens: HFSteps = TextBenchConfig.hf_new_tokens,
     hf_batch_size: HFBatchSize = TextBenchConfig.hf_batch_size,
-    hf_repeats: Annotated[int, typer.Option(help="Its runs.")] = TextBenchConfig.hf_repeats,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    hf_repeats: HFRepeats = TextBenchConfig.hf_repeats,
+    csv: CSV = False,
     out: Out = None,
 ) -> None:
     """Texts through an encoder-decoder: tokens a second, for every combination of batch, lengths and beams.
@@ -133,12 +138,55 @@ def text(
     """
     _check_pair(arch, random_weights)
     config = TextBenchConfig(
-        arch=arch, model=model, device=device, dtype=dtype, batch_sizes=_numbers(batch_size, "--batch-size"),
-        lengths=_pairs(input_output_len, "--input-output-len"), num_beams=_numbers(num_beams, "--num-beams"),
+        arch=arch, model=model, device=device, dtype=dtype, batch_sizes=numbers(batch_size, "--batch-size"),
+        lengths=pairs(input_output_len, "--input-output-len"), num_beams=numbers(num_beams, "--num-beams"),
         repeats=repeats, seed=seed, hf=not no_hf, hf_new_tokens=hf_new_tokens, hf_batch_size=hf_batch_size,
         hf_repeats=hf_repeats,
     )  # fmt: skip
     _measure("text", config, out, as_csv=csv)
+
+
+@app.command()
+@verb
+def prompt(
+    arch: Arch = PromptBenchConfig.arch,
+    random_weights: RandomWeights = False,
+    model: Model = PromptBenchConfig.model,
+    dtype: DType = PromptBenchConfig.dtype,
+    device: Device = PromptBenchConfig.device,
+    batch_size: BatchSizes = "1",
+    images: Annotated[
+        int | None, typer.Option(help="In each prompt. [default: 1 where the model takes any]")
+    ] = PromptBenchConfig.images,
+    input_output_len: Annotated[
+        str, typer.Option(help='Tokens of text in, beside the images, and out, "32,128;12,30".')
+    ] = "32,128",
+    repeats: Repeats = PromptBenchConfig.repeats,
+    seed: Seed = PromptBenchConfig.seed,
+    no_hf: NoHF = not PromptBenchConfig.hf,
+    hf_new_tokens: HFSteps = PromptBenchConfig.hf_new_tokens,
+    hf_repeats: HFRepeats = PromptBenchConfig.hf_repeats,
+    csv: CSV = False,
+    out: Out = None,
+) -> None:
+    """Models that are asked in words, with images or without: time to the first token, a further token, tokens a
+    second.
+
+    Every prompt has random tokens and images of its own, drawn anew for every run, so that no cache helps. The first
+    token includes the images' encoding; the floor is of the decode steps alone.
+
+    \b
+    Examples:
+      vlm bench prompt --arch llava-1.5-7b --random-weights --dtype float16 --batch-size "1;8;32"
+      vlm bench prompt --arch gpt2-medium --random-weights --input-output-len "128,128" --csv
+    """
+    _check_pair(arch, random_weights)
+    config = PromptBenchConfig(
+        arch=arch, model=model, device=device, dtype=dtype, batch_sizes=numbers(batch_size, "--batch-size"),
+        lengths=pairs(input_output_len, "--input-output-len"), images=images, repeats=repeats, seed=seed,
+        hf=not no_hf, hf_new_tokens=hf_new_tokens, hf_repeats=hf_repeats,
+    )  # fmt: skip
+    _measure("prompt", config, out, as_csv=csv)
 
 
 @app.command()
@@ -155,20 +203,6 @@ def table(results: Annotated[list[Path], typer.Argument(help="Files written by -
     print(markdown(load(results)))
 
 
-def _numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(separator))
-    except ValueError:
-        raise InputError(f"{option} holds {text!r}; give whole numbers, apart by {separator!r}.") from None
-
-
-def _pairs(text: str, option: str) -> tuple[tuple[int, ...], ...]:
-    pairs = tuple(_numbers(pair, option, ",") for pair in text.split(";"))
-    if any(len(pair) != 2 for pair in pairs):
-        raise InputError(f'{option} is {text!r}; give pairs such as "60,20;128,20".')
-    return pairs
-
-
 def _check_pair(arch: str | None, random_weights: bool) -> None:
     if random_weights != (arch is not None):
         raise InputError("--random-weights and --arch go together: --arch nougat-base --random-weights.")
@@ -179,14 +213,12 @@ def _config(arch: str | None, random_weights: bool, model: str | None, **values:
     return BenchConfig(arch=arch, model=model, **values)
 
 
-def _measure(kind: str, config: BenchConfig | TextBenchConfig, out: Path | None, as_csv: bool = False) -> None:
-    from app.bench import measure
-    from app.bench import text as texts
-
+def _measure(kind: str, config: SubjectConfig, out: Path | None, as_csv: bool = False) -> None:
     check_writable(out)
-    run: Callable[..., dict[str, Any]] = texts.text if kind == "text" else getattr(measure, kind)
+    # a module of its own, or one of the two of pages
+    module = importlib.import_module(f"app.bench.{kind if kind in ('text', 'prompt') else 'measure'}")
     with Progress() as progress:
-        result = run(config, progress)
+        result = getattr(module, kind)(config, progress)
     (print_csv if as_csv else print_table)(result)
     if out is not None:
         out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -43,12 +43,15 @@ def print_table(result: dict[str, Any]) -> None:
 
 def _notes(result: dict[str, Any]) -> Iterator[str]:
     """What a figure beside ours is worth."""
-    measured = {
-        row["hf"]["measured_tokens"] for row in result.get("rows", ()) if row["hf"] and row["hf"]["extrapolated"]
-    }
+    rows = result.get("rows", ())
+    measured = {row["hf"]["measured_tokens"] for row in rows if row["hf"] and row["hf"]["extrapolated"]}
     if measured:
         tokens = " or ".join(map(str, sorted(measured)))
-        yield f"Hugging Face: extrapolated from {tokens} tokens a text"
+        yield f"Hugging Face: extrapolated from {tokens} tokens a {result['kind']}"
+    if rows and result["config"]["hf"] and not any(row["hf"] for row in rows):
+        yield "Hugging Face: there is nothing that it could load"
+    if check := result.get("check"):
+        yield f"The same tokens as Hugging Face's: {check['agreement']:.1%} of {check['tokens']} of the first row"
 
 
 def print_csv(result: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.bench import session, subject, table
+from app.bench import random_model, session, subject, table
 from app.bench.config import TextBenchConfig, Workload
 from app.bench.floor import decode_floor
 from app.bench.huggingface import TextBaseline
@@ -129,7 +129,7 @@ def test_both_systems_get_the_same_weights(config, num_beams, tmp_path):
 
 def test_the_head_is_a_weight_of_its_own_unless_it_is_tied(tmp_path):
     for tied in (True, False):
-        model = subject._random_model(T5 | {"tie_word_embeddings": tied}, torch.float32, CPU)
+        model = random_model.random_model(T5 | {"tie_word_embeddings": tied}, torch.float32, CPU)
         model.save_pretrained(tmp_path / str(tied))
         again = TextBaseline(tmp_path / str(tied), "float32", CPU).model
         assert torch.equal(again.lm_head.weight, again.shared.weight) == tied
@@ -182,7 +182,7 @@ def test_an_engine_must_hold_the_rows(tmp_path):
 
 
 def test_lengths_are_checked_before_weights_are_drawn(monkeypatch, capsys):
-    monkeypatch.setattr(subject, "_random_model", None)  # may not be called
+    monkeypatch.setattr(subject, "save_random", None)  # may not be called
     for pair, says in (("2000,9", "max_encoder_input_len is 2000"), ("9,1024", "max_seq_len is 1025")):
         arguments = ["--random-weights", "--arch", "bart-large-cnn", "--input-output-len", pair]
         assert bench("text", "--device", "cpu", *arguments) == 2

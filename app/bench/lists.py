@@ -1,0 +1,21 @@
+"""Options that hold several values: "1;8;32", "60,20;128,20"."""
+
+from __future__ import annotations
+
+from vlm.errors import InputError
+
+
+def numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
+    """InputError for anything but whole numbers."""
+    try:
+        return tuple(int(part) for part in text.split(separator))
+    except ValueError:
+        raise InputError(f"{option} holds {text!r}; give whole numbers, apart by {separator!r}.") from None
+
+
+def pairs(text: str, option: str) -> tuple[tuple[int, ...], ...]:
+    """Two numbers each."""
+    found = tuple(numbers(pair, option, ",") for pair in text.split(";"))
+    if any(len(pair) != 2 for pair in found):
+        raise InputError(f'{option} is {text!r}; give pairs such as "60,20;128,20".')
+    return found

@@ -1,0 +1,154 @@
+"""`vlm bench prompt`: prompts of random images and tokens, every combination of batch and lengths.
+
+For us and for Hugging Face: the time to a batch's first token, with its images' encoding, the time of a further token,
+(T(n tokens) - T(1 token)) / (n - 1), and the whole time. Every prompt of every run is drawn anew, so that no cache of
+features or of prompts' beginnings is of use.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from app.bench.clock import milliseconds, repeated_anew
+from app.bench.config import PromptBenchConfig, Workload
+from app.bench.rows import each_row, floor_of, joined, neutral, random_ids, times
+from app.bench.session import Results, Session, prepared
+from app.bench.subject import Progress
+from vlm.config import Config
+
+if TYPE_CHECKING:
+    from vlm.outputs import Output
+    from vlm.pipeline import Pipeline
+
+CHECKED = 32  # tokens a prompt that are compared
+SEEDS = 7919  # between the seeds of two rows
+Measured = tuple[list[Results], Tensor]  # of each row; tokens of the first one's prompts
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A batch, its images before its texts."""
+
+    texts: Tensor  # [batch, tokens in]
+    pixel_values: Tensor | None  # [batch, images, C, H, W]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Results:
+    """All rows, Hugging Face's first; each model is loaded once."""
+    with prepared(config, "prompt", progress, config.limits) as session:
+        images, image_rows = config.num_images(session.configs), config.image_rows(session.configs)
+        speed = session.bandwidth()
+        (ours, tokens), hf = session.compare(
+            lambda folder: _baseline(folder, session), lambda pipeline: _measured(pipeline, session)
+        )
+        rows = joined(config, ours, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
+    asked = {"images": images, "image_rows": image_rows}
+    check = None if hf is None else agreement(tokens, hf[1])
+    return session.head("prompt") | {"floor": {"bandwidth": speed}, "check": check, "rows": [asked | r for r in rows]}
+
+
+def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: int) -> Callable[[], Prompts]:
+    """Draws one batch of a row after the other, the same ones for both systems, other ones for another number."""
+    configs, generator = session.configs, torch.Generator().manual_seed(session.config.seed + SEEDS * number)
+    shape = (row.batch_size, session.config.num_images(configs))
+
+    def draw() -> Prompts:
+        texts = random_ids(vocab_size(configs), (row.batch_size, row.lengths[0]), generator)
+        if not shape[1]:
+            return Prompts(texts, None)
+        vision = configs["visual"]
+        size = (*shape, vision.num_channels, *vision.image_size)
+        return Prompts(texts, torch.randn(size, generator=generator))
+
+    return draw
+
+
+def vocab_size(configs: Mapping[str, Config]) -> int:
+    """Of what reads the prompt."""
+    return configs["encoder" if "encoder" in configs else "decoder"].vocab_size
+
+
+def as_inputs(prompts: Prompts, configs: Mapping[str, Config]) -> list[dict[str, Any]]:
+    """As the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
+    key = "encoder_input_ids" if "encoder" in configs else "decoder_prompt_token_ids"
+    if prompts.pixel_values is None:
+        return [{key: ids} for ids in prompts.texts.tolist()]
+    first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs["visual"].num_features
+    rows = list(range(first, first + count))
+    given = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
+    return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in given]
+
+
+def agreement(ours: Tensor, theirs: Tensor) -> Results:
+    """[batch, n] each -> of how many tokens, and which part of them is the same at its place."""
+    return {"tokens": ours.numel(), "agreement": float((ours == theirs).float().mean())}
+
+
+def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Measured:
+    settings, configs, config = neutral(session.engine), session.configs, session.config
+    encode: list[float] = []
+
+    def generate(inputs: list[dict[str, Any]], new_tokens: int, **options: Any) -> list[Output]:
+        found = pipeline.generate(inputs, **settings | {"ignore_eos": True} | options, max_new_tokens=new_tokens)
+        assert all(len(out.token_ids) == new_tokens for out in found)
+        if new_tokens == 1:
+            encode.append(pipeline.timings["encode"])
+        return found
+
+    def measured(number: int, row: Workload) -> Results:
+        drawn = random_prompts(session, row, number)
+        draw = lambda: as_inputs(drawn(), configs)  # noqa: E731
+        found = times(draw, generate, row, row.lengths[1], config.repeats, session)
+        return _named(found, encode[-config.repeats :] if config.num_images(configs) else [])
+
+    rows = [measured(number, row) for number, row in each_row(session, "vlm")]
+    inputs, count = _checked(session)
+    # the end is out of the question for Hugging Face
+    found = generate(as_inputs(inputs, configs), count, ignore_eos=False, min_new_tokens=count)
+    return rows, torch.tensor([out.token_ids for out in found])
+
+
+def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Measured:
+    """Fewer tokens where so configured."""
+    from app.bench.huggingface import PromptBaseline
+
+    config, configs = session.config, session.configs
+    baseline = PromptBaseline(folder, config.dtype, session.device, config.image_rows(configs))
+
+    def measured(number: int, row: Workload) -> Results:
+        draw = random_prompts(session, row, number)
+        found = times(draw, baseline.generate, row, config.hf_steps(row), config.hf_repeats, session)
+        encode = []
+        if config.num_images(configs):
+            encode = repeated_anew(draw, baseline.encode, session.device, config.hf_repeats)
+        return baseline.description | _named(found, encode)
+
+    rows = [measured(number, row) for number, row in each_row(session, "Hugging Face")]
+    return rows, baseline.generate(*_checked(session)).cpu()
+
+
+def _checked(session: Session[PromptBenchConfig]) -> tuple[Prompts, int]:
+    """Prompts of the first row that no run had before, and how many tokens are compared."""
+    rows = session.config.rows
+    return random_prompts(session, rows[0], len(rows))(), min(CHECKED, rows[0].lengths[1])
+
+
+def _named(found: Results, encode: list[float]) -> Results:
+    """A row's times; `encode`: seconds of its images alone."""
+    step = found.pop("step_ms")
+    return {"encode_ms": milliseconds(encode) if encode else None, "ms_per_token": step} | found
+
+
+def _floor(session: Session[PromptBenchConfig], image_rows: int, speed: float, row: Workload, ours: Results) -> Results:
+    floor = floor_of(session, row, image_rows + row.lengths[0], speed, ours)
+    return floor | {"step_reached": floor["step_ms"] / ours["ms_per_token"]}
