@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from training.scenes.card import write_card, write_examples, write_results
 from training.scenes.evaluate import evaluate, show
 from training.scenes.loader import batches, held_out
-from training.scenes.models import MODELS, MiniBlip2, MiniLlava, export, take_tower
+from training.scenes.models import MODELS, MiniBlip2, MiniLlava, export, load, take_tower
+from training.scenes.scene import MOST
 
 
 def arguments() -> argparse.Namespace:
@@ -31,6 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=480, help="length of the schedule")
     parser.add_argument("--batch-size", type=int, default=384, help="scenes")
     parser.add_argument("--questions", type=int, default=5, help="of a scene")
+    parser.add_argument("--most-objects", type=int, default=MOST, help="in a scene; fewer make a first lesson")
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--workers", type=int, default=14, help="processes that draw")
     parser.add_argument("--scenes", type=int, default=1000, help="held-out ones in the final evaluation")
@@ -54,7 +56,7 @@ class Run:
         if args.tower:
             take_tower(self.subject.model, args.tower)
         if args.resume:
-            self.subject.model = type(self.subject.model).from_pretrained(args.resume, dtype=torch.float32)
+            load(self.subject, args.resume)
         self.model = self.subject.model.to(self.device).train()
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]
         vectors = [p for p in self.model.parameters() if p.ndim < 2]
@@ -65,7 +67,7 @@ class Run:
 
     def train(self) -> None:
         args = self.args
-        stream = batches(args.batch_size, args.questions, args.workers, args.seed)
+        stream = batches(args.batch_size, args.questions, args.workers, args.seed, args.most_objects)
         next(stream)  # the processes have started
         begin = told = time.time()
         while (elapsed := time.time() - begin) < args.seconds:
@@ -99,7 +101,8 @@ class Run:
 def published(args: argparse.Namespace, device: torch.device) -> MiniLlava | MiniBlip2:
     """What the folder holds, computing in float32."""
     subject = MODELS[args.model]()
-    subject.model = type(subject.model).from_pretrained(args.out, dtype=torch.float32).to(device).eval()
+    load(subject, args.out)
+    subject.model = subject.model.to(device).eval()
     return subject
 
 

@@ -24,9 +24,9 @@ class Examples:
     questions: list[list[tuple[str, str, str]]]  # of each scene: kind, question, answer
 
 
-def example(seed: int, number: int) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
+def example(seed: int, number: int, most: int = scenes.MOST) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
     """Picture [SIZE, SIZE, 3] uint8 and its questions."""
-    scene = scenes.make(seed)
+    scene = scenes.make(seed, most)
     scale = SHARPEST if seed % 8 == 0 else 2
     return np.asarray(scenes.picture(scene, scale=scale)), ask(scene, number, seed)
 
@@ -34,8 +34,8 @@ def example(seed: int, number: int) -> tuple[np.ndarray, list[tuple[str, str, st
 class Stream(IterableDataset):
     """Endless batches; each process has seeds of its own."""
 
-    def __init__(self, batch_size: int, questions: int, seed: int):
-        self.batch_size, self.questions, self.seed = batch_size, questions, seed
+    def __init__(self, batch_size: int, questions: int, seed: int, most: int = scenes.MOST):
+        self.batch_size, self.questions, self.seed, self.most = batch_size, questions, seed, most
 
     def __iter__(self) -> Iterator[tuple[Tensor, list]]:
         worker = get_worker_info()
@@ -43,13 +43,13 @@ class Stream(IterableDataset):
         torch.set_num_threads(1)
         seed = (self.seed * 10**9) % (HELD_OUT // 2) + number
         while True:
-            made = [example(seed + i * of, self.questions) for i in range(self.batch_size)]
+            made = [example(seed + i * of, self.questions, self.most) for i in range(self.batch_size)]
             seed += self.batch_size * of
             yield torch.from_numpy(np.stack([pixels for pixels, _ in made])), [asked for _, asked in made]
 
 
-def batches(batch_size: int, questions: int, workers: int, seed: int) -> Iterator[Examples]:
-    stream = Stream(batch_size, questions, seed)
+def batches(batch_size: int, questions: int, workers: int, seed: int, most: int = scenes.MOST) -> Iterator[Examples]:
+    stream = Stream(batch_size, questions, seed, most)
     more = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
     loader = DataLoader(stream, batch_size=None, num_workers=min(workers, os.cpu_count() or 1), **more)
     for pixels, asked in loader:

@@ -19,6 +19,7 @@ from transformers import (
     LlavaConfig,
     LlavaForConditionalGeneration,
     LlavaProcessor,
+    PreTrainedTokenizerFast,
     T5Config,
 )
 
@@ -220,6 +221,12 @@ def take_tower(model: Blip2ForConditionalGeneration, folder: Path) -> None:
 
 
 MODELS = {model.name: model for model in (MiniLlava, MiniBlip2)}
+
+
+def load(subject: MiniLlava | MiniBlip2, folder: Path) -> None:
+    """A folder's weights, and its tokenizer: one that is built anew may number other pieces."""
+    subject.model = type(subject.model).from_pretrained(folder, dtype=torch.float32)
+    subject.tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 def export(subject: MiniLlava | MiniBlip2, folder: Path) -> None:

@@ -45,15 +45,15 @@ class Scene:
     seed: int  # of all that is only to be looked at: ground, shades, the place of the word
 
 
-def make(seed: int) -> Scene:
-    """The scene of a number: the same one always."""
+def make(seed: int, most: int = MOST) -> Scene:
+    """The scene of a number, with at most so many objects: the same one always."""
     draw = random.Random(seed)
     sign = _word(draw) if draw.random() < 0.55 else None
     on_top = draw.random() < 0.5
     rows = (SIZE - (SIGN if sign else 0)) // CELL
     top = SIGN if sign and on_top else 0
     cells = [(row, column) for row in range(rows) for column in range(SIZE // CELL)]
-    places = draw.sample(cells, draw.randint(1, MOST))
+    places = draw.sample(cells, draw.randint(1, most))
     # few colours and shapes in a scene make equal ones common
     shapes, colours = (draw.sample(list(x), draw.randint(1, len(x))) for x in (SHAPES, COLOURS))
     objects = []
