@@ -37,6 +37,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--turned", type=float, default=WHOLE.turned, help="share of comparisons the other way; 0 makes a first lesson"
     )
+    parser.add_argument("--positions", type=int, default=WHOLE.positions, help="comparisons to 9 others")
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--workers", type=int, default=14, help="processes that draw")
     parser.add_argument("--scenes", type=int, default=1000, help="held-out ones in the final evaluation")
@@ -71,9 +72,8 @@ class Run:
 
     def train(self) -> None:
         args = self.args
-        stream = batches(
-            args.batch_size, args.questions, args.workers, args.seed, Lesson(args.most_objects, args.turned)
-        )
+        lesson = Lesson(args.most_objects, args.turned, args.positions)
+        stream = batches(args.batch_size, args.questions, args.workers, args.seed, lesson)
         next(stream)  # the processes have started
         begin = told = time.time()
         while (elapsed := time.time() - begin) < args.seconds:

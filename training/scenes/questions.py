@@ -97,13 +97,16 @@ ASK: dict[str, Callable[[Scene, random.Random], Answered]] = {
 SHARES = {"count": 2, "colour": 1, "shape": 1, "position": 5, "read": 1, "where": 4}
 
 
-def ask(scene: Scene, number: int, seed: int, turned: float = TURNED) -> list[tuple[str, str, str]]:
+def ask(
+    scene: Scene, number: int, seed: int, turned: float = TURNED, positions: int = SHARES["position"]
+) -> list[tuple[str, str, str]]:
     """`number` of (kind, question, answer), in any order. A sign is always asked for: reading is learnt the slowest."""
+    shares = SHARES | {"position": positions}
     draw, kinds_of = random.Random(seed), ASK | {"position": functools.partial(position, turned=turned)}
     kinds = ["read"] if scene.sign else []
     found: list[tuple[str, str, str]] = []
     while len(found) < number:
-        kind = kinds.pop() if kinds else draw.choices(KINDS, [SHARES[k] for k in KINDS])[0]
+        kind = kinds.pop() if kinds else draw.choices(KINDS, [shares[k] for k in KINDS])[0]
         answered = kinds_of[kind](scene, draw)
         if answered is not None:
             found.append((kind, *answered))
