@@ -41,6 +41,11 @@ def cli(capsys, monkeypatch, cache):
     return call
 
 
+def outputs(out):
+    """Names of what a user sees there."""
+    return {path.name for path in out.iterdir() if not path.name.startswith(".")}
+
+
 def test_documents_become_markdown(cli, tmp_path):
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
@@ -53,7 +58,7 @@ def test_documents_become_markdown(cli, tmp_path):
     (source / "truncated.png").write_bytes(truncated[: len(truncated) // 2])
     code, stdout, err = cli("ocr", source, "-o", out, "--batch-size", 3, "--device", "cpu", "--max-new-tokens", 40)
     assert code == 1 and stdout == ""
-    assert {p.name for p in out.iterdir()} == {"a.png.md", "a.pdf.md"}
+    assert outputs(out) == {"a.png.md", "a.pdf.md"}
     text = (out / "a.png.md").read_text()
     assert text.startswith(" ".join((EXAMPLES / "page.txt").read_text().split(" ")[:4]))
     assert (out / "a.pdf.md").read_text().count("Harbour notes") == 3
@@ -66,10 +71,11 @@ def test_pages_and_formats(cli, tmp_path):
     out, options = tmp_path / "out", ["--pages", "2-3", "--device", "cpu", "--max-new-tokens", 16]
     assert cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "jsonl", *options)[0] == 0
     records = [json.loads(line) for line in (out / "pages.jsonl").read_text().splitlines()]
-    assert [record["page"] for record in records] == [2, 3]
-    assert all(record["tokens"] == 16 and record["finish_reason"] == "length" for record in records)
+    facts = [record["metadata"] for record in records]
+    assert [fact["page"] for fact in facts] == [2, 3]
+    assert all(fact["tokens"] == 16 and fact["finish_reason"] == "length" for fact in facts)
     assert cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "mmd", *options)[0] == 0
-    joined = "\n\n".join(record["raw_text"].strip() for record in records)
+    joined = "\n\n".join(fact["raw_text"].strip() for fact in facts)
     assert (out / "pages.mmd").read_text() == joined + "\n"
     code, _, err = cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "mmd", *options)
     assert code == 0 and "1 documents skipped" in err
@@ -134,7 +140,7 @@ def test_interrupt_keeps_finished_pages(cache, tmp_path):
         process.kill()
     assert process.returncode == 130, err
     assert "Traceback" not in err and "interrupted: 1 documents are finished; finished pages" in err
-    assert {p.name for p in out.iterdir()} == {"a.md", "b.partial.md"}
+    assert outputs(out) == {"a.md", "b.partial.md"}
     partial = (out / "b.partial.md").read_text()
     assert 1 <= partial.count("# Harbour notes") < 200 and "<!-- interrupted: pages" in partial
 

@@ -1,0 +1,68 @@
+"""The engine of a job: resolved once, loaded by whatever runs it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from vlm.files import canonical_json
+
+if TYPE_CHECKING:
+    from app.ocr.events import Reader
+    from vlm.pipeline import Pipeline
+
+Progress = Callable[[str, int, int], None]  # description, done, total
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """A built engine and where it runs."""
+
+    CUDA_BATCH_SIZE: ClassVar[int] = 64  # a decode step costs a GPU about the same for 1 page and for 64
+
+    path: Path
+    device: str
+    max_batch_size: int | None = None
+
+    @classmethod
+    def resolved(
+        cls, model: str, device: str, dtype: str | None, batch_size: int | None, progress: Progress | None = None
+    ) -> EngineConfig:
+        """Builds what is missing. Raises what `vlm.resolve.resolve` raises, and InputError for a device."""
+        from vlm.resolve import locate, resolve
+        from vlm.runtime.loader import resolve_device
+
+        cuda = resolve_device(device).type == "cuda"
+        if batch_size is None and cuda and locate(model).kind != "engine":
+            batch_size = cls.CUDA_BATCH_SIZE
+        default = "bfloat16" if cuda else "float32"
+        path = resolve(model, dtype=dtype, default_dtype=default, max_batch_size=batch_size, progress=progress)
+        return cls(path, device, batch_size)
+
+    def settings(self, max_new_tokens: int | None) -> dict[str, object]:
+        """What decides on the text of a page."""
+        from vlm.compile.engine_dir import EngineDir
+
+        manifest = EngineDir.open(self.path, verify=False).manifest
+        content = {name: entry["sha256"] for name, entry in manifest.files.items()}
+        mark = hashlib.sha256(canonical_json(content).encode()).hexdigest()[:12]
+        model = f"{manifest.family} {mark}"
+        return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens}
+
+    def load(self, device: str | None = None) -> Pipeline:
+        """The pipeline, on `device` where it is another one."""
+        from vlm.compile.engine_dir import EngineDir
+        from vlm.config import RuntimeConfig
+        from vlm.pipeline import Pipeline
+
+        runtime = RuntimeConfig(device=device or self.device, max_batch_size=self.max_batch_size)
+        return Pipeline(EngineDir.open(self.path), runtime)
+
+    def reader(self, progress: Progress | None = None) -> Reader:
+        """Reads with it."""
+        from app.ocr.reader import PipelineReader
+
+        return PipelineReader(self.load())
