@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from app.cli.options import DEFAULT_MODEL, Device, DType, MaxNewTokens, Model
 from app.cli.progress import Progress
 from app.ocr.engines import EngineConfig
 from app.ocr.job import Job, JobConfig
+from app.ocr.ledger import Ledger
 from app.ocr.pages import OpenDocument, check_pages, selected
 from app.ocr.report import Summary, complaints, live, totals
 from app.ocr.sources import Target, find_documents, plan_outputs
@@ -47,6 +49,9 @@ def ocr(
     gpu_price: Annotated[
         float | None, typer.Option(help="Of a device, an hour: the report tells the cost of a million pages.")
     ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that render pages. [default: half of the cores]")
+    ] = None,
     device: Device = "auto",
     dtype: DType = None,
 ) -> None:
@@ -68,14 +73,9 @@ def ocr(
     folder = location(out)
     targets = _plan(paths, folder, config)
     with Progress() as progress:
-        engines = EngineConfig.resolved(model, device, dtype, batch_size, progress)
-    with ledger_of(folder, engines.settings(config.max_new_tokens), recompute) as ledger:
-        with Progress() as progress:
-            reader = engines.reader(progress)
-        with Progress() as progress:
-            show = lambda summary: progress("Reading", summary.done, len(targets), live(summary, len(targets)))  # noqa: E731
-            summary = Job(reader, targets, config, ledger, show).run()
-        reader.close()
+        engines = EngineConfig.resolved(model, device, dtype, batch_size, workers, progress)
+    with ledger_of(folder, engines.settings(max_new_tokens), recompute) as ledger:
+        summary = _run(engines, targets, config, ledger)
     _report(summary, gpu_price)
 
 
@@ -91,6 +91,14 @@ def _plan(paths: list[str], out: Path, config: JobConfig) -> list[Target]:
     if len(targets) == 1:
         selected(config.pages, OpenDocument(targets[0].source).num_pages)
     return targets
+
+
+def _run(engines: EngineConfig, targets: list[Target], config: JobConfig, ledger: Ledger) -> Summary:
+    def show(summary: Summary) -> None:
+        progress("Reading", summary.done, len(targets), live(summary, len(targets)))
+
+    with contextlib.closing(engines.reader()) as reader, Progress() as progress:
+        return Job(reader, targets, config, ledger, show).run()
 
 
 def _report(summary: Summary, gpu_price: float | None) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from app.ocr.pages import InProcess
+from vlm.errors import ConfigError
 from vlm.files import canonical_json
 
 if TYPE_CHECKING:
     from app.ocr.events import Reader
+    from app.ocr.pages import Renderer
     from vlm.pipeline import Pipeline
 
 Progress = Callable[[str, int, int], None]  # description, done, total
@@ -26,10 +30,21 @@ class EngineConfig:
     path: Path
     device: str
     max_batch_size: int | None = None
+    workers: int | None = None  # processes that render; None: by the number of cores
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"--workers is {self.workers}; it must be 0 (render in the same process) or more.")
 
     @classmethod
     def resolved(
-        cls, model: str, device: str, dtype: str | None, batch_size: int | None, progress: Progress | None = None
+        cls,
+        model: str,
+        device: str,
+        dtype: str | None,
+        batch_size: int | None,
+        workers: int | None,
+        progress: Progress | None = None,
     ) -> EngineConfig:
         """Builds what is missing. Raises what `vlm.resolve.resolve` raises, and InputError for a device."""
         from vlm.resolve import locate, resolve
@@ -40,7 +55,7 @@ class EngineConfig:
             batch_size = cls.CUDA_BATCH_SIZE
         default = "bfloat16" if cuda else "float32"
         path = resolve(model, dtype=dtype, default_dtype=default, max_batch_size=batch_size, progress=progress)
-        return cls(path, device, batch_size)
+        return cls(path, device, batch_size, workers)
 
     def settings(self, max_new_tokens: int | None) -> dict[str, object]:
         """What decides on the text of a page."""
@@ -61,8 +76,24 @@ class EngineConfig:
         runtime = RuntimeConfig(device=device or self.device, max_batch_size=self.max_batch_size)
         return Pipeline(EngineDir.open(self.path), runtime)
 
-    def reader(self, progress: Progress | None = None) -> Reader:
+    def reader(self) -> Reader:
         """Reads with it."""
         from app.ocr.reader import PipelineReader
 
-        return PipelineReader(self.load())
+        renderer = self.renderer()  # starts while the model loads
+        try:
+            return PipelineReader(self.load(), renderer)
+        except BaseException:
+            renderer.close()
+            raise
+
+    def renderer(self) -> Renderer:
+        from app.ocr.render_pool import RenderPool
+
+        workers = usual_workers() if self.workers is None else self.workers
+        return RenderPool(workers) if workers else InProcess()
+
+
+def usual_workers(engines: int = 1) -> int:
+    """Processes that render for one of so many engines: half of the cores."""
+    return max(1, min(16, (os.cpu_count() or 1) // (2 * engines)))
