@@ -13,6 +13,11 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+PRELOADED = [
+    "tests.ocr_jobs", "app.cli.main", "app.ocr.engines", "vlm.pipeline", "visual_engines.models.swin",
+    "llm_engines.models.bart", "transformers.models.nougat.image_processing_nougat", "vlm.processing.nougat",
+    "torch._dynamo",
+]  # fmt: skip
 SHORT = ("--device", "cpu", "--batch-size", "4", "--max-new-tokens", "12")
 
 
@@ -56,7 +61,7 @@ class Jobs:
 
     def __init__(self, cache: Path):
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.ocr_jobs", "app.cli.main", "app.ocr.engines", "vlm.pipeline"])
+        self._context.set_forkserver_preload(PRELOADED)
         self._cache = cache
 
     def start(self, *arguments: object) -> multiprocessing.process.BaseProcess:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pypdfium2
 import pytest
 from PIL import Image
 
 from app.cli.main import main
 from tests.unit.hub_server import Hub, serve
+from tests.unit.test_documents import ENCRYPTED
 from vlm.resolve import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -65,6 +68,37 @@ def test_documents_become_markdown(cli, tmp_path):
     for name in ("broken.pdf", "text.jpg", "truncated.png"):
         assert f"{name}" in err
     assert "Traceback" not in err and "2 documents, 4 pages" in err
+
+
+def test_a_folder_of_bad_documents_is_finished_and_each_is_reported(cli, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    (source / "good.png").write_bytes((EXAMPLES / "page.png").read_bytes())
+    (source / "corrupt.pdf").write_bytes((EXAMPLES / "pages.pdf").read_bytes()[:300])
+    (source / "encrypted.pdf").write_bytes(ENCRYPTED)
+    (source / "empty.pdf").touch()
+    (source / "empty.png").touch()
+    pypdfium2.PdfDocument.new().save(source / "no-pages.pdf")
+    Image.new("1", (20_000, 10_001)).save(source / "huge.png")
+    large = pypdfium2.PdfDocument.new()
+    large.new_page(14_000, 14_000)
+    large.save(source / "large.pdf")
+    code, _, err = cli("ocr", source, "-o", out, "--device", "cpu", "--max-new-tokens", 8, "--gpu-price", 2)
+    assert code == 1 and outputs(out) == {"good.md", "large.md"} and "Traceback" not in err
+    for name, reason in {
+        "corrupt.pdf": "no readable PDF", "encrypted.pdf": "encrypted", "empty.pdf": "empty", "empty.png": "empty",
+        "no-pages.pdf": "without pages", "huge.png": "the limit is 200,000,000",
+    }.items():  # fmt: skip
+        assert re.search(rf"not read: .*{name}.*({reason})", err), name
+    assert "1 encrypted" in err and "1 too large" in err and "pages/s" in err and "a million pages, at 2 an hour" in err
+
+
+def test_another_length_is_noticed(cli, tmp_path):
+    options = ["ocr", EXAMPLES / "page.png", "-o", tmp_path, "--device", "cpu", "--max-new-tokens"]
+    assert cli(*options, 8)[0] == 0
+    code, _, err = cli(*options, 9)
+    assert code == 2 and "was begun with max_new_tokens 8, now asked is max_new_tokens 9; ask for the same" in err
+    assert cli(*options, 9, "--recompute")[0] == 0
 
 
 def test_pages_and_formats(cli, tmp_path):

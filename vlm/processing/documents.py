@@ -78,11 +78,16 @@ class PdfDocument(Document):
 
 
 def _why_not(path: Path, reason: str) -> DocumentError:
-    if "assword" in reason:
-        return DocumentError(f"{path} is encrypted; remove its password first.", "encrypted")
-    if not path.stat().st_size:
+    # pdfium says nothing of a PDF without pages: the reason is then that of an earlier document
+    content = path.read_bytes()
+    if not content:
         return DocumentError(f"{path} is empty.", "empty")
-    return DocumentError(f"{path} is no readable PDF ({reason}); repair it or print it to a new one.")
+    if b"/Encrypt" in content and "assword" in reason:
+        return DocumentError(f"{path} is encrypted; remove its password first.", "encrypted")
+    if re.search(rb"/Count\s+0\b", content):
+        return DocumentError(f"{path} is a PDF without pages.", "empty")
+    told = "" if "assword" in reason else f" ({reason})"
+    return DocumentError(f"{path} is no readable PDF{told}; repair it or print it to a new one.")
 
 
 def _scale(width: float, height: float, dpi: int, name: str) -> float:
