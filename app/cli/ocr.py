@@ -12,7 +12,7 @@ import typer
 from app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
 from app.cli.options import DEFAULT_MODEL, Device, DType, MaxNewTokens, Model
 from app.cli.progress import Progress
-from app.ocr.engines import EngineConfig
+from app.ocr.engines import EngineConfig, devices_of
 from app.ocr.job import Job, JobConfig
 from app.ocr.ledger import Ledger
 from app.ocr.pages import OpenDocument, check_pages, selected
@@ -53,6 +53,9 @@ def ocr(
         int | None, typer.Option(help="Processes that render pages. [default: half of the cores]")
     ] = None,
     device: Device = "auto",
+    devices: Annotated[
+        str | None, typer.Option(help="Several, with an engine on each: cuda:0,cuda:1, or all. [default: --device]")
+    ] = None,
     dtype: DType = None,
 ) -> None:
     """Read images and PDFs into one text file a document.
@@ -73,7 +76,7 @@ def ocr(
     folder = location(out)
     targets = _plan(paths, folder, config)
     with Progress() as progress:
-        engines = EngineConfig.resolved(model, device, dtype, batch_size, workers, progress)
+        engines = EngineConfig.resolved(model, devices_of(devices or device), dtype, batch_size, workers, progress)
     with ledger_of(folder, engines.settings(max_new_tokens), recompute) as ledger:
         summary = _run(engines, targets, config, ledger)
     _report(summary, gpu_price)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from app.ocr.pages import InProcess
-from vlm.errors import ConfigError
+from vlm.errors import ConfigError, InputError
 from vlm.files import canonical_json
 
 if TYPE_CHECKING:
     from app.ocr.events import Reader
     from app.ocr.pages import Renderer
-    from vlm.pipeline import Pipeline
+    from vlm.compile.engine_dir import EngineDir
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
@@ -28,7 +28,7 @@ class EngineConfig:
     CUDA_BATCH_SIZE: ClassVar[int] = 64  # a decode step costs a GPU about the same for 1 page and for 64
 
     path: Path
-    device: str
+    devices: tuple[str, ...]  # an engine on each
     max_batch_size: int | None = None
     workers: int | None = None  # processes that render; None: by the number of cores
 
@@ -40,7 +40,7 @@ class EngineConfig:
     def resolved(
         cls,
         model: str,
-        device: str,
+        devices: tuple[str, ...],
         dtype: str | None,
         batch_size: int | None,
         workers: int | None,
@@ -50,42 +50,57 @@ class EngineConfig:
         from vlm.resolve import locate, resolve
         from vlm.runtime.loader import resolve_device
 
-        cuda = resolve_device(device).type == "cuda"
+        cuda = "cuda" in {resolve_device(device).type for device in devices}
         if batch_size is None and cuda and locate(model).kind != "engine":
             batch_size = cls.CUDA_BATCH_SIZE
         default = "bfloat16" if cuda else "float32"
         path = resolve(model, dtype=dtype, default_dtype=default, max_batch_size=batch_size, progress=progress)
-        return cls(path, device, batch_size, workers)
+        return cls(path, devices, batch_size, workers)
 
     def settings(self, max_new_tokens: int | None) -> dict[str, object]:
         """What decides on the text of a page."""
-        from vlm.compile.engine_dir import EngineDir
-
-        manifest = EngineDir.open(self.path, verify=False).manifest
+        manifest = self._open().manifest
         content = {name: entry["sha256"] for name, entry in manifest.files.items()}
         mark = hashlib.sha256(canonical_json(content).encode()).hexdigest()[:12]
         model = f"{manifest.family} {mark}"
         return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens}
 
-    def load(self, device: str | None = None) -> Pipeline:
-        """The pipeline, on `device` where it is another one."""
-        from vlm.compile.engine_dir import EngineDir
+    @property
+    def batch_size(self) -> int:
+        """Pages that each engine reads at once."""
+        return self.max_batch_size or self._open().build.max_batch_size
+
+    def on(self, device: str) -> EngineConfig:
+        """One of the engines, with its share of the workers."""
+        count = len(self.devices)
+        shared = usual_workers(count) if self.workers is None else self.workers and max(1, self.workers // count)
+        return replace(self, devices=(device,), workers=shared)
+
+    def reader(self) -> Reader:
+        """Loads the engines. Raises what `vlm.load` raises."""
+        if len(self.devices) > 1:
+            from app.ocr.devices import DeviceReader
+
+            return DeviceReader(self, self.devices)
+        return self._local_reader()
+
+    def _local_reader(self) -> Reader:
+        from app.ocr.reader import PipelineReader
         from vlm.config import RuntimeConfig
         from vlm.pipeline import Pipeline
 
-        runtime = RuntimeConfig(device=device or self.device, max_batch_size=self.max_batch_size)
-        return Pipeline(EngineDir.open(self.path), runtime)
-
-    def reader(self) -> Reader:
-        """Reads with it."""
-        from app.ocr.reader import PipelineReader
-
         renderer = self.renderer()  # starts while the model loads
         try:
-            return PipelineReader(self.load(), renderer)
+            runtime = RuntimeConfig(device=self.devices[0], max_batch_size=self.max_batch_size)
+            return PipelineReader(Pipeline(self._open(verify=True), runtime), renderer)
         except BaseException:
             renderer.close()
             raise
+
+    def _open(self, verify: bool = False) -> EngineDir:
+        from vlm.compile.engine_dir import EngineDir
+
+        return EngineDir.open(self.path, verify)
 
     def renderer(self) -> Renderer:
         from app.ocr.render_pool import RenderPool
@@ -97,3 +112,14 @@ class EngineConfig:
 def usual_workers(engines: int = 1) -> int:
     """Processes that render for one of so many engines: half of the cores."""
     return max(1, min(16, (os.cpu_count() or 1) // (2 * engines)))
+
+
+def devices_of(devices: str) -> tuple[str, ...]:
+    """`cuda:0,cuda:1`, or `all` that CUDA has; InputError for none."""
+    if devices != "all":
+        return tuple(name.strip() for name in devices.split(","))
+    import torch
+
+    if not torch.cuda.device_count():
+        raise InputError("--devices is all, and no CUDA device is visible; give cpu.")
+    return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from app.ocr.events import Work
 from app.ocr.storage import LocalCopy, digest
 from vlm.errors import DocumentError, InputError, VlmError
 
@@ -26,6 +28,10 @@ class Pages(Protocol):
 
     num_pages: int
     digest: str  # of its content
+    local: Path  # on this machine, as long as this object lives
+
+    def named(self, text: str) -> str:
+        """A message about the local file, told of the document."""
 
     def begin(self, page: int) -> Callable[[], Image]:
         """A call that gives the page (from 0), or raises DocumentError or ImageError."""
@@ -74,7 +80,10 @@ class OpenDocument:
             self.num_pages = self._document.num_pages
         if not isinstance(self._document, PdfDocument):
             self._lock = contextlib.nullcontext()
-        self.path, self.digest = path, digest(self._copy.path)
+        self.path, self.local, self.digest = path, self._copy.path, digest(self._copy.path)
+
+    def named(self, text: str) -> str:
+        return self._copy.named(text)
 
     def begin(self, page: int) -> Callable[[], Image]:
         return partial(self.render, page)
@@ -94,7 +103,7 @@ class OpenDocument:
         try:
             yield
         except VlmError as error:
-            raise type(error)(self._copy.named(str(error)), error.kind) from None
+            raise type(error)(self.named(str(error)), error.kind) from None
 
     def __del__(self) -> None:
         with self._lock:
@@ -121,6 +130,16 @@ class PageInput(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return 1
+
+
+def opening(renderer: Renderer, works: Iterable[Work]) -> Iterator[tuple[Work, Future[Pages]]]:
+    """Works in order, the next few documents being opened meanwhile."""
+    waiting: deque[tuple[Work, Future[Pages]]] = deque()
+    for work in works:
+        waiting.append((work, renderer.open(work.path)))
+        if len(waiting) > renderer.ahead:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:

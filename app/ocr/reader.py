@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
-from app.ocr.pages import InProcess, PageInput, Pages, Renderer, selected
+from app.ocr.pages import InProcess, PageInput, Renderer, opening, selected
 from vlm.errors import VlmError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from vlm.pipeline import Output, Pipeline
 
 
@@ -41,9 +39,9 @@ class PipelineReader:
         self, works: Iterable[Work], events: deque[Event], under_way: dict[int, tuple[int, int]]
     ) -> Iterator[PageInput]:
         count = 0
-        for work, opening in self._opening(works):
+        for work, future in opening(self.renderer, works):
             try:
-                document = opening.result()
+                document = future.result()
                 pages = selected(work.pages, document.num_pages)
             except VlmError as error:
                 events.append(Unreadable(work.document, error.kind, str(error)))
@@ -54,15 +52,6 @@ class PipelineReader:
                     under_way[count] = (work.document, page)
                     count += 1
                     yield PageInput(document, page)
-
-    def _opening(self, works: Iterable[Work]) -> Iterator[tuple[Work, Future[Pages]]]:
-        """Works in order, the next few documents being opened."""
-        waiting: deque[tuple[Work, Future[Pages]]] = deque()
-        for work in works:
-            waiting.append((work, self.renderer.open(work.path)))
-            if len(waiting) > self.renderer.ahead:
-                yield waiting.popleft()
-        yield from waiting
 
 
 def page_event(document: int, page: int, result: Output | VlmError) -> PageRead | PageFailed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import queue
@@ -77,7 +78,11 @@ class PooledDocument:
     def __init__(self, pool: RenderPool, worker: _Worker, path: Path):
         self._pool, self.path = pool, path
         self._copy = LocalCopy(path)
+        self.local = self._copy.path
         self.num_pages, self.digest = self._asked(worker, None)
+
+    def named(self, text: str) -> str:
+        return self._copy.named(text)
 
     def begin(self, page: int) -> Callable[[], Image]:
         return self._pool.draw(self, page).result
@@ -87,9 +92,9 @@ class PooledDocument:
 
     def _asked(self, worker: _Worker, page: int | None) -> Any:
         try:
-            return worker.ask(self._copy.path, page)
+            return worker.ask(self.local, page)
         except VlmError as error:
-            raise type(error)(self._copy.named(str(error)), error.kind) from None
+            raise type(error)(self.named(str(error)), error.kind) from None
 
 
 class _Worker:
@@ -138,26 +143,27 @@ def _draw_all(pipe: Connection) -> None:
     """What a worker does until its parent has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     documents: OrderedDict[Path, OpenDocument] = OrderedDict()
-    while True:
-        try:
-            path, page = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send(_answer(documents, path, page))
-        except VlmError as error:
-            pipe.send(error)
-        except Exception as error:
-            pipe.send(DocumentError(f"{path} cannot be rendered: {error}."))
+    with contextlib.suppress(EOFError, OSError):  # of the pipe
+        while True:
+            pipe.send(_answer(documents, *pipe.recv()))
 
 
 def _answer(documents: OrderedDict[Path, OpenDocument], path: Path, page: int | None) -> Any:
-    if page is None:  # it may have changed since
+    try:
+        document = _opened(documents, path, anew=page is None)
+        return document.render(page) if page is not None else (document.num_pages, document.digest)
+    except VlmError as error:
+        return error
+    except Exception as error:
+        return DocumentError(f"{path} cannot be rendered: {error}.")
+
+
+def _opened(documents: OrderedDict[Path, OpenDocument], path: Path, anew: bool) -> OpenDocument:
+    if anew:  # it may have changed since
         documents.pop(path, None)
     if path not in documents:
         documents[path] = OpenDocument(path)
     documents.move_to_end(path)
     if len(documents) > KEPT_OPEN:
         documents.popitem(last=False)
-    document = documents[path]
-    return document.render(page) if page is not None else (document.num_pages, document.digest)
+    return documents[path]

@@ -80,11 +80,8 @@ def test_a_folder_of_bad_documents_is_finished_and_each_is_reported(cli, tmp_pat
     (source / "empty.png").touch()
     pypdfium2.PdfDocument.new().save(source / "no-pages.pdf")
     Image.new("1", (20_000, 10_001)).save(source / "huge.png")
-    large = pypdfium2.PdfDocument.new()
-    large.new_page(14_000, 14_000)
-    large.save(source / "large.pdf")
     code, _, err = cli("ocr", source, "-o", out, "--device", "cpu", "--max-new-tokens", 8, "--gpu-price", 2)
-    assert code == 1 and outputs(out) == {"good.md", "large.md"} and "Traceback" not in err
+    assert code == 1 and outputs(out) == {"good.md"} and "Traceback" not in err
     for name, reason in {
         "corrupt.pdf": "no readable PDF", "encrypted.pdf": "encrypted", "empty.pdf": "empty", "empty.png": "empty",
         "no-pages.pdf": "without pages", "huge.png": "the limit is 200,000,000",
