@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ class Ledger:
     """One job's. For one thread of one process at a time; others may look in."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self.after_page: Callable[[], None] = lambda: None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._rows = sqlite3.connect(path, isolation_level=None)
@@ -186,6 +186,7 @@ class Ledger:
                 f" attempts = attempts + 1{'' if keep else ', ' + better}",
                 row,
             )
+        self.after_page()
 
     def exhaust(self, document: int, attempts: int) -> None:
         """Looped pages of a document that cannot be opened any more are tried no further."""

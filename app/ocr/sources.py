@@ -54,7 +54,7 @@ def _documents(path: Path) -> Iterator[Source]:
             yield Source(path)
             return
         for file, below in files_below(path):
-            if is_document(file):
+            if is_document(file.name):
                 yield Source(file, below)
 
 

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from app.ocr.ledger import Ledger
+from app.ocr.snapshots import Snapshots, working_folder
+from app.ocr.storage import is_remote
 from vlm.errors import InputError
 
 FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for a text
@@ -20,15 +22,28 @@ def ledger_of(out: Path, settings: Mapping[str, object], recompute: bool, part: 
     Raises InputError when another run has it, and for other `settings` than it was begun with, unless all is to be
     read again.
     """
-    folder = out / FOLDER
     name = f"ledger{part}.sqlite"
+    folder = working_folder(out) if is_remote(out) else out / FOLDER
     with _locked(folder, name, out):
-        ledger = Ledger(folder / name)
-        try:
+        copies = Snapshots(folder / name, out / FOLDER / name) if is_remote(out) else None
+        with _opened(folder / name, copies) as ledger:
             _agree(ledger, settings, recompute, out)
             yield ledger
-        finally:
-            ledger.close()
+
+
+@contextlib.contextmanager
+def _opened(path: Path, copies: Snapshots | None) -> Iterator[Ledger]:
+    if copies:
+        copies.fetch()
+    ledger = Ledger(path)
+    if copies:
+        ledger.after_page = lambda: copies.save_in_time(ledger)
+    try:
+        yield ledger
+    finally:
+        if copies:
+            copies.save(ledger)
+        ledger.close()
 
 
 @contextlib.contextmanager

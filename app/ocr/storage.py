@@ -146,6 +146,12 @@ def write_atomic(path: Path, text: str) -> None:
         raise InputError(f"{path} cannot be written: {error}.") from error
 
 
+def remove(path: Path) -> None:
+    """Where there is such a file."""
+    with reaching(path), contextlib.suppress(FileNotFoundError):
+        path.unlink()
+
+
 def _replace(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # one job at a time writes here: what a killed one left is written over

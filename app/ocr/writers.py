@@ -11,7 +11,7 @@ from typing import Any
 
 from app.ocr.ledger import FAILED, LOOPED, Page
 from app.ocr.sources import Target
-from app.ocr.storage import write_atomic
+from app.ocr.storage import remove, write_atomic
 
 SOURCE = "vlm-ocr"  # of a record, in Dolma's sense
 
@@ -82,7 +82,7 @@ FORMATS = {"md": markdown, "mmd": raw_text, "jsonl": json_lines}
 def write(draft: Draft, format: str) -> None:
     """The finished document, and the end of what an interrupted run left of it."""
     write_atomic(draft.target.out, FORMATS[format](draft))
-    draft.partial.unlink(missing_ok=True)
+    remove(draft.partial)
 
 
 def write_partial(draft: Draft, format: str) -> Path:
