@@ -12,7 +12,9 @@ import typer
 from app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
 from app.cli.options import DEFAULT_MODEL, Device, DType, MaxNewTokens, Model
 from app.cli.progress import Progress
+from app.ocr.cluster import RayReader, connect
 from app.ocr.engines import EngineConfig, devices_of
+from app.ocr.events import Reader
 from app.ocr.job import Job, JobConfig
 from app.ocr.ledger import Ledger
 from app.ocr.pages import OpenDocument, check_pages, selected
@@ -56,6 +58,12 @@ def ocr(
     devices: Annotated[
         str | None, typer.Option(help="Several, with an engine on each: cuda:0,cuda:1, or all. [default: --device]")
     ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="On the Ray cluster of $RAY_ADDRESS, or one started on this machine.")
+    ] = False,
+    engines: Annotated[
+        int | None, typer.Option(help="Engines on the Ray cluster. [default: one a GPU, or one without GPUs]", min=1)
+    ] = None,
     dtype: DType = None,
 ) -> None:
     """Read images and PDFs into one text file a document.
@@ -76,9 +84,11 @@ def ocr(
     folder = location(out)
     targets = _plan(paths, folder, config)
     with Progress() as progress:
-        engines = EngineConfig.resolved(model, devices_of(devices or device), dtype, batch_size, workers, progress)
-    with ledger_of(folder, engines.settings(max_new_tokens), recompute) as ledger:
-        summary = _run(engines, targets, config, ledger)
+        where = _cluster_device(device) if ray else devices_of(devices or device)
+        engine = EngineConfig.resolved(model, where, dtype, batch_size, workers, progress, elsewhere=ray)
+    with ledger_of(folder, engine.settings(max_new_tokens), recompute) as ledger:
+        reader = RayReader(engine, engines) if ray else engine.reader()
+        summary = _run(reader, targets, config, ledger)
     _report(summary, gpu_price)
 
 
@@ -96,11 +106,16 @@ def _plan(paths: list[str], out: Path, config: JobConfig) -> list[Target]:
     return targets
 
 
-def _run(engines: EngineConfig, targets: list[Target], config: JobConfig, ledger: Ledger) -> Summary:
+def _cluster_device(device: str) -> tuple[str]:
+    gpus = connect()
+    return (("cuda" if gpus else "cpu") if device == "auto" else device,)
+
+
+def _run(reader: Reader, targets: list[Target], config: JobConfig, ledger: Ledger) -> Summary:
     def show(summary: Summary) -> None:
         progress("Reading", summary.done, len(targets), live(summary, len(targets)))
 
-    with contextlib.closing(engines.reader()) as reader, Progress() as progress:
+    with contextlib.closing(reader), Progress() as progress:
         return Job(reader, targets, config, ledger, show).run()
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from app.ocr.events import Reader
     from app.ocr.pages import Renderer
     from vlm.compile.engine_dir import EngineDir
+    from vlm.pipeline import Pipeline
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
@@ -28,6 +29,8 @@ class EngineConfig:
     CUDA_BATCH_SIZE: ClassVar[int] = 64  # a decode step costs a GPU about the same for 1 page and for 64
 
     path: Path
+    model: str  # what it was built from
+    dtype: str
     devices: tuple[str, ...]  # an engine on each
     max_batch_size: int | None = None
     workers: int | None = None  # processes that render; None: by the number of cores
@@ -45,17 +48,31 @@ class EngineConfig:
         batch_size: int | None,
         workers: int | None,
         progress: Progress | None = None,
+        elsewhere: bool = False,
     ) -> EngineConfig:
-        """Builds what is missing. Raises what `vlm.resolve.resolve` raises, and InputError for a device."""
+        """Builds what is missing; the devices of other machines (`elsewhere`) are not looked at.
+
+        Raises what `vlm.resolve.resolve` raises, and InputError for a device that is not there.
+        """
+        from vlm.compile.engine_dir import EngineDir
         from vlm.resolve import locate, resolve
         from vlm.runtime.loader import resolve_device
 
-        cuda = "cuda" in {resolve_device(device).type for device in devices}
-        if batch_size is None and cuda and locate(model).kind != "engine":
+        kinds = {name.partition(":")[0] if elsewhere else resolve_device(name).type for name in devices}
+        if batch_size is None and "cuda" in kinds and locate(model).kind != "engine":
             batch_size = cls.CUDA_BATCH_SIZE
-        default = "bfloat16" if cuda else "float32"
+        default = "bfloat16" if "cuda" in kinds else "float32"
         path = resolve(model, dtype=dtype, default_dtype=default, max_batch_size=batch_size, progress=progress)
-        return cls(path, devices, batch_size, workers)
+        return cls(path, model, EngineDir.open(path, verify=False).build.dtype, devices, batch_size, workers)
+
+    def here(self) -> EngineConfig:
+        """The same engine on another machine, built there where its folder is not shared."""
+        from vlm.resolve import resolve
+
+        if self.path.is_dir():
+            return self
+        path = resolve(self.model, dtype=self.dtype, max_batch_size=self.max_batch_size)
+        return replace(self, path=path)
 
     def settings(self, max_new_tokens: int | None) -> dict[str, object]:
         """What decides on the text of a page."""
@@ -84,15 +101,20 @@ class EngineConfig:
             return DeviceReader(self, self.devices)
         return self._local_reader()
 
-    def _local_reader(self) -> Reader:
-        from app.ocr.reader import PipelineReader
+    def pipeline(self) -> Pipeline:
+        """The engine, loaded on the first device."""
         from vlm.config import RuntimeConfig
         from vlm.pipeline import Pipeline
 
+        runtime = RuntimeConfig(device=self.devices[0], max_batch_size=self.max_batch_size)
+        return Pipeline(self._open(verify=True), runtime)
+
+    def _local_reader(self) -> Reader:
+        from app.ocr.reader import PipelineReader
+
         renderer = self.renderer()  # starts while the model loads
         try:
-            runtime = RuntimeConfig(device=self.devices[0], max_batch_size=self.max_batch_size)
-            return PipelineReader(Pipeline(self._open(verify=True), runtime), renderer)
+            return PipelineReader(self.pipeline(), renderer)
         except BaseException:
             renderer.close()
             raise

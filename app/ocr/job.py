@@ -69,6 +69,8 @@ class Job:
             for attempt in range(self.config.retries + 1):
                 if self._plan.due:
                     self._read(attempt)
+            for target in self._plan.due.values():  # a reader lost pages of it
+                self._fail(target, "unfinished", "some pages were lost; run the same command again.")
         except KeyboardInterrupt:
             self.summary.interrupted = True
         finally:

@@ -149,7 +149,7 @@ def test_wrong_settings(wrong):
     with pytest.raises(ConfigError, match="--workers is -1"):
         from app.ocr.engines import EngineConfig
 
-        EngineConfig(Path("engine"), ("cpu",), workers=-1)
+        EngineConfig(Path("engine"), "model", "float32", ("cpu",), workers=-1)
 
 
 # --- the ledger in its folder ---
