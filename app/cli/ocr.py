@@ -12,14 +12,14 @@ import typer
 from app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
 from app.cli.options import DEFAULT_MODEL, Device, DType, MaxNewTokens, Model
 from app.cli.progress import Progress
-from app.ocr.cluster import RayReader, connect
+from app.ocr.config import JobConfig
 from app.ocr.engines import EngineConfig, devices_of
 from app.ocr.events import Reader
-from app.ocr.job import Job, JobConfig
+from app.ocr.job import Job
 from app.ocr.ledger import Ledger
 from app.ocr.pages import OpenDocument, check_pages, selected
 from app.ocr.report import Summary, complaints, live, totals
-from app.ocr.sources import Target, find_documents, plan_outputs
+from app.ocr.sources import Shard, Target, find_documents, plan_outputs
 from app.ocr.state import ledger_of
 from app.ocr.storage import is_remote, location
 from app.ocr.writers import FORMATS
@@ -54,6 +54,9 @@ def ocr(
     workers: Annotated[
         int | None, typer.Option(help="Processes that render pages. [default: half of the cores]")
     ] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="One part of the documents: 0/4 is the first of four. [default: all]")
+    ] = None,
     device: Device = "auto",
     devices: Annotated[
         str | None, typer.Option(help="Several, with an engine on each: cuda:0,cuda:1, or all. [default: --device]")
@@ -79,15 +82,19 @@ def ocr(
       vlm ocr report.pdf -o text/
       vlm ocr scans/ letters/*.png -o text/ --format jsonl
       vlm ocr book.pdf -o text/ --pages 1-4,7 --model facebook/nougat-base
+      vlm ocr s3://scans/2026 -o s3://texts/2026 --devices all --gpu-price 2.50
     """
     config = JobConfig(format, pages, max_new_tokens, recompute, retries, max_page_error_rate)
     folder = location(out)
+    part = Shard.parse(shard) if shard else None
     targets = _plan(paths, folder, config)
+    if part:
+        targets = part.of(targets)
     with Progress() as progress:
         where = _cluster_device(device) if ray else devices_of(devices or device)
         engine = EngineConfig.resolved(model, where, dtype, batch_size, workers, progress, elsewhere=ray)
-    with ledger_of(folder, engine.settings(max_new_tokens), recompute) as ledger:
-        reader = RayReader(engine, engines) if ray else engine.reader()
+    with ledger_of(folder, engine.settings(max_new_tokens), recompute, part.name if part else "") as ledger:
+        reader = _cluster_reader(engine, engines) if ray else engine.reader()
         summary = _run(reader, targets, config, ledger)
     _report(summary, gpu_price)
 
@@ -107,8 +114,16 @@ def _plan(paths: list[str], out: Path, config: JobConfig) -> list[Target]:
 
 
 def _cluster_device(device: str) -> tuple[str]:
+    from app.ocr.cluster import connect
+
     gpus = connect()
     return (("cuda" if gpus else "cpu") if device == "auto" else device,)
+
+
+def _cluster_reader(engine: EngineConfig, engines: int | None) -> Reader:
+    from app.ocr.cluster import RayReader
+
+    return RayReader(engine, engines)
 
 
 def _run(reader: Reader, targets: list[Target], config: JobConfig, ledger: Ledger) -> Summary:

@@ -14,7 +14,6 @@ from pathlib import Path
 from app.ocr.ledger import Ledger
 from app.ocr.storage import reaching
 from vlm.errors import InputError
-from vlm.resolve import cache_root
 
 SECONDS_BETWEEN = 30.0
 SHARE = 0.05  # of the time may go into copies
@@ -22,6 +21,8 @@ SHARE = 0.05  # of the time may go into copies
 
 def working_folder(out: Path) -> Path:
     """Where the ledger of a URL is worked on."""
+    from vlm.resolve import cache_root
+
     return cache_root() / "ocr" / hashlib.sha256(str(out).encode()).hexdigest()[:16]
 
 

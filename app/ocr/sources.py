@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,6 +27,34 @@ class Target:
 
     source: Path
     out: Path
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `count` parts of the documents, each part a job of its own with its own ledger."""
+
+    index: int  # from 0
+    count: int
+
+    @classmethod
+    def parse(cls, given: str) -> Shard:
+        """`0/4`; InputError for what is none."""
+        match = re.fullmatch(r"(\d+)/(\d+)", given)
+        if not match or int(match[1]) >= int(match[2]):
+            raise InputError(f"--shard is {given!r}; write 0/4, 1/4, 2/4 or 3/4 for a part of four.")
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def name(self) -> str:
+        return f".{self.index}-of-{self.count}"
+
+    def of(self, targets: Iterable[Target]) -> list[Target]:
+        """Its documents. Where one belongs does not depend on the others."""
+        return [target for target in targets if self._number(target) % self.count == self.index]
+
+    @staticmethod
+    def _number(target: Target) -> int:
+        return int.from_bytes(hashlib.sha256(key(target.source).encode()).digest()[:8])
 
 
 def find_documents(paths: Iterable[str | Path]) -> list[Source]:

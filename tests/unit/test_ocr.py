@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from app.ocr import sources, writers
-from app.ocr.job import Job, JobConfig
+from app.ocr.config import JobConfig
+from app.ocr.job import Job
 from app.ocr.ledger import Ledger, Page
 from app.ocr.pages import OpenDocument, PageInput, check_pages, selected
 from app.ocr.reader import PipelineReader

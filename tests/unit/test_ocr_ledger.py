@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.ocr.job import JobConfig
+from app.ocr.config import JobConfig
 from app.ocr.ledger import Ledger
 from app.ocr.report import Failure, Summary, live, totals
 from app.ocr.state import ledger_of
