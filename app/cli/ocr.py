@@ -90,6 +90,7 @@ def ocr(
     targets = _plan(paths, folder, config)
     if part:
         targets = part.of(targets)
+    _check_places(ray, devices, engines)
     with Progress() as progress:
         where = _cluster_device(device) if ray else devices_of(devices or device)
         engine = EngineConfig.resolved(model, where, dtype, batch_size, workers, progress, elsewhere=ray)
@@ -111,6 +112,13 @@ def _plan(paths: list[str], out: Path, config: JobConfig) -> list[Target]:
     if len(targets) == 1:
         selected(config.pages, OpenDocument(targets[0].source).num_pages)
     return targets
+
+
+def _check_places(ray: bool, devices: str | None, engines: int | None) -> None:
+    if ray and devices:
+        raise InputError("--devices is for one machine; with --ray, --engines says how many.")
+    if engines and not ray:
+        raise InputError("--engines is for --ray; on one machine, --devices names a device for each engine.")
 
 
 def _cluster_device(device: str) -> tuple[str]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CHUNK = 4  # pages handed out at once: few, so that the devices end together
 AHEAD = 4  # times what an engine reads at once is handed out: twice that it prepares, the rest waits beside it
-OPENERS = 2  # processes that open documents
+OPENERS = 2  # processes that open documents, a device
 
 
 class DeviceReader:
@@ -31,7 +31,7 @@ class DeviceReader:
     def __init__(self, engine: EngineConfig, devices: tuple[str, ...]):
         self.engines = len(devices)
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        self._opener = RenderPool(OPENERS)
+        self._opener = RenderPool(OPENERS * len(devices))
         self._devices = [_Device.started(context, engine, name) for name in devices]
         self._documents: dict[int, Pages] = {}  # open: some of their pages are handed out
         try:

@@ -123,6 +123,11 @@ def test_pages_and_formats(cli, tmp_path):
         (["page.png", "--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["page.png", "--model", "no-such-model"], "model 'no-such-model' does not exist; give a packaged name"),
         (["page.png", "--batch-size", "0"], "max_batch_size is 0"),
+        (["page.png", "--shard", "4/4"], "--shard is '4/4'; write 0/4, 1/4, 2/4 or 3/4"),
+        (["page.png", "--retries", "-1"], "--retries is -1"),
+        (["page.png", "--workers", "-1"], "--workers is -1"),
+        (["page.png", "--engines", "2"], "--engines is for --ray"),
+        (["page.png", "--devices", "cpu,abacus"], "device is 'abacus'"),
         (["page.png", "--device", "abacus"], "device is 'abacus'; allowed are auto, cpu, cuda"),
     ],
 )
