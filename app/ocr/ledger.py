@@ -5,10 +5,10 @@ A page that stands here is never read again, whatever ends the job. Documents ar
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class Ledger:
     """One job's. For one thread of one process at a time; others may look in."""
 
     def __init__(self, path: Path):
+        self._path = path
         self.after_page: Callable[[], None] = lambda: None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,19 +79,22 @@ class Ledger:
     def close(self) -> None:
         self._rows.close()
 
-    @contextmanager
+    @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
         """All of what is written inside, or none of it."""
         if self._rows.in_transaction:
             yield
             return
-        self._rows.execute("BEGIN")
         try:
+            self._rows.execute("BEGIN IMMEDIATE")
             yield
-        except BaseException:
-            self._rows.execute("ROLLBACK")
+            self._rows.execute("COMMIT")
+        except BaseException as error:
+            if self._rows.in_transaction:
+                self._rows.execute("ROLLBACK")
+            if isinstance(error, sqlite3.Error):
+                raise InputError(f"the ledger {self._path} cannot be written: {error}.") from error
             raise
-        self._rows.execute("COMMIT")
 
     # --- the job ---
     def get(self, name: str) -> Any:
@@ -195,6 +199,5 @@ class Ledger:
 
     def save_as(self, path: Path) -> None:
         """A copy, whole, while the job goes on."""
-        with sqlite3.connect(path) as copy:
+        with contextlib.closing(sqlite3.connect(path)) as copy:
             self._rows.backup(copy)
-        copy.close()

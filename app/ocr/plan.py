@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.ocr.ledger import FAILED, Ledger, Record
 from app.ocr.sources import Target
-from app.ocr.storage import Seen, digest, key, reaching, seen
+from app.ocr.storage import Presence, Seen, digest, key, seen
 from vlm.errors import VlmError
 
 
@@ -13,6 +13,7 @@ class Plan:
 
     def __init__(self, ledger: Ledger, targets: list[Target], pages: str | None, recompute: bool):
         self._ledger, self._targets, self._pages, self._recompute = ledger, targets, pages, recompute
+        self._present = Presence()
         self.due: dict[int, Target] = {}  # by number in the ledger
         self.skipped = 0
         self.unreachable: list[tuple[Target, VlmError]] = []
@@ -41,8 +42,7 @@ class Plan:
 
     def _add(self, target: Target) -> None:
         found, record = seen(target.source), self._ledger.find(key(target.source))
-        with reaching(target.out):
-            there = target.out.exists() and not self._recompute
+        there = not self._recompute and self._present(target.out)
         if record is None:
             if there:  # of somebody else: it stays
                 self.skipped += 1

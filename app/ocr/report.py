@@ -75,7 +75,7 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
         kinds = Counter(failure.kind for failure in summary.failures).most_common()
         yield "failures: " + ", ".join(f"{count} {kind}" for kind, count in kinds)
     if gpu_price is not None and (cost := summary.cost_per_million_pages(gpu_price)) is not None:
-        yield f"cost: {cost:,.2f} a million pages, at {gpu_price:g} an hour for each of {summary.engines} devices"
+        yield f"cost: {cost:,.2f} a million pages, at {gpu_price:g} an hour a device, {summary.engines} at work"
 
 
 def complaints(summary: Summary) -> Iterator[str]:

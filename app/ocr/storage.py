@@ -77,6 +77,26 @@ def key(path: Path) -> str:
     return str(path) if is_remote(path) else str(path.resolve())
 
 
+class Presence:
+    """Says which files are there. A folder of a store is listed once: a question a file takes hours for many."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, set[str]] = {}
+
+    def __call__(self, path: Path) -> bool:
+        with reaching(path):
+            return path.name in self._listed(path.parent) if is_remote(path) else path.exists()
+
+    def _listed(self, folder: Path) -> set[str]:
+        if str(folder) not in self._names:
+            try:
+                found = folder.fs.ls(folder.path, detail=False)
+            except FileNotFoundError:
+                found = []
+            self._names[str(folder)] = {PurePosixPath(name).name for name in found}
+        return self._names[str(folder)]
+
+
 @dataclass(frozen=True)
 class Seen:
     """A file as it is found."""

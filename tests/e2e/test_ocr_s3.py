@@ -132,6 +132,24 @@ def _lost(draft, format):
     raise InputError("the disk is full.")
 
 
+def test_objects_are_listed_not_asked_for_one_by_one(cli, bucket, tmp_path, monkeypatch):
+    import s3fs
+
+    picture = (EXAMPLES / "page.png").read_bytes()
+    for i in range(12):
+        store().pipe_file(f"{bucket}/in/{i}.png", picture)
+        store().pipe_file(f"{bucket}/out/{i}.md", b"mine")
+    asked, call = [], s3fs.S3FileSystem._call_s3
+
+    def counted(self, method, *arguments, **options):
+        asked.append(method)
+        return call(self, method, *arguments, **options)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", counted)
+    code, err = cli(f"{bucket}/in", "-o", f"{bucket}/out", *SHORT, "--workers", "0")
+    assert code == 0 and "12 documents skipped" in err and len(asked) < 12
+
+
 def test_a_bucket_that_is_not_there_is_one_sentence(cli, bucket):
     code, err = cli(f"{bucket}-not/in", "-o", f"{bucket}/out", *SHORT)
     assert code == 2 and err.startswith("vlm: s3://") and "does not exist" in err and len(err.splitlines()) == 1

@@ -180,6 +180,19 @@ def test_a_damaged_ledger(tmp_path):
         Ledger(tmp_path / "ledger.sqlite")
 
 
+def test_a_ledger_that_cannot_be_written_is_one_sentence(tmp_path):
+    with (
+        closing(Ledger(tmp_path / "ledger.sqlite")) as ledger,
+        closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as other,
+    ):
+        ledger._rows.execute("PRAGMA busy_timeout = 1")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(InputError, match=r"ledger\.sqlite cannot be written: database is locked"):
+            ledger.forget(1)
+        other.execute("COMMIT")
+        ledger.forget(1)
+
+
 def test_all_or_nothing(tmp_path):
     with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
         with pytest.raises(KeyboardInterrupt), ledger.at_once():
