@@ -104,7 +104,8 @@ class Ledger:
 
     def put(self, values: Mapping[str, Any]) -> None:
         rows = [(name, json.dumps(value)) for name, value in values.items()]
-        self._rows.executemany("INSERT OR REPLACE INTO job VALUES (?, ?)", rows)
+        with self.at_once():
+            self._rows.executemany("INSERT OR REPLACE INTO job VALUES (?, ?)", rows)
 
     def clear(self) -> None:
         with self.at_once():
@@ -139,7 +140,7 @@ class Ledger:
         """Nothing is known of the document any more but that it is to be read."""
         with self.at_once():
             self._rows.execute("DELETE FROM pages WHERE document = ?", (document,))
-            columns = ("digest", "num_pages", "selection", "pages", "written", "error_kind", "error")
+            columns = "digest num_pages selection pages written error_kind error".split()
             reset = ", ".join(f"{name} = NULL" for name in columns)
             self._rows.execute(f"UPDATE documents SET {reset} WHERE id = ?", (document,))
 
