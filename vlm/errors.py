@@ -6,7 +6,17 @@ from collections.abc import Iterable
 
 
 class VlmError(Exception):
-    """Base of every error that is the caller's to mend; the command line prints it alone and exits with 2."""
+    """Base of every error that is the caller's to mend; the command line prints it alone and exits with 2.
+
+    `kind`, a word or two, sorts it in a job's report.
+    """
+
+    kind = "other"
+
+    def __init__(self, message: str, kind: str | None = None):
+        super().__init__(message)
+        if kind:
+            self.kind = kind
 
 
 class InputError(VlmError):
@@ -16,9 +26,13 @@ class InputError(VlmError):
 class ImageError(InputError):
     """A file is missing, is not an image, is damaged, or is over the pixel limit."""
 
+    kind = "damaged"
+
 
 class DocumentError(InputError):
     """A PDF is missing, encrypted or broken, or a page range lies outside it."""
+
+    kind = "damaged"
 
 
 class LimitError(InputError):

@@ -1,54 +1,18 @@
-"""A batch job: pages of many documents through one pipeline, the engine kept full, memory bounded."""
+"""A batch job: documents go to a reader, their pages into the ledger, and whole documents into files."""
 
 from __future__ import annotations
 
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.ocr import writers
-from app.ocr.sources import OpenDocument, PageInput, Target, open_pages
-from app.ocr.writers import Draft
-from vlm.errors import VlmError
-
-if TYPE_CHECKING:
-    from vlm.pipeline import Output, Pipeline
-
-
-@dataclass(frozen=True)
-class JobConfig:
-    """What is read of each document and how it is written."""
-
-    format: str = "md"
-    pages: str | None = None  # "1-4,7"; None: all
-    max_new_tokens: int | None = None  # a page
-    overwrite: bool = False
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A page (from 1), or a whole document, that could not be read."""
-
-    document: Path
-    page: int | None
-    reason: str
-
-
-@dataclass
-class Summary:
-    """What a job did."""
-
-    done: int = 0  # documents that the job is through with, whatever came of them
-    documents: int = 0  # written
-    skipped: int = 0  # their output was there
-    pages: int = 0  # read
-    tokens: int = 0
-    failures: list[Failure] = field(default_factory=list)
-    finish_reasons: Counter[str] = field(default_factory=Counter)
-    partial: list[Path] = field(default_factory=list)  # of documents that were interrupted
-    interrupted: bool = False
+from app.ocr.config import JobConfig
+from app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
+from app.ocr.ledger import FAILED, LOOPED, Ledger, Page
+from app.ocr.plan import Plan
+from app.ocr.report import Failure, Summary
+from app.ocr.sources import Target
+from app.ocr.writers import About, Draft
 
 
 class Job:
@@ -56,76 +20,164 @@ class Job:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        reader: Reader,
         targets: list[Target],
         config: JobConfig,
+        ledger: Ledger,
         on_progress: Callable[[Summary], None] = lambda summary: None,
     ):
-        self.pipeline, self.targets, self.config, self.on_progress = pipeline, targets, config, on_progress
-        self.summary = Summary()
-        self._under_way: dict[int, tuple[Draft, int]] = {}  # index of an input -> its document and page
-        self._drafts: dict[Path, Draft] = {}
+        self.reader, self.config, self.ledger, self.on_progress = reader, config, ledger, on_progress
+        self.summary = Summary(engines=reader.engines)
+        self._plan = Plan(ledger, targets, config.pages, config.recompute)
+        self._missing: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
+        self._started: set[int] = set()  # documents that were opened and are not done
+        self._since = 0.0
 
     def run(self) -> Summary:
         """Failed pages and documents are in the summary; VlmError only for what stops the job (a full disk)."""
-        sampling = {"max_new_tokens": self.config.max_new_tokens}
+        self._since = time.perf_counter()
         try:
-            for index, result in self.pipeline.as_completed(self._pages(), on_error="yield", **sampling):
-                self._take(*self._under_way.pop(index), result)
+            self._prepare()
+            for attempt in range(self.config.retries + 1):
+                if self._plan.due:
+                    self._read(attempt)
+            for target in self._plan.due.values():  # a reader lost pages of it
+                self._fail(target, "unfinished", "some pages were lost; run the same command again.")
         except KeyboardInterrupt:
             self.summary.interrupted = True
         finally:
             self._keep_partial()
+            self._tell()
         return self.summary
 
-    def _pages(self) -> Iterator[PageInput]:
-        """Inputs in order; documents are opened as the pipeline gets to them."""
-        count = 0
-        for target in self.targets:
-            opened = self._open(target)
-            if opened is None:
+    def _prepare(self) -> None:
+        self._plan.make()
+        self.summary.skipped = self.summary.done = self._plan.skipped
+        for target, error in self._plan.unreachable:
+            self._fail(target, error.kind, str(error))
+
+    def _read(self, attempt: int) -> None:
+        for event in self.reader.read(self._works(attempt), self.config.sampling(attempt)):
+            self._take(event, attempt)
+
+    def _works(self, attempt: int) -> Iterator[Work]:
+        """Documents of which pages are due, as the reader gets to them."""
+        for document in list(self._plan.due):
+            target = self._plan.due[document]
+            if attempt:
+                if pages := self._looped(document, attempt):
+                    self._missing[document] = set(pages)
+                    yield Work(document, target.source, ",".join(str(page + 1) for page in pages))
                 continue
-            document, pages = opened
-            draft = self._drafts[target.out] = Draft(target, pages)
-            for page in pages:
-                self._under_way[count] = (draft, page)
-                count += 1
-                yield PageInput(document, page)
+            done = self._plan.done(document)
+            self.summary.known += len(done)
+            if self._plan.is_read(document, done):
+                self._settle(document)
+            else:
+                yield Work(document, target.source, self.config.pages, done)
 
-    def _open(self, target: Target) -> tuple[OpenDocument, list[int]] | None:
-        if target.out.exists() and not self.config.overwrite:
-            self.summary.skipped += 1
-            self.summary.done += 1
-            return None
-        try:
-            return open_pages(target.source, self.config.pages)
-        except VlmError as error:
-            self.summary.failures.append(Failure(target.source, None, str(error)))
-            self.summary.done += 1
-            return None
+    def _looped(self, document: int, attempts: int) -> list[int]:
+        """Pages that have looped so many times."""
+        asked = set(self.ledger.record(document).pages or ())
+        known = self.ledger.attempts(document).items()
+        return sorted(page for page, state in known if page in asked and state == (LOOPED, attempts))
 
-    def _take(self, draft: Draft, page: int, result: Output | VlmError) -> None:
-        draft.results[page] = result
-        if isinstance(result, VlmError):
-            self.summary.failures.append(Failure(draft.target.source, page + 1, str(result)))
+    # --- events ---
+    def _take(self, event: Event, attempt: int) -> None:
+        if isinstance(event, Opened):
+            self._opened(event, attempt)
+        elif isinstance(event, Unreadable):
+            self._unreadable(event, attempt)
         else:
-            self.summary.pages += 1
-            self.summary.tokens += len(result.token_ids)
-            self.summary.finish_reasons[result.finish_reason] += 1
-        if draft.whole:
-            self._close(draft)
-        self.on_progress(self.summary)
+            self._page(event, attempt)
+        self._tell()
 
-    def _close(self, draft: Draft) -> None:
-        if draft.has_text:
+    def _opened(self, event: Opened, attempt: int) -> None:
+        if attempt:
+            return
+        self.ledger.opened(event, self.config.pages)
+        self._started.add(event.document)
+        missing = self._missing[event.document] = set(event.pages) - self.ledger.attempts(event.document).keys()
+        if not missing:
+            self._settle(event.document)
+
+    def _unreadable(self, event: Unreadable, attempt: int) -> None:
+        if attempt:  # it was readable before: what was read stands
+            self.ledger.exhaust(event.document, self.config.retries + 1)
+            self._settle(event.document)
+            return
+        self.ledger.unreadable(event)
+        self._fail(self._plan.due.pop(event.document), event.kind, event.reason)
+
+    def _page(self, event: PageRead | PageFailed, attempt: int) -> None:
+        if isinstance(event, PageRead):
+            self.ledger.page_read(event)
+            self.summary.tokens += event.tokens
+            self.summary.pages += not attempt
+        else:
+            self.ledger.page_failed(event)
+        if not attempt and (isinstance(event, PageFailed) or event.finish_reason == LOOP):
+            self.summary.bad_pages += 1
+        missing = self._missing[event.document]
+        missing.discard(event.page)
+        if not missing:
+            self._settle(event.document)
+
+    # --- documents ---
+    def _settle(self, document: int) -> None:
+        """All pages have an answer: writes the document, unless some are to be tried again."""
+        self._missing.pop(document, None)
+        draft = self._draft(document)
+        self._started.add(document)
+        if not any(page.state == LOOPED and page.attempts <= self.config.retries for page in draft.asked):
+            self._close(document, draft)
+
+    def _close(self, document: int, draft: Draft) -> None:
+        target = self._plan.due.pop(document)
+        self._started.discard(document)
+        self._count(draft)
+        rate, allowed = draft.error_rate, self.config.max_page_error_rate
+        if not draft.has_text:
+            self.summary.done += 1
+        elif rate > allowed:
+            reason = f"{rate:.1%} of its pages are bad, allowed are {allowed:.1%} (--max-page-error-rate)."
+            self._fail(target, "error rate", reason)
+        else:
             writers.write(draft, self.config.format)
+            self.ledger.written(document, self._plan.output(target))
             self.summary.documents += 1
+            self.summary.done += 1
+
+    def _draft(self, document: int) -> Draft:
+        record, target = self.ledger.record(document), self._plan.due[document]
+        added, model = self.ledger.get("added") or "", self.ledger.get("model") or ""
+        about = About(record.digest or "", record.num_pages or 0, record.created, added, model)
+        return Draft(target, record.pages or (), self.ledger.pages(document), about)
+
+    def _count(self, draft: Draft) -> None:
+        for page in draft.asked:
+            if page.state != FAILED:
+                self.summary.finish_reasons[str(page.finish_reason)] += 1
+            if page.state != "done":
+                self.summary.failures.append(_failure(draft, page))
+
+    def _fail(self, target: Target, kind: str, reason: str) -> None:
+        self.summary.failures.append(Failure(target.source, None, reason, kind))
         self.summary.done += 1
-        del self._drafts[draft.target.out]
 
     def _keep_partial(self) -> None:
         """Finished pages of unfinished documents; after a job that ran to its end there are none."""
-        for draft in self._drafts.values():
+        for document in sorted(self._started):
+            draft = self._draft(document)
             if draft.has_text:
                 self.summary.partial.append(writers.write_partial(draft, self.config.format))
-        self._drafts.clear()
+        self._started.clear()
+
+    def _tell(self) -> None:
+        self.summary.seconds = time.perf_counter() - self._since
+        self.on_progress(self.summary)
+
+
+def _failure(draft: Draft, page: Page) -> Failure:
+    reason = writers.loop_notice(page) + "." if page.state == LOOPED else str(page.error)
+    return Failure(draft.target.source, page.page + 1, reason, LOOP if page.state == LOOPED else str(page.error_kind))

@@ -1,24 +1,16 @@
-"""What a job reads: paths and folders -> documents, where each one's text goes, and its pages, rendered when due."""
+"""What a job reads: paths, URLs and folders -> documents, and where each one's text goes."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
+import hashlib
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from vlm.errors import DocumentError, InputError, VlmError, listed
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from vlm.processing.documents import Document
-
-MOST_PAGES = 100_000  # of a document
+from app.ocr.storage import files_below, key, location, reaching
+from vlm.errors import InputError, listed
 
 
 @dataclass(frozen=True)
@@ -37,34 +29,63 @@ class Target:
     out: Path
 
 
-def find_documents(paths: Iterable[Path]) -> list[Source]:
+@dataclass(frozen=True)
+class Shard:
+    """One of `count` parts of the documents, each part a job of its own with its own ledger."""
+
+    index: int  # from 0
+    count: int
+
+    @classmethod
+    def parse(cls, given: str) -> Shard:
+        """`0/4`; InputError for what is none."""
+        match = re.fullmatch(r"(\d+)/(\d+)", given)
+        if not match or int(match[1]) >= int(match[2]):
+            raise InputError(f"--shard is {given!r}; write 0/4, 1/4, 2/4 or 3/4 for a part of four.")
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def name(self) -> str:
+        return f".{self.index}-of-{self.count}"
+
+    def of(self, targets: Iterable[Target]) -> list[Target]:
+        """Its documents. Where one belongs does not depend on the others."""
+        return [target for target in targets if self._number(target) % self.count == self.index]
+
+    @staticmethod
+    def _number(target: Target) -> int:
+        return int.from_bytes(hashlib.sha256(key(target.source).encode()).digest()[:8])
+
+
+def find_documents(paths: Iterable[str | Path]) -> list[Source]:
     """Files as they are given, folders searched through for images and PDFs; sorted, each once.
 
     Raises InputError for a path that does not exist, and when there is nothing to read.
     """
     from vlm.processing.documents import supported_suffixes
 
-    paths = [Path(path) for path in paths]
-    if missing := [path for path in paths if not path.exists()]:
-        raise InputError(f"{missing[0]} does not exist; give images, PDFs or folders of them.")
-    found: dict[Path, Source] = {}
+    paths = [location(path) for path in paths]
+    found: dict[str, Source] = {}
     for path in paths:
-        for source in _inside(path) if path.is_dir() else [Source(path)]:
-            found.setdefault(source.path.resolve(), source)
+        for source in _documents(path):
+            found.setdefault(key(source.path), source)
     if not found:
         raise InputError(f"there is no document in {listed(paths)}; read are {supported_suffixes()}.")
     return list(found.values())
 
 
-def _inside(folder: Path) -> Iterator[Source]:
+def _documents(path: Path) -> Iterator[Source]:
     from vlm.processing.documents import is_document
 
-    for where, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(files):
-            path = Path(where, name)
-            if not name.startswith(".") and is_document(path):
-                yield Source(path, Path(where).relative_to(folder))
+    with reaching(path):
+        if not path.exists():
+            raise InputError(f"{path} does not exist; give images, PDFs or folders of them.")
+        if not path.is_dir():
+            yield Source(path)
+            return
+        for file, below in files_below(path):
+            if is_document(file.name):
+                yield Source(file, below)
 
 
 def plan_outputs(sources: Iterable[Source], out: Path, suffix: str) -> list[Target]:
@@ -77,7 +98,7 @@ def plan_outputs(sources: Iterable[Source], out: Path, suffix: str) -> list[Targ
     for source in sources:
         unique = stems[_key(source, source.path.stem)] == 1
         name = _free(source, source.path.stem if unique else source.path.name, taken)
-        targets.append(Target(source.path, out / source.below / f"{name}{suffix}"))
+        targets.append(Target(source.path, out.joinpath(*source.below.parts, f"{name}{suffix}")))
     return targets
 
 
@@ -93,75 +114,3 @@ def _free(source: Source, name: str, taken: set[str]) -> str:
 def _key(source: Source, name: str) -> str:
     # some file systems do not tell `A.md` from `a.md`
     return str(source.below / name).casefold()
-
-
-class OpenDocument:
-    """A document whose pages may be rendered by several threads: pdfium works in one at a time, and closes in one.
-
-    Raises DocumentError or ImageError when it is opened and when a page is rendered.
-    """
-
-    def __init__(self, path: Path):
-        from vlm.processing.documents import PdfDocument, open_document
-
-        self._lock = _PDFIUM
-        with _PDFIUM:
-            self._document: Document | None = open_document(path)
-            self.num_pages = self._document.num_pages
-        if not isinstance(self._document, PdfDocument):
-            self._lock = contextlib.nullcontext()
-        self.path = path
-
-    def render(self, page: int) -> Image:
-        """A page (from 0) in RGB."""
-        try:
-            with self._lock:
-                return self._document.render(page)
-        except VlmError:
-            raise
-        except Exception as error:  # whatever a renderer trips over costs this page, not the job
-            raise DocumentError(f"{self.path} page {page + 1} cannot be rendered: {error}.") from error
-
-    def __del__(self) -> None:
-        with self._lock:
-            self._document = None
-
-
-_PDFIUM = threading.RLock()  # reentrant: a collection may run __del__ in the middle of a rendering
-
-
-class PageInput(Mapping[str, Any]):
-    """One page as a pipeline's input. It is rendered when a worker thread looks it up: pages that are not yet due cost
-    neither memory nor the engine's time."""
-
-    def __init__(self, document: OpenDocument, page: int):
-        self._document, self._page = document, page
-
-    def __getitem__(self, key: str) -> list[Any]:
-        if key != "images":
-            raise KeyError(key)
-        return [self._document.render(self._page)]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("images",))
-
-    def __len__(self) -> int:
-        return 1
-
-
-def open_pages(path: Path, pages: str | None) -> tuple[OpenDocument, list[int]]:
-    """A document and the indices of the pages asked for; DocumentError or ImageError."""
-    from vlm.processing.documents import parse_pages
-
-    document = OpenDocument(path)
-    return document, parse_pages(pages, document.num_pages) if pages else list(range(document.num_pages))
-
-
-def check_pages(pages: str | None) -> None:
-    """Finds a page range that suits no document, before any is opened."""
-    from vlm.processing.documents import parse_pages
-
-    try:
-        parse_pages(pages or "1", MOST_PAGES)
-    except DocumentError:
-        raise InputError(f"--pages is {pages!r}; write 1-4,7, or 5- for all from the fifth.") from None

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
-import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from app.ocr.ledger import FAILED, LOOPED, Page
 from app.ocr.sources import Target
-from vlm.errors import InputError, VlmError
+from app.ocr.storage import remove, write_atomic
 
-if TYPE_CHECKING:
-    from vlm.pipeline import Output
+SOURCE = "vlm-ocr"  # of a record, in Dolma's sense
+
+
+@dataclass(frozen=True)
+class About:
+    """Where a text comes from, for its records."""
+
+    digest: str = ""  # of the document's content
+    num_pages: int = 0
+    created: str = ""  # when the document was written, ISO 8601
+    added: str = ""  # the day on which the job was begun
+    model: str = ""
 
 
 @dataclass
@@ -21,17 +32,24 @@ class Draft:
     """A document under way: the pages (from 0) that were asked for, and what came of them so far."""
 
     target: Target
-    pages: list[int]
-    results: dict[int, Output | VlmError] = field(default_factory=dict)
+    pages: tuple[int, ...]
+    results: dict[int, Page] = field(default_factory=dict)
+    about: About = field(default_factory=About)
 
     @property
-    def whole(self) -> bool:
-        return len(self.results) == len(self.pages)
+    def asked(self) -> list[Page]:
+        """Results in the order of the document."""
+        return [self.results[page] for page in sorted(self.pages) if page in self.results]
 
     @property
     def has_text(self) -> bool:
         """Says whether a page was read; a document without any gets no output, so that the next run tries it again."""
-        return any(not isinstance(result, VlmError) for result in self.results.values())
+        return any(page.state != FAILED for page in self.asked)
+
+    @property
+    def error_rate(self) -> float:
+        """The part of the pages that failed or repeat themselves."""
+        return sum(page.state in (FAILED, LOOPED) for page in self.asked) / len(self.pages)
 
     @property
     def missing(self) -> list[int]:
@@ -39,23 +57,23 @@ class Draft:
 
     @property
     def partial(self) -> Path:
-        """Where an interrupted job leaves the finished pages: another name, so that the next run reads it again."""
+        """Where an interrupted job leaves the finished pages: another name, so that nobody takes it for the whole."""
         return self.target.out.with_suffix(f".partial{self.target.out.suffix}")
 
 
 def markdown(draft: Draft) -> str:
     """Post-processed pages, blank lines between them, a comment in place of a page that failed."""
-    return _pages(draft, lambda output: output.text)
+    return _joined(draft, lambda page: page.text)
 
 
 def raw_text(draft: Draft) -> str:
     """The same with the text as the model gave it."""
-    return _pages(draft, lambda output: output.raw_text)
+    return _joined(draft, lambda page: page.raw_text)
 
 
 def json_lines(draft: Draft) -> str:
-    """A JSON object a page."""
-    return "".join(json.dumps(_record(draft, page), ensure_ascii=False) + "\n" for page in sorted(draft.results))
+    """A JSON object a page, in the fields of Dolma's documents (github.com/allenai/dolma, docs/data-format.md)."""
+    return "".join(json.dumps(_record(draft, page), ensure_ascii=False) + "\n" for page in draft.asked)
 
 
 FORMATS = {"md": markdown, "mmd": raw_text, "jsonl": json_lines}
@@ -63,55 +81,50 @@ FORMATS = {"md": markdown, "mmd": raw_text, "jsonl": json_lines}
 
 def write(draft: Draft, format: str) -> None:
     """The finished document, and the end of what an interrupted run left of it."""
-    _write_atomic(draft.target.out, FORMATS[format](draft))
-    draft.partial.unlink(missing_ok=True)
+    write_atomic(draft.target.out, FORMATS[format](draft))
+    remove(draft.partial)
 
 
 def write_partial(draft: Draft, format: str) -> Path:
     """The finished pages of an interrupted document."""
-    _write_atomic(draft.partial, FORMATS[format](draft))
+    write_atomic(draft.partial, FORMATS[format](draft))
     return draft.partial
 
 
-def _pages(draft: Draft, text_of: Any) -> str:
-    parts = [_page(page, draft.results[page], text_of) for page in sorted(draft.results)]
+def loop_notice(page: Page) -> str:
+    """Marks a text that was cut where it began to repeat itself."""
+    tried = "once" if page.attempts == 1 else f"{page.attempts} times"
+    return f"the text repeats itself from here on (read {tried})"
+
+
+def _joined(draft: Draft, text_of: Callable[[Page], str | None]) -> str:
+    parts = [_shown(page, text_of(page)) for page in draft.asked]
     if draft.missing:
         parts.append(f"<!-- interrupted: pages {', '.join(str(p + 1) for p in draft.missing)} were not read -->")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _page(page: int, result: Output | VlmError, text_of: Any) -> str:
-    if isinstance(result, VlmError):
-        return f"<!-- page {page + 1}: {str(result).replace('--', '- -')} -->"
-    return text_of(result).strip()
+def _shown(page: Page, text: str | None) -> str:
+    if page.state == FAILED:
+        return _comment(page, str(page.error))
+    shown = (text or "").strip()
+    return f"{shown}\n\n{_comment(page, loop_notice(page))}".strip() if page.state == LOOPED else shown
 
 
-def _record(draft: Draft, page: int) -> dict[str, Any]:
-    record: dict[str, Any] = {"document": str(draft.target.source), "page": page + 1}
-    result = draft.results[page]
-    if isinstance(result, VlmError):
-        return record | {"text": None, "finish_reason": "error", "tokens": 0, "error": str(result)}
-    record |= {"text": result.text, "raw_text": result.raw_text, "finish_reason": result.finish_reason}
-    return record | {"tokens": len(result.token_ids), "error": None}
+def _comment(page: Page, text: str) -> str:
+    return f"<!-- page {page.page + 1}: {text.replace('--', '- -')} -->"
 
 
-def _write_atomic(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        try:
-            with open(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.chmod(draft, 0o666 & ~_umask())
-            os.replace(draft, path)
-        except BaseException:
-            os.unlink(draft)
-            raise
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}.") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _record(draft: Draft, page: Page) -> dict[str, Any]:
+    about, text, number = draft.about, page.text or "", page.page + 1
+    document = str(draft.target.source)
+    key = hashlib.sha256(f"{document}\n{about.digest}".encode()).hexdigest()[:32]
+    metadata = {
+        "document": document, "page": number, "num_pages": about.num_pages, "model": about.model,
+        "finish_reason": page.finish_reason or "error", "tokens": page.tokens, "attempts": page.attempts,
+        "raw_text": page.raw_text, "error_kind": page.error_kind, "error": page.error,
+    }  # fmt: skip
+    return {
+        "id": f"{key}-{number}", "text": text, "source": SOURCE, "added": about.added, "created": about.created,
+        "metadata": metadata, "attributes": {"pdf_page_numbers": [[0, len(text), number]]},
+    }  # fmt: skip

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pypdfium2
 import pytest
 from PIL import Image
 
 from app.cli.main import main
 from tests.unit.hub_server import Hub, serve
+from tests.unit.test_documents import ENCRYPTED
 from vlm.resolve import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -41,6 +44,11 @@ def cli(capsys, monkeypatch, cache):
     return call
 
 
+def outputs(out):
+    """Names of what a user sees there."""
+    return {path.name for path in out.iterdir() if not path.name.startswith(".")}
+
+
 def test_documents_become_markdown(cli, tmp_path):
     source, out = tmp_path / "in", tmp_path / "out"
     source.mkdir()
@@ -53,7 +61,7 @@ def test_documents_become_markdown(cli, tmp_path):
     (source / "truncated.png").write_bytes(truncated[: len(truncated) // 2])
     code, stdout, err = cli("ocr", source, "-o", out, "--batch-size", 3, "--device", "cpu", "--max-new-tokens", 40)
     assert code == 1 and stdout == ""
-    assert {p.name for p in out.iterdir()} == {"a.png.md", "a.pdf.md"}
+    assert outputs(out) == {"a.png.md", "a.pdf.md"}
     text = (out / "a.png.md").read_text()
     assert text.startswith(" ".join((EXAMPLES / "page.txt").read_text().split(" ")[:4]))
     assert (out / "a.pdf.md").read_text().count("Harbour notes") == 3
@@ -62,14 +70,43 @@ def test_documents_become_markdown(cli, tmp_path):
     assert "Traceback" not in err and "2 documents, 4 pages" in err
 
 
+def test_a_folder_of_bad_documents_is_finished_and_each_is_reported(cli, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    (source / "good.png").write_bytes((EXAMPLES / "page.png").read_bytes())
+    (source / "corrupt.pdf").write_bytes((EXAMPLES / "pages.pdf").read_bytes()[:300])
+    (source / "encrypted.pdf").write_bytes(ENCRYPTED)
+    (source / "empty.pdf").touch()
+    (source / "empty.png").touch()
+    pypdfium2.PdfDocument.new().save(source / "no-pages.pdf")
+    Image.new("1", (20_000, 10_001)).save(source / "huge.png")
+    code, _, err = cli("ocr", source, "-o", out, "--device", "cpu", "--max-new-tokens", 8, "--gpu-price", 2)
+    assert code == 1 and outputs(out) == {"good.md"} and "Traceback" not in err
+    for name, reason in {
+        "corrupt.pdf": "no readable PDF", "encrypted.pdf": "encrypted", "empty.pdf": "empty", "empty.png": "empty",
+        "no-pages.pdf": "without pages", "huge.png": "the limit is 200,000,000",
+    }.items():  # fmt: skip
+        assert re.search(rf"not read: .*{name}.*({reason})", err), name
+    assert "1 encrypted" in err and "1 too large" in err and "pages/s" in err and "a million pages, at 2 an hour" in err
+
+
+def test_another_length_is_noticed(cli, tmp_path):
+    options = ["ocr", EXAMPLES / "page.png", "-o", tmp_path, "--device", "cpu", "--max-new-tokens"]
+    assert cli(*options, 8)[0] == 0
+    code, _, err = cli(*options, 9)
+    assert code == 2 and "was begun with max_new_tokens 8, now asked is max_new_tokens 9; ask for the same" in err
+    assert cli(*options, 9, "--recompute")[0] == 0
+
+
 def test_pages_and_formats(cli, tmp_path):
     out, options = tmp_path / "out", ["--pages", "2-3", "--device", "cpu", "--max-new-tokens", 16]
     assert cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "jsonl", *options)[0] == 0
     records = [json.loads(line) for line in (out / "pages.jsonl").read_text().splitlines()]
-    assert [record["page"] for record in records] == [2, 3]
-    assert all(record["tokens"] == 16 and record["finish_reason"] == "length" for record in records)
+    facts = [record["metadata"] for record in records]
+    assert [fact["page"] for fact in facts] == [2, 3]
+    assert all(fact["tokens"] == 16 and fact["finish_reason"] == "length" for fact in facts)
     assert cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "mmd", *options)[0] == 0
-    joined = "\n\n".join(record["raw_text"].strip() for record in records)
+    joined = "\n\n".join(fact["raw_text"].strip() for fact in facts)
     assert (out / "pages.mmd").read_text() == joined + "\n"
     code, _, err = cli("ocr", EXAMPLES / "pages.pdf", "-o", out, "--format", "mmd", *options)
     assert code == 0 and "1 documents skipped" in err
@@ -86,6 +123,11 @@ def test_pages_and_formats(cli, tmp_path):
         (["page.png", "--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["page.png", "--model", "no-such-model"], "model 'no-such-model' does not exist; give a packaged name"),
         (["page.png", "--batch-size", "0"], "max_batch_size is 0"),
+        (["page.png", "--shard", "4/4"], "--shard is '4/4'; write 0/4, 1/4, 2/4 or 3/4"),
+        (["page.png", "--retries", "-1"], "--retries is -1"),
+        (["page.png", "--workers", "-1"], "--workers is -1"),
+        (["page.png", "--engines", "2"], "--engines is for --ray"),
+        (["page.png", "--devices", "cpu,abacus"], "device is 'abacus'"),
         (["page.png", "--device", "abacus"], "device is 'abacus'; allowed are auto, cpu, cuda"),
     ],
 )
@@ -134,7 +176,7 @@ def test_interrupt_keeps_finished_pages(cache, tmp_path):
         process.kill()
     assert process.returncode == 130, err
     assert "Traceback" not in err and "interrupted: 1 documents are finished; finished pages" in err
-    assert {p.name for p in out.iterdir()} == {"a.md", "b.partial.md"}
+    assert outputs(out) == {"a.md", "b.partial.md"}
     partial = (out / "b.partial.md").read_text()
     assert 1 <= partial.count("# Harbour notes") < 200 and "<!-- interrupted: pages" in partial
 

@@ -61,8 +61,19 @@ def test_broken_documents_are_refused_in_one_sentence(tmp_path, pdf):
 def test_a_document_without_pages(tmp_path):
     empty = pypdfium2.PdfDocument.new()
     empty.save(tmp_path / "empty.pdf")
-    with pytest.raises(DocumentError, match=r"empty\.pdf"):
+    with pytest.raises(DocumentError, match=r"empty\.pdf is a PDF without pages") as error:
         open_document(tmp_path / "empty.pdf")
+    assert error.value.kind == "empty"
+
+
+def test_what_is_said_of_a_document_does_not_come_from_the_one_before(tmp_path):
+    (tmp_path / "encrypted.pdf").write_bytes(ENCRYPTED)
+    pypdfium2.PdfDocument.new().save(tmp_path / "no-pages.pdf")
+    with pytest.raises(DocumentError, match="encrypted") as error:
+        open_document(tmp_path / "encrypted.pdf")
+    assert error.value.kind == "encrypted"
+    with pytest.raises(DocumentError, match="without pages"):
+        open_document(tmp_path / "no-pages.pdf")
 
 
 def test_huge_pages_are_drawn_smaller(tmp_path):

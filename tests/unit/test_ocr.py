@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,9 +13,14 @@ import pytest
 from PIL import Image
 
 from app.ocr import sources, writers
-from app.ocr.job import Failure, Job, JobConfig
-from app.ocr.sources import OpenDocument, PageInput, Source, check_pages, find_documents, open_pages, plan_outputs
-from app.ocr.writers import Draft
+from app.ocr.config import JobConfig
+from app.ocr.job import Job
+from app.ocr.ledger import Ledger, Page
+from app.ocr.pages import OpenDocument, PageInput, check_pages, selected
+from app.ocr.reader import PipelineReader
+from app.ocr.report import Failure
+from app.ocr.sources import Source, find_documents, plan_outputs
+from app.ocr.writers import About, Draft
 from vlm.errors import DocumentError, ImageError, InputError
 
 
@@ -70,12 +76,12 @@ def test_page_ranges_that_suit_no_document(given):
     check_pages(None)
 
 
-def test_open_pages(tmp_path):
-    path = pages(tmp_path / "a.pdf", 5)
-    assert open_pages(path, None)[1] == [0, 1, 2, 3, 4]
-    assert open_pages(path, "4-,1")[1] == [3, 4, 0]
+def test_selected_pages(tmp_path):
+    document = OpenDocument(pages(tmp_path / "a.pdf", 5))
+    assert selected(None, document.num_pages) == (0, 1, 2, 3, 4)
+    assert selected("4-,1", document.num_pages) == (3, 4, 0)
     with pytest.raises(DocumentError, match="the document has 5 pages"):
-        open_pages(path, "4-6")
+        selected("4-6", document.num_pages)
 
 
 def test_pages_render_when_looked_up_and_one_pdf_at_a_time(tmp_path, monkeypatch):
@@ -116,37 +122,56 @@ def output(text, reason="eos"):
     return SimpleNamespace(text=text, raw_text=f"raw {text}", finish_reason=reason, token_ids=[1, 2])
 
 
+def read(page, text, state="done", reason="eos", attempts=1):
+    return Page(page, state, text, f"raw {text}", reason, 2, None, None, attempts)
+
+
+def failed(page, error):
+    return Page(page, "failed", None, None, None, 0, "damaged", error, 1)
+
+
 def draft(tmp_path, results, count=3, suffix=".md"):
     target = sources.Target(Path("in/a.pdf"), tmp_path / "out" / f"a{suffix}")
-    return Draft(target, list(range(count)), results)
+    about = About("d1", count, "2026-01-02T03:04:05+00:00", "2026-11-21", "nougat 12")
+    return Draft(target, tuple(range(count)), {page.page: page for page in results}, about)
 
 
 def test_markdown(tmp_path):
-    given = draft(tmp_path, {2: output("three\n"), 0: output("# one"), 1: DocumentError("no -- page.")})
+    given = draft(tmp_path, [read(2, "three\n"), read(0, "# one"), failed(1, "no -- page.")])
     assert writers.markdown(given) == "# one\n\n<!-- page 2: no - - page. -->\n\nthree\n"
     assert writers.raw_text(given).startswith("raw # one\n\n<!-- page 2")
 
 
-def test_json_lines(tmp_path):
-    given = draft(tmp_path, {0: output("ä", "loop"), 1: ImageError("broken.")})
+def test_looped_pages_are_marked(tmp_path):
+    given = draft(tmp_path, [read(0, "one", "looped", "loop", 3)], count=1)
+    assert writers.markdown(given) == ("one\n\n<!-- page 1: the text repeats itself from here on (read 3 times) -->\n")
+
+
+def test_json_lines_have_the_fields_of_dolma(tmp_path):
+    given = draft(tmp_path, [read(0, "ä", "looped", "loop", 2), failed(1, "broken.")])
     first, second = map(json.loads, writers.json_lines(given).splitlines())
-    assert first == {
-        "document": "in/a.pdf", "page": 1, "text": "ä", "raw_text": "raw ä", "finish_reason": "loop", "tokens": 2,
-        "error": None,
+    assert list(first) == ["id", "text", "source", "added", "created", "metadata", "attributes"]
+    assert first["metadata"] == {
+        "document": "in/a.pdf", "page": 1, "num_pages": 3, "model": "nougat 12", "finish_reason": "loop", "tokens": 2,
+        "attempts": 2, "raw_text": "raw ä", "error_kind": None, "error": None,
     }  # fmt: skip
-    assert second["error"] == "broken." and second["text"] is None and second["page"] == 2
+    assert (first["text"], first["source"], first["added"]) == ("ä", "vlm-ocr", "2026-11-21")
+    assert first["created"] == "2026-01-02T03:04:05+00:00"
+    assert first["attributes"] == {"pdf_page_numbers": [[0, 1, 1]]}
+    assert second["text"] == "" and second["metadata"]["error"] == "broken." and second["metadata"]["page"] == 2
+    assert first["id"] != second["id"]
 
 
 def test_files_are_written_whole_and_partial_ones_go(tmp_path):
-    given = draft(tmp_path, {0: output("one")})
+    given = draft(tmp_path, [read(0, "one")])
     partial = writers.write_partial(given, "md")
     assert partial.name == "a.partial.md"
     assert partial.read_text() == "one\n\n<!-- interrupted: pages 2, 3 were not read -->\n"
-    given.results |= {1: output("two"), 2: output("three")}
+    given.results |= {1: read(1, "two"), 2: read(2, "three")}
     writers.write(given, "md")
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["a.md"]
     (tmp_path / "file").write_text("")
-    blocked = Draft(sources.Target(Path("a"), tmp_path / "file" / "a.md"), [0], {0: output("x")})
+    blocked = Draft(sources.Target(Path("a"), tmp_path / "file" / "a.md"), (0,), {0: read(0, "x")})
     with pytest.raises(InputError, match="cannot be written"):
         writers.write(blocked, "md")
 
@@ -179,8 +204,14 @@ class FakePipeline:
 
 def run(paths, out, pipeline=None, **options):
     config = JobConfig(**options)
-    job = Job(pipeline or FakePipeline(), plan_outputs(find_documents(paths), out, f".{config.format}"), config)
-    return job.run()
+    targets = plan_outputs(find_documents(paths), out, f".{config.format}")
+    with closing(Ledger(out / ".vlm-ocr" / "ledger.sqlite")) as ledger:
+        return Job(PipelineReader(pipeline or FakePipeline()), targets, config, ledger).run()
+
+
+def outputs(out):
+    """Names of what a user sees there."""
+    return {path.name for path in out.iterdir() if not path.name.startswith(".")}
 
 
 def test_job_writes_a_file_a_document(tmp_path):
@@ -201,7 +232,7 @@ def test_existing_outputs_are_skipped(tmp_path):
     run([path], out)
     (out / "a.md").write_text("mine")
     assert run([path], out).skipped == 1 and (out / "a.md").read_text() == "mine"
-    assert run([path], out, overwrite=True).documents == 1 and (out / "a.md").read_text() == "shade 7\n"
+    assert run([path], out, recompute=True).documents == 1 and (out / "a.md").read_text() == "shade 7\n"
 
 
 def test_a_bad_page_costs_a_page_and_a_bad_document_a_document(tmp_path):
@@ -217,7 +248,7 @@ def test_a_bad_page_costs_a_page_and_a_bad_document_a_document(tmp_path):
                 yield index, ImageError("page is damaged.") if getattr(result, "text", "") == "shade 40" else result
 
     summary = run([root], out, Failing())
-    assert {p.name for p in out.iterdir()} == {"good.md", "several.md"}
+    assert outputs(out) == {"good.md", "several.md"}
     assert (out / "several.md").read_text() == "shade 0\n\n<!-- page 2: page is damaged. -->\n\nshade 80\n"
     assert Failure(several, 2, "page is damaged.") in summary.failures
     assert {f.document.name for f in summary.failures if f.page is None} == {"broken.pdf", "text.png"}
@@ -244,7 +275,7 @@ def test_interrupt_keeps_what_is_finished(tmp_path):
     assert not (out / "b.md").exists()
     again = run([root], out)
     assert not again.interrupted and (out / "b.md").read_text().count("shade") == 6
-    assert {p.name for p in out.iterdir()} == {"a.md", "b.md"}
+    assert outputs(out) == {"a.md", "b.md"}
 
 
 def test_memory_stays_bounded(tmp_path, monkeypatch):
@@ -257,5 +288,7 @@ def test_memory_stays_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(OpenDocument, "__init__", lambda self, path: (opened.append(path), init(self, path))[1])
     config = JobConfig(format="jsonl")
     targets = plan_outputs(find_documents([root]), tmp_path / "out", ".jsonl")
-    Job(FakePipeline(), targets, config, lambda s: done.append(len(opened) - s.pages)).run()
+    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
+        reader = PipelineReader(FakePipeline())
+        Job(reader, targets, config, ledger, lambda s: done.append(len(opened) - s.pages)).run()
     assert len(opened) == 20 and max(done) <= 3

@@ -28,7 +28,7 @@ def open_document(path: str | Path) -> Document:
     """Raises DocumentError or ImageError, with the file's name, for what is missing, encrypted or broken."""
     path = Path(path)
     if not path.is_file():
-        raise DocumentError(f"{path} does not exist; give the path of a PDF or an image.")
+        raise DocumentError(f"{path} does not exist; give the path of a PDF or an image.", "missing")
     return PdfDocument(path) if _is_pdf(path) else ImageDocument(path)
 
 
@@ -60,9 +60,9 @@ class PdfDocument(Document):
             self._pdf = pypdfium2.PdfDocument(path)
             self.num_pages = len(self._pdf)
         except pypdfium2.PdfiumError as error:
-            raise DocumentError(_why_not(path, str(error))) from None
+            raise _why_not(path, str(error)) from None
         if not self.num_pages:
-            raise DocumentError(f"{path} is a PDF without pages.")
+            raise DocumentError(f"{path} is a PDF without pages.", "empty")
 
     def render(self, page: int, dpi: int = DPI) -> Image.Image:
         import pypdfium2
@@ -77,10 +77,17 @@ class PdfDocument(Document):
             raise DocumentError(f"{name} cannot be rendered: {error}.") from None
 
 
-def _why_not(path: Path, reason: str) -> str:
-    if "assword" in reason:
-        return f"{path} is encrypted; remove its password first."
-    return f"{path} is no readable PDF ({reason}); repair it or print it to a new one."
+def _why_not(path: Path, reason: str) -> DocumentError:
+    # pdfium says nothing of a PDF without pages: the reason is then that of an earlier document
+    content = path.read_bytes()
+    if not content:
+        return DocumentError(f"{path} is empty.", "empty")
+    if b"/Encrypt" in content and "assword" in reason:
+        return DocumentError(f"{path} is encrypted; remove its password first.", "encrypted")
+    if re.search(rb"/Count\s+0\b", content):
+        return DocumentError(f"{path} is a PDF without pages.", "empty")
+    told = "" if "assword" in reason else f" ({reason})"
+    return DocumentError(f"{path} is no readable PDF{told}; repair it or print it to a new one.")
 
 
 def _scale(width: float, height: float, dpi: int, name: str) -> float:
@@ -120,7 +127,7 @@ def parse_pages(pages: str, num_pages: int) -> list[int]:
         last = first if not match[2] else int(match[3]) if match[3] else num_pages
         if not 1 <= first <= last <= num_pages:
             have = "1 page" if num_pages == 1 else f"{num_pages} pages"
-            raise DocumentError(f"pages {part.strip()} were asked for, the document has {have}.")
+            raise DocumentError(f"pages {part.strip()} were asked for, the document has {have}.", "page range")
         found.update(dict.fromkeys(range(first - 1, last)))
     return list(found)
 

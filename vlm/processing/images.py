@@ -49,7 +49,7 @@ def damage(name: str) -> Iterator[None]:
     try:
         yield
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{name} is too large ({error}); the limit is {MAX_PIXELS:,} pixels.") from None
+        raise ImageError(f"{name} is too large ({error}); the limit is {MAX_PIXELS:,} pixels.", "too large") from None
     except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, MemoryError, *_DECODING) as error:
         raise ImageError(f"{name} is a damaged or truncated image ({error}); repair it or save it anew.") from None
 
@@ -70,10 +70,11 @@ def _identified(file: str | Path | BinaryIO, name: str) -> Image.Image:
     try:
         return Image.open(file)
     except UnidentifiedImageError:
-        kind = "empty" if _is_empty(file) else "no image that can be read (PNG, JPEG, TIFF, WebP, GIF, BMP, …)"
-        raise ImageError(f"{name} is {kind}.") from None
+        if _is_empty(file):
+            raise ImageError(f"{name} is empty.", "empty") from None
+        raise ImageError(f"{name} is no image that can be read (PNG, JPEG, TIFF, WebP, GIF, BMP, …).") from None
     except FileNotFoundError:
-        raise ImageError(f"{name} does not exist; give the path of an image file.") from None
+        raise ImageError(f"{name} does not exist; give the path of an image file.", "missing") from None
     except IsADirectoryError:
         raise ImageError(f"{name} is a folder; give the path of an image file.") from None
     except OSError as error:
@@ -93,7 +94,7 @@ def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
     if not width or not height:
         raise ImageError(f"{name} is {width}×{height} pixels; an image has at least one.")
     if width * height > max_pixels:
-        raise ImageError(f"{name} is {width}×{height} pixels, the limit is {max_pixels:,}; scale it down.")
+        raise ImageError(f"{name} is {width}×{height} pixels, the limit is {max_pixels:,}; scale it down.", "too large")
 
 
 def _from_array(array: np.ndarray) -> Image.Image:

@@ -1,0 +1,147 @@
+"""The engine of a job: resolved once, loaded by whatever runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from app.ocr.pages import InProcess
+from vlm.errors import ConfigError, InputError
+from vlm.files import canonical_json
+
+if TYPE_CHECKING:
+    from app.ocr.events import Reader
+    from app.ocr.pages import Renderer
+    from vlm.compile.engine_dir import EngineDir
+    from vlm.pipeline import Pipeline
+
+Progress = Callable[[str, int, int], None]  # description, done, total
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """A built engine and where it runs."""
+
+    CUDA_BATCH_SIZE: ClassVar[int] = 64  # a decode step costs a GPU about the same for 1 page and for 64
+
+    path: Path
+    model: str  # what it was built from
+    dtype: str
+    devices: tuple[str, ...]  # an engine on each
+    max_batch_size: int | None = None
+    workers: int | None = None  # processes that render; None: by the number of cores
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"--workers is {self.workers}; it must be 0 (render in the same process) or more.")
+
+    @classmethod
+    def resolved(
+        cls,
+        model: str,
+        devices: tuple[str, ...],
+        dtype: str | None,
+        batch_size: int | None,
+        workers: int | None,
+        progress: Progress | None = None,
+        elsewhere: bool = False,
+    ) -> EngineConfig:
+        """Builds what is missing; the devices of other machines (`elsewhere`) are not looked at.
+
+        Raises what `vlm.resolve.resolve` raises, and InputError for a device that is not there.
+        """
+        from vlm.compile.engine_dir import EngineDir
+        from vlm.resolve import locate, resolve
+        from vlm.runtime.loader import resolve_device
+
+        kinds = {name.partition(":")[0] if elsewhere else resolve_device(name).type for name in devices}
+        if batch_size is None and "cuda" in kinds and locate(model).kind != "engine":
+            batch_size = cls.CUDA_BATCH_SIZE
+        default = "bfloat16" if "cuda" in kinds else "float32"
+        path = resolve(model, dtype=dtype, default_dtype=default, max_batch_size=batch_size, progress=progress)
+        return cls(path, model, EngineDir.open(path, verify=False).build.dtype, devices, batch_size, workers)
+
+    def here(self) -> EngineConfig:
+        """The same engine on another machine, built there where its folder is not shared."""
+        from vlm.resolve import resolve
+
+        if self.path.is_dir():
+            return self
+        path = resolve(self.model, dtype=self.dtype, max_batch_size=self.max_batch_size)
+        return replace(self, path=path)
+
+    def settings(self, max_new_tokens: int | None) -> dict[str, object]:
+        """What decides on the text of a page."""
+        manifest = self._open().manifest
+        content = {name: entry["sha256"] for name, entry in manifest.files.items()}
+        mark = hashlib.sha256(canonical_json(content).encode()).hexdigest()[:12]
+        model = f"{manifest.family} {mark}"
+        return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens}
+
+    @property
+    def batch_size(self) -> int:
+        """Pages that each engine reads at once."""
+        return self.max_batch_size or self._open().build.max_batch_size
+
+    def on(self, device: str) -> EngineConfig:
+        """One of the engines, with its share of the workers."""
+        count = len(self.devices)
+        shared = usual_workers(count) if self.workers is None else self.workers and max(1, self.workers // count)
+        return replace(self, devices=(device,), workers=shared)
+
+    def reader(self) -> Reader:
+        """Loads the engines. Raises what `vlm.load` raises."""
+        if len(self.devices) > 1:
+            from app.ocr.devices import DeviceReader
+
+            return DeviceReader(self, self.devices)
+        return self._local_reader()
+
+    def pipeline(self) -> Pipeline:
+        """The engine, loaded on the first device."""
+        from vlm.config import RuntimeConfig
+        from vlm.pipeline import Pipeline
+
+        runtime = RuntimeConfig(device=self.devices[0], max_batch_size=self.max_batch_size)
+        return Pipeline(self._open(verify=True), runtime)
+
+    def _local_reader(self) -> Reader:
+        from app.ocr.reader import PipelineReader
+
+        renderer = self.renderer()  # starts while the model loads
+        try:
+            return PipelineReader(self.pipeline(), renderer)
+        except BaseException:
+            renderer.close()
+            raise
+
+    def _open(self, verify: bool = False) -> EngineDir:
+        from vlm.compile.engine_dir import EngineDir
+
+        return EngineDir.open(self.path, verify)
+
+    def renderer(self) -> Renderer:
+        from app.ocr.render_pool import RenderPool
+
+        workers = usual_workers() if self.workers is None else self.workers
+        return RenderPool(workers) if workers else InProcess()
+
+
+def usual_workers(engines: int = 1) -> int:
+    """Processes that render for one of so many engines: half of the cores."""
+    return max(1, min(16, (os.cpu_count() or 1) // (2 * engines)))
+
+
+def devices_of(devices: str) -> tuple[str, ...]:
+    """`cuda:0,cuda:1`, or `all` that CUDA has; InputError for none."""
+    if devices != "all":
+        return tuple(name.strip() for name in devices.split(","))
+    import torch
+
+    if not torch.cuda.device_count():
+        raise InputError("--devices is all, and no CUDA device is visible; give cpu.")
+    return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))

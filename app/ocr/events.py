@@ -1,0 +1,75 @@
+"""What a job asks of a reader, and what readers answer, whatever runs them: values that processes can exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+LOOP = "loop"  # the finish reason of a page whose text repeats itself, and the kind of that failure
+
+
+@dataclass(frozen=True)
+class Work:
+    """A document to read: the `pages` of it ("1-4,7", from 1; None: all), less those that are `done` (from 0)."""
+
+    document: int  # its number in the ledger
+    path: Path
+    pages: str | None = None
+    done: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A document has been opened; comes before its pages."""
+
+    document: int
+    num_pages: int
+    pages: tuple[int, ...]  # asked for, from 0
+    digest: str  # of its content
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A document could not be opened."""
+
+    document: int
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PageRead:
+    """A page's text."""
+
+    document: int
+    page: int  # from 0
+    text: str
+    raw_text: str
+    finish_reason: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class PageFailed:
+    """A page that could not be rendered or read."""
+
+    document: int
+    page: int
+    kind: str
+    reason: str
+
+
+Event = Opened | Unreadable | PageRead | PageFailed
+
+
+class Reader(Protocol):
+    """Reads pages; `engines` of it run side by side."""
+
+    engines: int
+
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
+        """Events as they come, documents and pages in any order. Works are pulled as room arises."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,90 @@
+"""What a job did, as it goes on and at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vlm.errors import listed
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A page (from 1), or a whole document, that could not be read, or not as it should."""
+
+    document: Path
+    page: int | None
+    reason: str
+    kind: str = "damaged"
+
+
+@dataclass
+class Summary:
+    """What one run did. Counts hold for this run, failures for the documents that it was through with."""
+
+    done: int = 0  # documents that the job is through with, whatever came of them
+    documents: int = 0  # written
+    skipped: int = 0  # their output was there
+    pages: int = 0  # read
+    known: int = 0  # pages that an earlier run had read
+    bad_pages: int = 0  # so far; `failures` has those of documents that are done
+    tokens: int = 0
+    seconds: float = 0.0  # so far, without the loading of models
+    engines: int = 1
+    failures: list[Failure] = field(default_factory=list)
+    finish_reasons: Counter[str] = field(default_factory=Counter)
+    partial: list[Path] = field(default_factory=list)  # of documents that were interrupted
+    interrupted: bool = False
+
+    @property
+    def pages_per_second(self) -> float:
+        return self.pages / self.seconds if self.seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def cost_per_million_pages(self, gpu_price: float) -> float | None:
+        """At `gpu_price` an hour and engine, in its currency; None where no page was read."""
+        if not self.pages:
+            return None
+        return gpu_price * self.engines * self.seconds / 3600 / self.pages * 1e6
+
+
+def live(summary: Summary, documents: int) -> str:
+    """A line while the job runs."""
+    parts = [f"{summary.done} of {documents} documents", f"{summary.pages} pages"]
+    parts += [f"{summary.pages_per_second:.1f} pages/s", f"{summary.tokens_per_second:.0f} tokens/s"]
+    if failed := summary.bad_pages + sum(failure.page is None for failure in summary.failures):
+        parts.append(f"{failed} failed")
+    return ", ".join(parts)
+
+
+def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
+    """Lines of the final report."""
+    ended = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.finish_reasons.items()))
+    text = f"{summary.documents} documents, {summary.pages} pages, {summary.tokens} tokens in {summary.seconds:.1f} s"
+    yield text + (f" ({ended})" if ended else "")
+    if summary.pages:
+        yield f"{summary.pages_per_second:.2f} pages/s, {summary.tokens_per_second:.1f} tokens/s"
+    if summary.known:
+        yield f"{summary.known} pages had been read before and were taken from the ledger"
+    if summary.failures:
+        kinds = Counter(failure.kind for failure in summary.failures).most_common()
+        yield "failures: " + ", ".join(f"{count} {kind}" for kind, count in kinds)
+    if gpu_price is not None and (cost := summary.cost_per_million_pages(gpu_price)) is not None:
+        yield f"cost: {cost:,.2f} a million pages, at {gpu_price:g} an hour a device, {summary.engines} at work"
+
+
+def complaints(summary: Summary) -> Iterator[str]:
+    """What was not done, page by page."""
+    if summary.skipped:
+        yield f"{summary.skipped} documents skipped: their output is there (--recompute reads them again)."
+    for failure in summary.failures:
+        where = f"{failure.document} page {failure.page}" if failure.page else str(failure.document)
+        yield f"not read: {where}: {failure.reason}"
+    if summary.interrupted:
+        kept = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
+        yield f"interrupted: {summary.documents} documents are finished{kept}."

@@ -1,0 +1,98 @@
+"""Documents for OCR jobs, jobs in processes of their own that can be killed, and what they leave."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import time
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PRELOADED = [
+    "tests.ocr_jobs", "app.cli.main", "app.ocr.engines", "vlm.pipeline", "visual_engines.models.swin",
+    "llm_engines.models.bart", "transformers.models.nougat.image_processing_nougat", "vlm.processing.nougat",
+    "torch._dynamo",
+]  # fmt: skip
+SHORT = ("--device", "cpu", "--batch-size", "4", "--max-new-tokens", "12")
+
+
+def book(path: Path, count: int, seed: int = 0) -> Path:
+    """A PDF of so many pages, each with a number of its own."""
+    draw = random.Random(seed)
+    leaves = [_leaf(f"{i + 1} {draw.randrange(10**6)}") for i in range(count)]
+    leaves[0].save(path, save_all=True, append_images=leaves[1:], resolution=72)
+    return path
+
+
+def _leaf(text: str) -> Image.Image:
+    leaf = Image.new("L", (360, 480), 255)
+    ImageDraw.Draw(leaf).text((30, 40), text, fill=0, font_size=40)
+    return leaf
+
+
+def left(out: Path) -> dict[str, bytes]:
+    """Names and contents of what a user sees in a folder."""
+    files = (path for path in sorted(out.rglob("*")) if path.is_file())
+    shown = ((path.relative_to(out), path) for path in files)
+    return {str(name): path.read_bytes() for name, path in shown if name.parts[0] != ".vlm-ocr"}
+
+
+def commits(out: Path) -> dict[tuple[int, int], int]:
+    """How often each page's result was written into the ledger."""
+    ledger = out / ".vlm-ocr" / "ledger.sqlite"
+    if not ledger.exists():
+        return {}
+    rows = sqlite3.connect(ledger)
+    try:
+        return {(row[0], row[1]): row[2] for row in rows.execute("SELECT document, page, attempts FROM pages")}
+    except sqlite3.OperationalError:  # killed before its first table
+        return {}
+    finally:
+        rows.close()
+
+
+class Jobs:
+    """Starts `vlm ocr` in processes that share what they import: a start takes no seconds."""
+
+    def __init__(self, cache: Path):
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
+        self._cache = cache
+
+    def start(self, *arguments: object) -> multiprocessing.process.BaseProcess:
+        given = ["ocr", *map(str, arguments)]
+        process = self._context.Process(target=_main, args=(given, str(self._cache)))
+        process.start()
+        return process
+
+    def finish(self, *arguments: object) -> int:
+        process = self.start(*arguments)
+        process.join(250)
+        assert process.exitcode is not None, "the job hangs"
+        return process.exitcode
+
+    def kill_after_pages(self, out: Path, more: int, delay: float, *arguments: object) -> bool:
+        """SIGKILL `delay` seconds after the ledger has so many more pages; False for a job that ended before."""
+        wanted, process = len(commits(out)) + more, self.start(*arguments)
+        deadline = time.monotonic() + 120
+        while process.is_alive() and len(commits(out)) < wanted:
+            assert time.monotonic() < deadline, "the job gets nowhere"
+            time.sleep(0.01)
+        process.join(delay)
+        alive = process.is_alive()
+        if alive:
+            os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        return alive
+
+
+def _main(arguments: list[str], cache: str) -> None:
+    from app.cli.main import main
+
+    os.environ["VLM_CACHE"] = cache
+    main(arguments)

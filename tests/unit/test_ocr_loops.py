@@ -1,0 +1,51 @@
+"""Pages that loop, in the real runtime: a tiny random model whose greedy texts often repeat themselves."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from app.ocr.config import JobConfig
+from app.ocr.job import Job
+from app.ocr.ledger import Ledger
+from app.ocr.reader import PipelineReader
+from app.ocr.sources import find_documents, plan_outputs
+from tests import engines, tiny
+from vlm.config import RuntimeConfig
+from vlm.pipeline import Pipeline
+
+
+@pytest.fixture
+def scans(tmp_path):
+    folder, noise = tmp_path / "in", np.random.default_rng(1)
+    folder.mkdir()
+    for i in range(8):
+        Image.fromarray((noise.random((64, 48)) * 255).astype("uint8")).save(folder / f"{i}.png")
+    return folder
+
+
+def test_retries_do_not_depend_on_the_batch_and_repeat_exactly(tmp_path, scans):
+    engine = engines.engine_dir(tiny.nougat(seed=1, positions=200), tmp_path, max_batch_size=4)
+
+    def pages(batch_size, retries):
+        name = f"{batch_size}-{retries}"
+        reader = PipelineReader(Pipeline(engine, RuntimeConfig(device="cpu", max_batch_size=batch_size)))
+        targets = plan_outputs(find_documents([scans]), tmp_path / name, ".md")
+        with closing(Ledger(tmp_path / f"{name}.sqlite")) as ledger:
+            summary = Job(reader, targets, JobConfig(retries=retries), ledger).run()
+            assert summary.pages == len(targets) == summary.documents
+            return [astuple(ledger.pages(document)[0]) for document in range(1, 9)], summary
+
+    alone, _ = pages(1, 2)
+    together, _ = pages(4, 2)
+    once, summary = pages(4, 0)
+    assert alone == together
+    looped = [i for i, row in enumerate(once) if row[1] == "looped"]
+    assert looped and len(looped) < 8 and len(summary.failures) == len(looped)
+    # only these were read again, and some did better
+    assert [i for i, row in enumerate(together) if row[-1] > 1] == looped
+    assert any(together[i][1] == "done" for i in looped)

@@ -1,0 +1,59 @@
+"""Worker processes that render: what they give, and what a page costs that crashes or hangs one."""
+
+from __future__ import annotations
+
+import multiprocessing
+from contextlib import closing
+
+import pytest
+
+from app.ocr.pages import InProcess, PageInput
+from app.ocr.render_pool import RenderPool
+from tests.unit.test_ocr import image, pages
+from vlm.errors import DocumentError, ImageError
+
+
+def test_workers_draw_what_this_process_draws(tmp_path):
+    path = pages(tmp_path / "a.pdf", 5)
+    alone = InProcess().open(path).result()
+    with closing(RenderPool(2)) as pool:
+        document = pool.open(path).result()
+        assert (document.num_pages, document.digest) == (5, alone.digest)
+        begun = [PageInput(document, page) for page in range(5)]
+        assert [dict(page)["images"][0].tobytes() for page in begun] == [alone.render(i).tobytes() for i in range(5)]
+
+
+def test_errors_cross_processes_with_their_kind(tmp_path):
+    (tmp_path / "empty.png").touch()
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    with closing(RenderPool(1)) as pool:
+        with pytest.raises(ImageError, match=r"empty\.png is empty") as empty:
+            pool.open(tmp_path / "empty.png").result()
+        with pytest.raises(DocumentError, match=r"broken\.pdf is no readable PDF") as broken:
+            pool.open(tmp_path / "broken.pdf").result()
+    assert (empty.value.kind, broken.value.kind) == ("empty", "damaged")
+
+
+def test_a_worker_that_dies_costs_one_page(tmp_path):
+    document = pages(tmp_path / "a.pdf", 2)
+    with closing(RenderPool(1)) as pool:
+        opened = pool.open(document).result()
+        [process] = multiprocessing.active_children()
+        process.kill()
+        process.join()
+        with pytest.raises(DocumentError, match=r"a\.pdf page 1 crashed its renderer") as error:
+            opened.begin(0)()
+        assert error.value.kind == "crash" and opened.begin(1)().size[0] > 0
+
+
+def test_a_page_that_takes_too_long_is_given_up(tmp_path):
+    with closing(RenderPool(1, seconds=0.0)) as pool, pytest.raises(DocumentError, match="took longer") as error:
+        pool.open(image(tmp_path / "a.png")).result()
+    assert error.value.kind == "timeout"
+
+
+def test_workers_go_with_the_pool(tmp_path):
+    with closing(RenderPool(2)) as pool:
+        pool.open(image(tmp_path / "a.png")).result()
+        assert multiprocessing.active_children()
+    assert not multiprocessing.active_children()

@@ -1,0 +1,119 @@
+"""URLs as paths, parts of a job, the order of a cluster's news, and devices that end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+from app.ocr.events import Opened, PageFailed, PageRead, Unreadable
+from app.ocr.pages import OpenDocument
+from app.ocr.sources import Shard, Target, find_documents, plan_outputs
+from app.ocr.storage import digest, files_below, location, remove, seen, write_atomic
+from tests.unit.test_ocr import image
+from vlm.errors import DocumentError, InputError
+
+
+@pytest.fixture
+def memory():
+    pytest.importorskip("upath", reason="the extra ocr-cluster is not installed")
+    return location(f"memory://{uuid.uuid4().hex}")
+
+
+def put(path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+# --- URLs ---
+def test_documents_below_a_url_and_their_outputs(memory, tmp_path):
+    picture = image(tmp_path / "a.png", 7).read_bytes()
+    for name in ("b.png", "sub/c.png", ".hidden/d.png", "sub/.e.png", "notes.txt"):
+        put(memory / name, picture)
+    assert [str(below) for _, below in files_below(memory)] == [".", ".", "sub"]
+    sources = find_documents([str(memory)])
+    assert [source.path.name for source in sources] == ["b.png", "c.png"]
+    targets = plan_outputs(sources, location("memory://out"), ".md")
+    assert [str(target.out) for target in targets] == ["memory://out/b.md", "memory://out/sub/c.md"]
+    assert find_documents([str(memory / "b.png"), str(memory)])[0].path == memory / "b.png"
+
+
+def test_a_remote_document_is_read_from_a_copy_that_goes(memory, tmp_path):
+    put(memory / "a.png", image(tmp_path / "a.png", 7).read_bytes())
+    document = OpenDocument(memory / "a.png")
+    local = document.local
+    assert local.exists() and document.render(0).getpixel((0, 0)) == (7, 7, 7)
+    assert document.digest == digest(tmp_path / "a.png") == digest(memory / "a.png")
+    del document
+    assert not local.exists()
+
+
+def test_errors_name_the_url(memory):
+    put(memory / "a.pdf", b"%PDF-1.4 nothing")
+    with pytest.raises(DocumentError) as error:
+        OpenDocument(memory / "a.pdf")
+    assert str(error.value).startswith(f"{memory}/a.pdf is no readable PDF")
+    with pytest.raises(DocumentError, match=r"nothing\.pdf cannot be fetched") as error:
+        OpenDocument(memory / "nothing.pdf")
+    assert error.value.kind == "not fetched"
+    with pytest.raises(InputError, match="cannot be reached"):
+        seen(memory / "nothing.pdf")
+
+
+@pytest.mark.parametrize("there", ["disk", "memory"])
+def test_files_that_are_written_are_seen_to_change(there, memory, tmp_path):
+    path = tmp_path / "new" / "a.md" if there == "disk" else memory / "a.md"
+    write_atomic(path, "ä\n")
+    before = seen(path)
+    write_atomic(path, "other\n")
+    assert path.read_bytes() == b"other\n" and seen(path).stamp != before.stamp
+    assert [found.name for found in path.parent.iterdir()] == ["a.md"]
+    remove(path)
+    remove(path)
+    assert not path.exists()
+
+
+def test_the_time_of_a_file(tmp_path):
+    path = image(tmp_path / "a.png")
+    os.utime(path, (86400, 86400))
+    assert seen(path).modified == "1970-01-02T00:00:00+00:00"
+
+
+# --- parts ---
+def test_parts_are_disjoint_whole_and_stable():
+    targets = [Target(Path(f"/in/{i}.pdf"), Path(f"/out/{i}.md")) for i in range(40)]
+    parts = [Shard.parse(f"{i}/3").of(targets) for i in range(3)]
+    assert sorted(itertools.chain(*parts), key=targets.index) == targets and all(parts)
+    assert [Shard(i, 3).of(targets[::2]) for i in range(3)] == [
+        [target for target in part if target in targets[::2]] for part in parts
+    ]
+    assert len({Shard(i, 3).name for i in range(3)}) == 3
+
+
+# --- news ---
+def test_pages_wait_for_their_document():
+    from app.ocr.cluster import _opened_first
+
+    opened = Opened(1, 2, (0, 1), "x")
+    page, failed = PageRead(1, 0, "a", "a", "eos", 1), PageFailed(1, 1, "damaged", "b")
+    other = Unreadable(2, "damaged", "c")
+    assert list(_opened_first([page, other, opened, failed])) == [other, opened, page, failed]
+
+
+def test_a_device_that_ends_is_one_sentence():
+    from multiprocessing import get_context
+
+    from app.ocr.devices import _Device
+    from vlm.errors import EngineError
+
+    ours, theirs = get_context("spawn").Pipe()
+    process = get_context("spawn").Process(target=print)
+    process.start()
+    device = _Device("cuda:1", process, ours, 4)
+    theirs.close()
+    with pytest.raises(EngineError, match=r"device cuda:1 has ended \(exit code 0\); run the same command again"):
+        device.receive()
+    device.stop()
