@@ -40,7 +40,6 @@ def _is_pdf(path: Path) -> bool:
 class Document:
     """Pages by index, from 0."""
 
-    path: Path
     num_pages: int
 
     def render(self, page: int, dpi: int = DPI) -> Image.Image:
@@ -49,25 +48,28 @@ class Document:
 
 
 class PdfDocument(Document):
-    def __init__(self, path: Path):
+    def __init__(self, source: Path | bytes, name: str | None = None):
+        """A file or its content; `name`: what errors call it."""
+        self.name = name or str(source)
         try:
             import pypdfium2
         except ImportError:
-            raise DocumentError(f"{path} is a PDF, which needs the package pypdfium2: pip install pypdfium2.") from None
+            raise DocumentError(
+                f"{self.name} is a PDF, which needs the package pypdfium2: pip install pypdfium2."
+            ) from None
 
-        self.path = path
         try:
-            self._pdf = pypdfium2.PdfDocument(path)
+            self._pdf = pypdfium2.PdfDocument(source)
             self.num_pages = len(self._pdf)
         except pypdfium2.PdfiumError as error:
-            raise DocumentError(_why_not(path, str(error))) from None
+            raise DocumentError(_why_not(self.name, str(error))) from None
         if not self.num_pages:
-            raise DocumentError(f"{path} is a PDF without pages.")
+            raise DocumentError(f"{self.name} is a PDF without pages.")
 
     def render(self, page: int, dpi: int = DPI) -> Image.Image:
         import pypdfium2
 
-        name = f"{self.path} page {page + 1}"
+        name = f"{self.name} page {page + 1}"
         try:
             opened = self._pdf[page]
             width, height = opened.get_size()
@@ -77,7 +79,7 @@ class PdfDocument(Document):
             raise DocumentError(f"{name} cannot be rendered: {error}.") from None
 
 
-def _why_not(path: Path, reason: str) -> str:
+def _why_not(path: str, reason: str) -> str:
     if "assword" in reason:
         return f"{path} is encrypted; remove its password first."
     return f"{path} is no readable PDF ({reason}); repair it or print it to a new one."

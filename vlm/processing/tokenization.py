@@ -96,6 +96,17 @@ class Tokenizer:
         """Special tokens are left out."""
         return self._target.decode(token_ids, skip_special_tokens=True)
 
+    def piece(self, token_id: int, before: int | None = None) -> str:
+        """What a token adds to a text that ends in the token `before`; special tokens by their names."""
+        if token_id in self._special:
+            return self._target.id_to_token(token_id)
+        known = [] if before is None or before in self._special else [before]
+        return self.decode([*known, token_id])[len(self.decode(known)) :]
+
+    @functools.cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(i for i, token in self._target.get_added_tokens_decoder().items() if token.special)
+
     @functools.cached_property
     def ends(self) -> tuple[list[int], list[int]]:
         """The special tokens that go before and after a text."""
