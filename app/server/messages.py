@@ -35,6 +35,14 @@ def read_chat(pipeline: Pipeline, messages: list[dict[str, Any]]) -> tuple[dict[
     return {}, files
 
 
+def verbatim(pipeline: Pipeline, prompt: str | list[int]) -> dict[str, Any]:
+    """A text or token ids as the model reads them: in no template."""
+    if isinstance(prompt, list):
+        has_encoder = pipeline.llm.executor.encoder is not None
+        return {"encoder_input_ids" if has_encoder else "decoder_prompt_token_ids": prompt}
+    return {("raw_prompt" if pipeline.family.prompt is not None else "text"): prompt}
+
+
 def decode_data_uri(uri: Any) -> bytes:
     """`data:image/png;base64,…` -> the file. InputError for any other address: nothing is fetched."""
     if not isinstance(uri, str) or not uri.startswith("data:"):

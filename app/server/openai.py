@@ -1,4 +1,4 @@
-"""OpenAI's protocol: /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models."""
+"""OpenAI's protocol: /v1/chat/completions, /v1/completions, /v1/models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse
 
 from app.server import errors
 from app.server.limits import Streamed, unless_gone
-from app.server.messages import read_chat
+from app.server.messages import read_chat, verbatim
 from app.server.openai_answers import Answer, LogProbs
 from app.server.openai_schema import ChatBody, CompletionBody, Sampling
 from app.server.service import Asked, Service, Services
@@ -38,7 +38,7 @@ async def chat(body: ChatBody, http: Request) -> Response:
 async def completions(body: CompletionBody, http: Request) -> Response:
     """What prompts are gone on with, or made of texts."""
     service = _services(http)[body.model]
-    asked = [Asked(_prompt(service, prompt), [], body.sampling()) for prompt in body.prompts]
+    asked = [Asked(verbatim(service.pipeline, prompt), [], body.sampling()) for prompt in body.prompts]
     wants_logprobs = body.logprobs is not None
     return await _answered(http, body, Texts(service, asked, Answer(body.model, "text_completion"), wants_logprobs))
 
@@ -160,15 +160,6 @@ def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[st
     if known is None or new is None:
         return new
     return {key: known[key] + value if isinstance(value, list) else value for key, value in new.items()}
-
-
-def _prompt(service: Service, prompt: str | list[int]) -> dict[str, Any]:
-    """A completion's prompt as the model reads it: in no template."""
-    pipeline, family = service.pipeline, service.pipeline.family
-    if isinstance(prompt, list):
-        has_encoder = pipeline.llm.executor.encoder is not None
-        return {"encoder_input_ids" if has_encoder else "decoder_prompt_token_ids": prompt}
-    return {("raw_prompt" if family.prompt is not None else "text"): prompt}
 
 
 def _model(service: Service) -> dict[str, Any]:

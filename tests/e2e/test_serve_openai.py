@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import math
 
+import numpy as np
 import openai
 import pytest
 
 import vlm
-from tests.server_kit import EXAMPLES, asked, is_empty, load, serving, until
+from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, load, serving, until
 
 SCENES = [EXAMPLES / f"scene{i}.png" for i in (1, 2, 3)]
 QUESTION, SIGN = "How many objects are there?", "Read the sign."
@@ -132,3 +134,52 @@ def test_a_stream_that_is_left_is_aborted(client, served):
     stream.close()
     service = served.service("mini-llava")
     until(lambda: service.held == 0 and is_empty(service.pipeline))
+
+
+def test_completions_of_texts_and_ids_whole_and_streamed(client):
+    texts = ["translate English to German: The old ship is small.", "translate English to German: 3 May 2019"]
+    model = vlm.load("mini-t5", device="cpu")
+    expected = [model.generate(text=text) for text in texts]
+    whole = client.completions.create(model="mini-t5", prompt=texts, logprobs=2)
+    assert [choice.text for choice in whole.choices] == [output.text for output in expected]
+    for choice, output in zip(whole.choices, expected, strict=True):
+        assert "".join(choice.logprobs.tokens) == output.raw_text
+        assert choice.logprobs.token_logprobs == pytest.approx(output.logprobs[:-1], abs=1e-4)
+        assert choice.logprobs.text_offset[1] == len(choice.logprobs.tokens[0])
+        assert all(max(top, key=top.get) == token for token, top in zip(*_best(choice), strict=True))
+    ids = [list(model.request(text).encoder_input_ids) for text in texts]
+    pieces = {0: "", 1: ""}
+    for chunk in client.completions.create(model="mini-t5", prompt=ids, stream=True):
+        pieces[chunk.choices[0].index] += chunk.choices[0].text
+    assert list(pieces.values()) == [output.raw_text for output in expected]
+
+
+def _best(choice):
+    return choice.logprobs.tokens, choice.logprobs.top_logprobs
+
+
+def test_models_are_listed_and_found(client):
+    assert [model.id for model in client.models.list()] == list(MODELS)
+    assert client.models.retrieve("mini-t5").id == "mini-t5"
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+def test_embeddings_are_the_encoders_means(client, form):
+    model = vlm.load("mini-t5", device="cpu")
+    texts = ["translate English to German: a", "summarize: the old ship"]
+    answer = client.embeddings.create(model="mini-t5", input=texts, encoding_format=form)
+    found = [row.embedding for row in answer.data]
+    if form == "base64":
+        found = [np.frombuffer(base64.b64decode(row), "<f4") for row in found]
+    states = [encoding.last_hidden_state.mean(0) for encoding in model.encode(texts)]
+    expected = [(state / state.norm()).tolist() for state in states]
+    np.testing.assert_allclose(np.array(found), np.array(expected), atol=1e-5)
+
+
+def test_images_have_embeddings_too(client, alone):
+    answer = client.embeddings.create(model="mini-llava", input=[data_uri(SCENES[0]), data_uri(SCENES[1])])
+    state = alone.encode(SCENES[0]).last_hidden_state.mean(0)
+    np.testing.assert_allclose(answer.data[0].embedding, (state / state.norm()).tolist(), atol=1e-5)
+    assert answer.usage.prompt_tokens == 2 * alone.llm.num_features
+    with pytest.raises(openai.BadRequestError, match="nothing else"):
+        client.embeddings.create(model="mini-llava", input="a text")
