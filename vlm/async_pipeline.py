@@ -12,7 +12,7 @@ from vlm.errors import InputError
 from vlm.outputs import Encoding, Output, samples_of
 from vlm.pipeline import Pipeline
 from vlm.processing.tokenization import TextStream
-from vlm.processing.workers import ImageWorkers
+from vlm.processing.workers import ImageFile, ImageWorkers
 from vlm.runtime.async_engine import AsyncEngine, Delta
 from vlm.runtime.request import Request, Sequence
 
@@ -44,8 +44,8 @@ class AsyncPipeline:
         await self.engine.stop()
         self.pipeline.close()
 
-    async def request(self, source: dict[str, Any], files: list[bytes], **sampling: Any) -> Request:
-        """An input of `Pipeline.generate`, its images (in the order of their places) as bytes of files.
+    async def request(self, source: dict[str, Any], files: list[ImageFile], **sampling: Any) -> Request:
+        """An input of `Pipeline.generate`, its images (in the order of their places) besides.
 
         Raises InputError and its kin with one sentence.
         """
@@ -70,7 +70,7 @@ class AsyncPipeline:
             ended = {piece.index: piece.output async for piece in pieces if piece.output}
         return [ended[index] for index in sorted(ended)]
 
-    async def encode(self, sources: list[dict[str, Any]], files: list[list[bytes]]) -> list[Encoding]:
+    async def encode(self, sources: list[dict[str, Any]], files: list[list[ImageFile]]) -> list[Encoding]:
         """As `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
         return await self.engine.run(lambda: self.pipeline.encode(inputs))
@@ -79,7 +79,7 @@ class AsyncPipeline:
         tokenizer = self.pipeline.tokenizer
         return TextStream(tokenizer, request.params.stop) if tokenizer else None
 
-    async def _fields(self, source: dict[str, Any], files: list[bytes]) -> dict[str, Any]:
+    async def _fields(self, source: dict[str, Any], files: list[ImageFile]) -> dict[str, Any]:
         """An input with its images' pixel values."""
         if not files:
             return source

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from app.server import embeddings, errors, openai
+from app.server import embeddings, errors, kserve, openai
 from app.server.config import ServerConfig
 from app.server.limits import ApiKey, BodyLimit
 from app.server.metrics import Metrics
@@ -37,7 +37,7 @@ def create_app(pipelines: Mapping[str, Pipeline], config: ServerConfig) -> FastA
 
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
     app.state.services, app.state.metrics = Services(made), metrics
-    for protocol in (openai, embeddings):
+    for protocol in (openai, embeddings, kserve):
         app.include_router(protocol.router)
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)

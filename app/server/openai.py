@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -63,8 +62,8 @@ class Texts:
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece, dict[str, Any] | None]]:
         """(choice, piece, its log-probabilities), of all inputs as they come."""
-        async with aclosing(_merged([self._service.stream(asked) for asked in self._asked])) as merged:
-            async for number, piece in merged:
+        async with aclosing(self._service.stream_all(self._asked)) as pieces:
+            async for number, piece in pieces:
                 index = number * (self._asked[number].sampling.get("num_return_sequences") or 1) + piece.index
                 self.answer.usage.add(piece)
                 yield index, piece, self._log_probabilities(index, piece)
@@ -124,35 +123,6 @@ async def _events(first: dict[str, Any], chunks: AsyncIterator[dict[str, Any]]) 
 
 def _event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
-
-
-async def _merged(streams: list[AsyncIterator[Piece]]) -> AsyncIterator[tuple[int, Piece]]:
-    """(number of the stream, piece) as they come; all end when one fails or the iteration is left."""
-    results: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue()
-
-    async def drain(number: int, stream: AsyncIterator[Piece]) -> None:
-        try:
-            async with aclosing(stream):
-                async for piece in stream:
-                    results.put_nowait((number, piece))
-            results.put_nowait(None)
-        except Exception as error:
-            results.put_nowait(error)
-
-    tasks = [asyncio.create_task(drain(number, stream)) for number, stream in enumerate(streams)]
-    try:
-        left = len(tasks)
-        while left:
-            result = await results.get()
-            if isinstance(result, Exception):
-                raise result
-            left -= result is None
-            if result is not None:
-                yield result
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:

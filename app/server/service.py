@@ -10,11 +10,13 @@ from functools import partial
 from typing import Any
 
 from app.server.errors import Busy
+from app.server.merge import merged
 from app.server.metrics import Metrics, Stopwatch
 from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.errors import ModelNotFoundError, listed
+from vlm.outputs import Output
 from vlm.pipeline import Pipeline
-from vlm.processing.workers import ImageWorkers
+from vlm.processing.workers import ImageFile, ImageWorkers
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Asked:
     """One input, as a protocol's reader leaves it."""
 
     source: dict[str, Any]  # an input of Pipeline.generate
-    files: list[bytes]  # its images
+    files: list[ImageFile]  # its images
     sampling: dict[str, Any]
 
     @property
@@ -69,6 +71,19 @@ class Service:
                 async for piece in pieces:
                     watch.saw(piece)
                     yield piece
+
+    def stream_all(self, asked: list[Asked]) -> AsyncIterator[tuple[int, Piece]]:
+        """(number of the input, piece) of several as they come."""
+        return merged([self.stream(each) for each in asked])
+
+    async def outputs(self, asked: list[Asked]) -> list[list[Output]]:
+        """Of each input its outputs, when all have ended."""
+        found: list[dict[int, Output]] = [{} for _ in asked]
+        async with aclosing(self.stream_all(asked)) as pieces:
+            async for number, piece in pieces:
+                if piece.output is not None:
+                    found[number][piece.index] = piece.output
+        return [[outputs[index] for index in sorted(outputs)] for outputs in found]
 
 
 class Services:

@@ -11,6 +11,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from vlm.errors import ImageError, LimitError
 from vlm.limits import MAX_PIXELS
 from vlm.processing.documents import PdfDocument
@@ -18,8 +20,9 @@ from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import load_image
 
 if TYPE_CHECKING:
-    import numpy as np
     from PIL import Image
+
+ImageFile = bytes | np.ndarray  # a file's content (PDF too), or [H, W, 3] uint8
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,8 @@ class ImageWorkers:
         self.limits, self._processes = limits, processes
         self._pool = self._started()
 
-    async def pixels(self, files: list[bytes], source: ProcessorSource) -> list[np.ndarray]:
-        """Images and PDFs, each as its file's bytes -> of each [pages, C, H, W] float32, an image a page.
+    async def pixels(self, files: list[ImageFile], source: ProcessorSource) -> list[np.ndarray]:
+        """Images and PDFs, -> of each [pages, C, H, W] float32, an image a page.
 
         Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong.
         """
@@ -71,9 +74,7 @@ def _begin() -> None:
 _processor = functools.lru_cache(maxsize=16)(ProcessorSource.load)
 
 
-def _pixels(files: list[bytes], source: ProcessorSource, limits: MediaLimits) -> list[np.ndarray]:
-    import numpy as np
-
+def _pixels(files: list[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[np.ndarray]:
     room, found = limits.max_images, []
     for file in files:
         pages = _pages(file, room, limits)
@@ -83,8 +84,9 @@ def _pixels(files: list[bytes], source: ProcessorSource, limits: MediaLimits) ->
     return found
 
 
-def _pages(file: bytes, room: int, limits: MediaLimits) -> list[Image.Image]:
-    pdf = PdfDocument(file, "the PDF") if b"%PDF-" in file[:1024] else None
+def _pages(file: ImageFile, room: int, limits: MediaLimits) -> list[Image.Image]:
+    is_pdf = isinstance(file, bytes) and b"%PDF-" in file[:1024]
+    pdf = PdfDocument(file, "the PDF") if is_pdf else None
     count = pdf.num_pages if pdf else 1
     if count > room:
         raise LimitError(f"a request may have {limits.max_images} images and pages; send the others by themselves.")
