@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,7 +11,6 @@ from starlette.exceptions import HTTPException
 
 from vlm.errors import EngineError, ModelNotFoundError, OutOfMemoryError, VlmError
 
-log = logging.getLogger("vlm.server")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -62,8 +59,6 @@ def body(error: Exception, path: str) -> dict[str, Any]:
 
 def response(error: Exception, path: str) -> JSONResponse:
     status = status_of(error)
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("internal error at %s", path, exc_info=error)
     headers = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status, {})
     allowed = getattr(error, "headers", None) or {}  # 405 says what is allowed
     return JSONResponse(body(error, path), status, {**allowed, **headers})

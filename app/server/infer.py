@@ -113,7 +113,7 @@ def _sampling(row: Row) -> dict[str, Any]:
 def _words(name: str, table: np.ndarray) -> tuple[tuple[int, ...], ...]:
     """[2, n]: the words' tokens one after the other, and where each word ends; -1 pads."""
     tokens, ends = table[0].tolist(), [int(end) for end in table[1] if end > 0]
-    begins = [0, *ends[:-1]]
+    begins = [0, *ends][: len(ends)]
     if any(begin >= end for begin, end in zip(begins, ends, strict=True)) or max(ends, default=0) > len(tokens):
         raise InputError(f"{name} has ends {ends} over {len(tokens)} tokens; they must rise and stay inside.")
     return tuple(tuple(tokens[begin:end]) for begin, end in zip(begins, ends, strict=True))

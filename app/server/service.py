@@ -13,7 +13,7 @@ from app.server.errors import Busy
 from app.server.merge import merged
 from app.server.metrics import Metrics, Stopwatch
 from vlm.async_pipeline import AsyncPipeline, Piece
-from vlm.errors import ModelNotFoundError, listed
+from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.outputs import Output
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageFile, ImageWorkers
@@ -52,7 +52,9 @@ class Service:
 
     @contextmanager
     def admitted(self, count: int) -> Iterator[None]:
-        """Room for so many outputs; Busy where there is none."""
+        """Room for so many outputs; Busy where there is none now, LimitError where there never is."""
+        if count > self._max:
+            raise LimitError(f"{count} outputs were asked for at once; {self.name} holds {self._max} at most.")
         if self.held + count > self._max:
             self._metrics.rejected.labels(self.name).inc()
             raise Busy(f"{self.name} holds {self.held} requests of {self._max} at most; ask again later.")

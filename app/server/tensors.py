@@ -138,7 +138,8 @@ def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
         limits = np.iinfo(DTYPES[kind]) if "INT" in kind else None
         if limits and found.size and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
             raise wrong
-        return found.astype(DTYPES[kind]).ravel()
+        with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse
+            return found.astype(DTYPES[kind]).ravel()
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise wrong from None
 
