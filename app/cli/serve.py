@@ -25,7 +25,7 @@ DEFAULTS = ServerConfig()
 def serve(
     models: Annotated[
         list[str],
-        typer.Argument(help="What --model of `vlm run` takes, each as MODEL or NAME=MODEL.", metavar="MODEL…"),
+        typer.Argument(help="What --model of `vlm run` takes, each as MODEL or NAME=MODEL.", metavar="MODEL"),
     ],
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = DEFAULTS.host,
     port: Annotated[int, typer.Option(help="0: any that is free.")] = DEFAULTS.port,

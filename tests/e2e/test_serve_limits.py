@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import io
@@ -9,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 
@@ -19,8 +21,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.cli.serve import _named
 from app.server.config import ServerConfig
+from tests.prompted_kit import call
 from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, load, serving, until
-from vlm.errors import InputError
+from vlm.errors import ImageError, InputError
+from vlm.processing.image_processor import ProcessorSource
+from vlm.processing.workers import ImageWorkers, MediaLimits
 
 SIGN, SCENE = "Read the sign.", EXAMPLES / "scene1.png"
 ENDLESS = {"temperature": 1.0, "max_tokens": 800, "extra_body": {"ignore_eos": True}}
@@ -214,3 +219,47 @@ def test_sigterm_lets_what_runs_end(tmp_path):
         assert process.wait(60) == 0
     finally:
         process.kill()
+
+
+def test_the_command_says_what_is_wrong(monkeypatch):
+    def refused(*arguments: str) -> str:
+        result = call("serve", *arguments)
+        [line] = [line for line in result.stderr.splitlines() if line.startswith("vlm: ")]
+        assert result.exit_code == 2 and line.endswith(".")
+        return line
+
+    assert "one name" in refused("mini-t5", "a/mini-t5")
+    assert "names no model" in refused("=mini-t5")
+    assert "port is 99999" in refused("mini-t5", "--port", "99999")
+    assert "no-such-model" in refused("no-such-model")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "give another --port" in refused("mini-t5", "--device", "cpu", "--port", str(taken.getsockname()[1]))
+    assert "cannot be listened at" in refused("mini-t5", "--device", "cpu", "--host", "no.such.host.invalid")
+    for module in [name for name in sys.modules if name.startswith("app.server.run")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'vlm[serve]'" in refused("mini-t5")
+
+
+def test_an_image_that_kills_its_process_costs_one_request():
+    """Decoding is done elsewhere: what breaks there is one refusal, and the next image is read."""
+
+    async def ask():
+        workers = ImageWorkers(1, MediaLimits())
+        source = ProcessorSource(None, "CLIPImageProcessor", (32, 32))
+        try:
+            [whole] = await workers.pixels([SCENE.read_bytes()], source)
+            for process in workers._pool._processes.values():
+                process.kill()
+            with pytest.raises(ImageError, match="broke the process"):
+                for _ in range(100):
+                    await workers.pixels([SCENE.read_bytes()], source)
+            [again] = await workers.pixels([SCENE.read_bytes()], source)
+            return whole, again
+        finally:
+            workers.close()
+
+    whole, again = asyncio.run(ask())
+    assert whole.shape == (1, 3, 32, 32) and (whole == again).all()

@@ -18,6 +18,7 @@ import torch
 from vlm.errors import EngineError
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.request import Request, Sequence, Update
+from vlm.runtime.turns import turns_on
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class AsyncEngine:
         """`on_end` is called with every sequence that ends, in the engine's thread."""
         self.engine, self._on_end = engine, on_end
         self.error: Exception | None = None  # what has broken the engine
+        self._turns = turns_on(engine.executor.device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._calls: dict[int, _Call] = {}  # by the engine's id; the thread's own
         self._thread = Thread(target=self._run, name="engine", daemon=True)
@@ -108,7 +110,9 @@ class AsyncEngine:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             try:
                 while self._obey():
-                    self._hand_over([each for update in self.engine.step() for each in self._taken(update)])
+                    with self._turns:
+                        updates = self.engine.step()
+                    self._hand_over([each for update in updates for each in self._taken(update)])
             except Exception as error:
                 self.error = error
         self._end_all()
@@ -118,7 +122,8 @@ class AsyncEngine:
         while not self.engine.has_work or not self._commands.empty():
             if (command := self._commands.get()) is None:
                 return False
-            command()
+            with self._turns:
+                command()
         return True
 
     def _add(self, call: _Call) -> None:
