@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import socket
 import threading
 import time
@@ -40,6 +41,12 @@ class Served:
 
 def load(*names: str, **options) -> dict[str, Pipeline]:
     return {name: vlm.load(name, device="cpu", **options) for name in names}
+
+
+@functools.cache
+def alone(name: str) -> Pipeline:
+    """A model by itself, for the tests of all modules."""
+    return vlm.load(name, device="cpu")
 
 
 @contextlib.contextmanager

@@ -10,8 +10,7 @@ import tritonclient.http as triton
 from PIL import Image
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-import vlm
-from tests.server_kit import EXAMPLES, data_uri, is_empty, load, serving
+from tests.server_kit import EXAMPLES, alone, data_uri, is_empty, load, serving
 
 TEXTS = ["translate English to German: The old ship is small.", "translate English to German: 3 May 2019"]
 SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
@@ -33,12 +32,12 @@ def client(served):
 
 @pytest.fixture(scope="module")
 def t5():
-    return vlm.load("mini-t5", device="cpu")
+    return alone("mini-t5")
 
 
 @pytest.fixture(scope="module")
 def llava():
-    return vlm.load("mini-llava", device="cpu")
+    return alone("mini-llava")
 
 
 def tensor(name: str, values, binary: bool = True) -> triton.InferInput:

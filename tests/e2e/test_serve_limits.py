@@ -204,9 +204,9 @@ def test_settings_are_checked():
 
 
 def test_sigterm_lets_what_runs_end(tmp_path):
-    """The command itself, with a process for images."""
+    """The command itself."""
     command = [sys.executable, "-m", "app.cli.main", "serve", "mini-llava", "--port", "0", "--device", "cpu"]
-    process = subprocess.Popen([*command, "--preprocess-workers", "1"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*command, "--preprocess-workers", "0"], stderr=subprocess.PIPE, text=True)
     try:
         address = next(found[1] for line in process.stderr if (found := re.search(r"(http://\S+)", line)))
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
@@ -243,6 +243,7 @@ def test_the_command_says_what_is_wrong(monkeypatch):
     assert "pip install 'vlm[serve]'" in refused("mini-t5")
 
 
+@pytest.mark.slow
 def test_an_image_that_kills_its_process_costs_one_request():
     """Decoding is done elsewhere: what breaks there is one refusal, and the next image is read."""
 

@@ -9,7 +9,7 @@ import numpy as np
 import openai
 import pytest
 
-import vlm
+from tests import server_kit
 from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, load, serving, until
 
 SCENES = [EXAMPLES / f"scene{i}.png" for i in (1, 2, 3)]
@@ -33,7 +33,7 @@ def client(served):
 @pytest.fixture(scope="module")
 def alone():
     """The model by itself, an input at a time."""
-    return vlm.load("mini-llava", device="cpu")
+    return server_kit.alone("mini-llava")
 
 
 def test_a_chat_with_an_image_answers_as_the_pipeline_does(client, alone):
@@ -122,7 +122,7 @@ def test_models_that_do_not_converse_take_one_message(client):
     translated = client.chat.completions.create(model="mini-t5", messages=[{"role": "user", "content": text}])
     assert translated.choices[0].message.content == "Das alte Schiff ist klein."
     seen = client.chat.completions.create(model="mini-blip2", messages=asked(QUESTION, SCENES[0]))
-    expected = vlm.load("mini-blip2", device="cpu").generate(images=[SCENES[0]], prompt=QUESTION)
+    expected = server_kit.alone("mini-blip2").generate(images=[SCENES[0]], prompt=QUESTION)
     assert seen.choices[0].message.content == expected.text
 
 
@@ -138,7 +138,7 @@ def test_a_stream_that_is_left_is_aborted(client, served):
 
 def test_completions_of_texts_and_ids_whole_and_streamed(client):
     texts = ["translate English to German: The old ship is small.", "translate English to German: 3 May 2019"]
-    model = vlm.load("mini-t5", device="cpu")
+    model = server_kit.alone("mini-t5")
     expected = [model.generate(text=text) for text in texts]
     whole = client.completions.create(model="mini-t5", prompt=texts, logprobs=2)
     assert [choice.text for choice in whole.choices] == [output.text for output in expected]
@@ -165,7 +165,7 @@ def test_models_are_listed_and_found(client):
 
 @pytest.mark.parametrize("form", ["float", "base64"])
 def test_embeddings_are_the_encoders_means(client, form):
-    model = vlm.load("mini-t5", device="cpu")
+    model = server_kit.alone("mini-t5")
     texts = ["translate English to German: a", "summarize: the old ship"]
     answer = client.embeddings.create(model="mini-t5", input=texts, encoding_format=form)
     found = [row.embedding for row in answer.data]
