@@ -59,7 +59,7 @@ class AsyncPipeline:
             async for delta in deltas:
                 ended = delta.sequence is not None
                 text = texts[delta.index].push(delta.token_ids, last=ended) if texts[delta.index] else ""
-                output = self.pipeline.outputs.output(delta.sequence) if ended else None
+                output = await self._output(delta.sequence) if ended else None
                 yield Piece(delta.index, text, delta, output)
                 for rank, other in enumerate(output.alternatives if output else (), 1):
                     yield Piece(rank, other.raw_text, None, other)
@@ -74,6 +74,10 @@ class AsyncPipeline:
         """As `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
         return await self.engine.run(lambda: self.pipeline.encode(inputs))
+
+    async def _output(self, sequence: Sequence) -> Output:
+        # post-processing a page takes milliseconds, in which the loop serves others
+        return await asyncio.to_thread(self.pipeline.outputs.output, sequence)
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer

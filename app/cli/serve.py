@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from app.cli import decoding
 from app.cli.errors import complain, verb
 from app.cli.options import Device, DType, MaxBatchSize
+from app.cli.progress import Progress
 from app.server.config import ServerConfig
+from vlm.config import RuntimeConfig
 from vlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ def serve(
     if len(names) < len(models):
         raise InputError("two models have one name; give them as NAME=MODEL.")
     run = _server()
-    pipelines: dict[str, Pipeline] = {
-        name: decoding.load(model, device, dtype, max_batch_size) for name, model in names.items()
-    }
+    pipelines = _loaded(names, device, dtype, max_batch_size)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what the server raises again once it has drained
     run(pipelines, config, lambda address: complain(f"serving {', '.join(names)} at {address}"))
 
@@ -78,6 +77,20 @@ def _named(model: str) -> tuple[str, str]:
     if not name or not path:
         raise InputError(f"{model!r} names no model; give MODEL or NAME=MODEL.")
     return name, path
+
+
+def _loaded(models: dict[str, str], device: str, dtype: str | None, max_batch_size: int | None) -> dict[str, Pipeline]:
+    """What is free on a GPU is shared out evenly among the caches of models that are yet to load."""
+    import vlm
+
+    loaded: dict[str, Pipeline] = {}
+    with Progress() as progress:
+        for name, model in models.items():
+            fraction = RuntimeConfig.kv_cache_free_gpu_memory_fraction / (len(models) - len(loaded))
+            runtime = RuntimeConfig(device, kv_cache_free_gpu_memory_fraction=fraction)
+            options = {"dtype": dtype, "max_batch_size": max_batch_size, "progress": progress}
+            loaded[name] = vlm.load(model, runtime=runtime, **options)
+    return loaded
 
 
 def _server() -> Callable[..., None]:

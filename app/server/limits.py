@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
@@ -73,7 +73,7 @@ class Streamed(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def unless_gone(http: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_gone(http: Request, work: Awaitable[T]) -> T:
     """What `work` gives; it is cancelled when the client goes. Raises ClientGone."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
     try:

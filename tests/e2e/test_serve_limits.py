@@ -158,7 +158,11 @@ def test_a_full_server_sheds_load(client, served):
     with service.admitted(3):
         assert client.chat.completions.create(model="mini-llava", messages=asked(SIGN, SCENE)).choices
         assert "4 at most" in refusal(client, openai.RateLimitError, messages=asked(SIGN, SCENE), n=2)
-    assert metric(served, "vlm_rejected_requests_total", model="mini-llava") == before + 1
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.chat.completions.create(model="mini-llava", messages=asked(SIGN, SCENE), n=2, stream=True)
+        assert caught.value.response.headers["retry-after"] == "1"
+    assert "holds 4 at most" in refusal(client, messages=asked(SIGN, SCENE), n=5)
+    assert metric(served, "vlm_rejected_requests_total", model="mini-llava") == before + 2
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -66,14 +66,14 @@ class PdfDocument(Document):
         if not self.num_pages:
             raise DocumentError(f"{self.name} is a PDF without pages.")
 
-    def render(self, page: int, dpi: int = DPI) -> Image.Image:
+    def render(self, page: int, dpi: int = DPI, max_pixels: int = MAX_PIXELS) -> Image.Image:
         import pypdfium2
 
         name = f"{self.name} page {page + 1}"
         try:
             opened = self._pdf[page]
             width, height = opened.get_size()
-            scale = _scale(width, height, dpi, name)
+            scale = _scale(width, height, dpi, name, max_pixels)
             return opened.render(scale=scale).to_pil().convert("RGB")
         except (pypdfium2.PdfiumError, ValueError, MemoryError) as error:
             raise DocumentError(f"{name} cannot be rendered: {error}.") from None
@@ -85,11 +85,11 @@ def _why_not(path: str, reason: str) -> str:
     return f"{path} is no readable PDF ({reason}); repair it or print it to a new one."
 
 
-def _scale(width: float, height: float, dpi: int, name: str) -> float:
+def _scale(width: float, height: float, dpi: int, name: str, max_pixels: int) -> float:
     """Pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
     if width < 1 or height < 1:
         raise DocumentError(f"{name} is {width:g}×{height:g} points; a page has at least one.")
-    return min(dpi / POINTS, (MAX_PIXELS / (width * height)) ** 0.5 * 0.99)
+    return min(dpi / POINTS, (max_pixels / (width * height)) ** 0.5 * 0.99)
 
 
 class ImageDocument(Document):

@@ -92,4 +92,4 @@ def _pages(file: ImageFile, room: int, limits: MediaLimits) -> list[Image.Image]
         raise LimitError(f"a request may have {limits.max_images} images and pages; send the others by themselves.")
     if pdf is None:
         return [load_image(file, max_pixels=limits.max_pixels)]
-    return [pdf.render(page) for page in range(count)]
+    return [pdf.render(page, max_pixels=limits.max_pixels) for page in range(count)]

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import TypeVar
 
 import torch
@@ -63,6 +63,7 @@ class AsyncEngine:
         self.error: Exception | None = None  # what has broken the engine
         self._turns = turns_on(engine.executor.device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._door, self._closed = Lock(), False  # closed: no command is carried out any more
         self._calls: dict[int, _Call] = {}  # by the engine's id; the thread's own
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
@@ -100,9 +101,10 @@ class AsyncEngine:
         return await asyncio.wrap_future(future)
 
     def _submit(self, command: Callable[[], None]) -> None:
-        if self.error is not None or not self._thread.is_alive():
-            raise EngineError("the engine has stopped; start the server again.")
-        self._commands.put(command)
+        with self._door:
+            if self._closed:
+                raise EngineError("the engine has stopped; start the server again.")
+            self._commands.put(command)
 
     # --- the engine's thread ---
     def _run(self) -> None:
@@ -158,6 +160,11 @@ class AsyncEngine:
                 self._loop.call_soon_threadsafe(put)
 
     def _end_all(self) -> None:
+        with self._door:
+            self._closed = True
+        while not self._commands.empty():  # who came last is told, too
+            if (command := self._commands.get()) is not None:
+                command()
         reason = "the server is stopping" if self.error is None else f"the engine has broken: {self.error}"
         calls = list(dict.fromkeys(self._calls.values()))
         self._hand_over([(call, EngineError(f"{reason}; ask again later.")) for call in calls])
