@@ -37,8 +37,10 @@ def read_batch(pipeline: Pipeline, inputs: dict[str, np.ndarray]) -> list[Asked]
 
 
 def write_batch(pipeline: Pipeline, asked: list[Asked], outputs: list[list[Output]]) -> dict[str, np.ndarray]:
-    """All that may be wanted: [batch, beams, …], rows padded at their ends. Prompts of a decoder alone stand before
-    what it has generated."""
+    """All that may be wanted: [batch, beams, …], rows padded at their ends.
+
+    A prompt of a decoder alone stands before what has been generated.
+    """
     prompts = [_prompt_of(pipeline, each) for each in asked]
     tokens = [[prompt + o.token_ids for o in row] for prompt, row in zip(prompts, outputs, strict=True)]
     logprobs = [[o.logprobs for o in row] for row in outputs]

@@ -91,7 +91,7 @@ def _given(request: tensors.InferRequest, outputs: dict[str, Any]) -> dict[str, 
 
 
 def _specs(service: Service) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """What a model takes and gives in all: ids where it reads tokens, texts and images where it has a tokenizer."""
+    """All that a model takes and gives: ids where it reads tokens, texts where it has a tokenizer."""
     pipeline = service.pipeline
     by_ids = "text" in pipeline.family.inputs or pipeline.family.prompt is not None
     texts = TEXT_IN if pipeline.tokenizer else ()

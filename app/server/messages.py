@@ -1,4 +1,4 @@
-"""Conversations and images as OpenAI's clients write them -> an input of a pipeline and the files of its images."""
+"""Conversations and images as OpenAI's clients write them -> a pipeline's input and the files of its images."""
 
 from __future__ import annotations
 

@@ -193,6 +193,13 @@ def test_metrics_count_what_was_done(client, served):
     assert all(name in exposed for name in ("vlm_inter_token_seconds", "vlm_preemptions", "vlm_loop_stops"))
 
 
+def test_an_output_that_repeats_itself_is_stopped_and_counted(client, served):
+    options = {"messages": asked("", EXAMPLES / "page.png"), "extra_body": {"repetition_penalty": 0.3}}
+    [choice] = client.chat.completions.create(model="mini-nougat", **options).choices
+    assert (choice.finish_reason, choice.stop_reason) == ("length", "loop")
+    assert metric(served, "vlm_loop_stops_total", model="mini-nougat") == 1
+
+
 def test_a_pdf_stands_for_its_pages(client):
     uri = data_uri(EXAMPLES / "pages.pdf", "application/pdf")
     parts = [{"type": "file", "file": {"file_data": uri, "filename": "pages.pdf"}}]
