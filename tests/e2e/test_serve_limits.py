@@ -165,14 +165,26 @@ def test_a_full_server_sheds_load(client, served):
     assert metric(served, "vlm_rejected_requests_total", model="mini-llava") == before + 2
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_is_not_worked_for(served, stream):
+CHAT = {"model": "mini-llava", "messages": asked(SIGN, SCENE), "max_tokens": 800, "ignore_eos": True}
+TENSORS = [("max_output_len", "UINT32", 800), ("end_id", "UINT32", 440), ("text_input", "BYTES", SIGN)]  # 440: never
+INFER = {"inputs": [{"name": n, "datatype": kind, "shape": [1, 1], "data": [x]} for n, kind, x in TENSORS]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "stream": True}),
+        ("/v1/chat/completions", CHAT),
+        ("/v2/models/mini-llava/infer", INFER),
+    ],
+    ids=["stream", "whole", "tensors"],
+)
+def test_a_client_that_leaves_is_not_worked_for(served, path, body):
     service = served.service("mini-llava")
     before = metric(served, "vlm_outputs_total", reason="abort")
-    ask = {"model": "mini-llava", "messages": asked(SIGN, SCENE), "stream": stream, "max_tokens": 800}
     connection = http.client.HTTPConnection(served.address, timeout=60)
     headers = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", json.dumps({**ask, "ignore_eos": True}), headers)
+    connection.request("POST", path, json.dumps(body), headers)
     until(lambda: service.pipeline.llm.scheduler.running)
     connection.sock.close()
     connection.close()
