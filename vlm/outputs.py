@@ -1,11 +1,15 @@
-"""What comes back: outputs of generation, encodings."""
+"""What comes back: outputs of generation, encodings; and how a finished sequence is read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from vlm.runtime.request import SamplingParams, Sequence
+from vlm.ops.advance import loop_period
+from vlm.processing.tokenization import Tokenizer, before_stop
+from vlm.runtime.request import Request, Sequence
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +48,64 @@ class Encoding:
 class Samples:
     """The requests that one input has become."""
 
-    def __init__(self, index: int, params: SamplingParams):
-        self.index, self.count = index, 1 if params.num_beams > 1 else params.num_return_sequences
-        self.ids: list[int] = []
+    def __init__(self, index: int, ids: list[int]):
+        self.index, self.ids = index, ids
         self.done: dict[int, Sequence] = {}
 
     def add(self, sequence: Sequence) -> bool:
         """Takes a finished one; True when it was the last."""
         self.done[sequence.id] = sequence
-        return len(self.done) == self.count
+        return len(self.done) == len(self.ids)
+
+
+def samples_of(request: Request) -> list[Request]:
+    """One request, or as many as there are samples, each with a seed of its own."""
+    params = request.params
+    if params.num_beams > 1 or params.num_return_sequences == 1:
+        return [request]
+    seed = int.from_bytes(os.urandom(7), "little") if params.seed is None else params.seed
+    seeds = [(seed + i) % 2**63 for i in range(params.num_return_sequences)]
+    return [replace(request, params=replace(params, seed=seed)) for seed in seeds]
+
+
+@dataclass(frozen=True)
+class OutputReader:
+    """Reads finished sequences of one engine: tokens -> text."""
+
+    tokenizer: Tokenizer | None
+    postprocess: Callable[[str], str]
+    reason_of: Callable[[Sequence, list[int]], str]  # why a hypothesis of a search ended
+
+    def output(self, sequence: Sequence) -> Output:
+        """A sequence's, with the other outcomes of its search as alternatives."""
+        if not sequence.hypotheses:
+            return self._decoded(sequence, sequence.generated, sequence.logprobs, sequence.finish_reason)
+        best, *others = [
+            self._decoded(sequence, h.token_ids, h.logprobs, self.reason_of(sequence, h.token_ids), h.score)
+            for h in sequence.hypotheses[: sequence.request.params.num_return_sequences]
+        ]
+        return replace(best, alternatives=tuple(others))
+
+    def merged(self, samples: Samples) -> Output:
+        """The first sample's, the others as its alternatives."""
+        first, *others = [self.output(samples.done[i]) for i in samples.ids]
+        return replace(first, alternatives=tuple(others)) if others else first
+
+    def _decoded(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[float], reason: str, score: float | None = None
+    ) -> Output:
+        shown, stop = tokens, sequence.request.params.stop
+        if reason == "loop" and (period := loop_period(sequence.tokens)):
+            shown = _without_loop(tokens, period)
+        raw = self.tokenizer.decode(shown) if self.tokenizer else ""
+        raw = before_stop(raw, stop)
+        top = sequence.top_logprobs if sequence.request.params.top_logprobs else None
+        return Output(self.postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score)
+
+
+def _without_loop(tokens: list[int], period: int) -> list[int]:
+    """The history up to the end of the loop's first turn."""
+    end = len(tokens)
+    while end > 2 * period and tokens[end - 1] == tokens[end - 1 - period]:
+        end -= 1
+    return tokens[:end]

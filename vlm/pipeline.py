@@ -20,12 +20,11 @@ from vlm.errors import InputError, VlmError, listed
 from vlm.generation import sampling_params, warn_of_what_is_not_applied
 from vlm.inputs import INPUT_KEYS, InputReader
 from vlm.layers.attention import Trace
-from vlm.ops.advance import loop_period
-from vlm.outputs import Encoding, Output, Samples
+from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of
 from vlm.prefetch import Prefetch
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.prompts import Prompts
-from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
+from vlm.processing.tokenization import TextStream, Tokenizer
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.packing import chunks, within
@@ -76,7 +75,7 @@ class Pipeline:
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.executor.device
         self.tokenizer = Tokenizer.from_dir(engine.processor_dir) if engine.processor_dir else None
-        self.image_processor = self._image_processor()
+        self.image_processor = source.load() if (source := self.processor_source) else None
         visual = self.llm.executor.visual
         self._inputs = InputReader(
             self.family,
@@ -90,7 +89,8 @@ class Pipeline:
             self.llm.executor.encoder is not None,
             self.llm.executor.encoder and self.llm.executor.encoder.config.vocab_size,
         )
-        self._postprocess = _imported(self.family.postprocess) if self.family.postprocess else str
+        postprocess = _imported(self.family.postprocess) if self.family.postprocess else str
+        self.outputs = OutputReader(self.tokenizer, postprocess, self.llm.reason_of)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
@@ -135,7 +135,8 @@ class Pipeline:
                     if piece := text.push(update.new_token_ids, last=update.finished):
                         yield piece
                     if update.finished:
-                        self.last_output = self._output(update.sequence)
+                        self._counted(update.sequence)
+                        self.last_output = self.outputs.output(update.sequence)
         finally:
             self._abandon({request_id})
 
@@ -180,9 +181,12 @@ class Pipeline:
                         feed.done()
                         yield index, error
                 for update in self.llm.step() if waiting else ():
-                    if update.finished and (samples := waiting.pop(update.sequence.id)).add(update.sequence):
+                    if not update.finished:
+                        continue
+                    self._counted(update.sequence)
+                    if (samples := waiting.pop(update.sequence.id)).add(update.sequence):
                         feed.done()
-                        yield samples.index, self._merged(samples)
+                        yield samples.index, self.outputs.merged(samples)
         finally:
             feed.close()
             self._abandon(set(waiting))
@@ -194,6 +198,11 @@ class Pipeline:
         found = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
         total = (self._ended or time.perf_counter()) - self._started
         return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
+
+    @property
+    def converses(self) -> bool:
+        """Has it a template for conversations?"""
+        return self._inputs.prompts is not None and self._inputs.prompts.template is not None
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -229,12 +238,8 @@ class Pipeline:
         return request
 
     def _add(self, index: int, request: Request) -> dict[int, Samples]:
-        """Queues an input: one request, or as many as there are samples, each with a seed of its own."""
-        samples = Samples(index, request.params)
-        seed = int.from_bytes(os.urandom(7), "little") if request.params.seed is None else request.params.seed
-        for i in range(samples.count):
-            params = request.params if samples.count == 1 else replace(request.params, seed=(seed + i) % 2**63)
-            samples.ids.append(self.llm.add(replace(request, params=params)))
+        """Queues an input: one request, or as many as there are samples."""
+        samples = Samples(index, [self.llm.add(each) for each in samples_of(request)])
         return dict.fromkeys(samples.ids, samples)
 
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
@@ -273,31 +278,9 @@ class Pipeline:
         ]
 
     # --- results ---
-    def _merged(self, samples: Samples) -> Output:
-        first, *others = [self._output(samples.done[i]) for i in samples.ids]
-        return replace(first, alternatives=tuple(others)) if others else first
-
-    def _output(self, sequence: Sequence) -> Output:
+    def _counted(self, sequence: Sequence) -> None:
         self._tokens += len(sequence.generated)
         self._ended = time.perf_counter()
-        if not sequence.hypotheses:
-            return self._decoded(sequence, sequence.generated, sequence.logprobs, sequence.finish_reason)
-        best, *others = [
-            self._decoded(sequence, h.token_ids, h.logprobs, self.llm.reason_of(sequence, h.token_ids), h.score)
-            for h in sequence.hypotheses[: sequence.request.params.num_return_sequences]
-        ]
-        return replace(best, alternatives=tuple(others))
-
-    def _decoded(
-        self, sequence: Sequence, tokens: list[int], logprobs: list[float], reason: str, score: float | None = None
-    ) -> Output:
-        shown, stop = tokens, sequence.request.params.stop
-        if reason == "loop" and (period := loop_period(sequence.tokens)):
-            shown = _without_loop(tokens, period)
-        raw = self.tokenizer.decode(shown) if self.tokenizer else ""
-        raw = before_stop(raw, stop)
-        top = sequence.top_logprobs if sequence.request.params.top_logprobs else None
-        return Output(self._postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score)
 
     def _abandon(self, request_ids: set[int]) -> None:
         """Aborts what is left when a caller stops early, so that the next call finds the engine empty."""
@@ -315,12 +298,13 @@ class Pipeline:
         self._preprocess_seconds, self._tokens = 0.0, 0
         self._started, self._ended = time.perf_counter(), None
 
-    def _image_processor(self) -> ImageProcessor | None:
+    @property
+    def processor_source(self) -> ProcessorSource | None:
+        """Where another process finds the image processor; None for a model of texts."""
         if self.llm.executor.visual is None:
             return None
-        folder, kind = self.engine.processor_dir, self.family.image_processor
-        found = ImageProcessor.from_dir(folder, kind) if folder else None
-        return found or ImageProcessor.default(self.llm.executor.visual.config.image_size, kind)
+        image_size = tuple(self.llm.executor.visual.config.image_size)
+        return ProcessorSource(self.engine.processor_dir, self.family.image_processor, image_size)
 
     def _prompts(self) -> Prompts | None:
         """Of a family that is asked in words."""
@@ -330,14 +314,6 @@ class Pipeline:
         vocab_size = (encoder or self.llm.executor.decoder).config.vocab_size
         features = visual.config.num_features if visual else 0
         return Prompts.load(self.family.prompt, self.tokenizer, self.engine.processor_dir, vocab_size, features)
-
-
-def _without_loop(tokens: list[int], period: int) -> list[int]:
-    """The history up to the end of the loop's first turn."""
-    end = len(tokens)
-    while end > 2 * period and tokens[end - 1] == tokens[end - 1 - period]:
-        end -= 1
-    return tokens[:end]
 
 
 def _imported(target: str) -> Callable[[str], str]:

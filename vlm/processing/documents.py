@@ -40,7 +40,6 @@ def _is_pdf(path: Path) -> bool:
 class Document:
     """Pages by index, from 0."""
 
-    path: Path
     num_pages: int
 
     def render(self, page: int, dpi: int = DPI) -> Image.Image:
@@ -49,52 +48,55 @@ class Document:
 
 
 class PdfDocument(Document):
-    def __init__(self, path: Path):
+    def __init__(self, source: Path | bytes, name: str | None = None):
+        """A file or its content; `name`: what errors call it."""
+        self.name = name or str(source)
         try:
             import pypdfium2
         except ImportError:
-            raise DocumentError(f"{path} is a PDF, which needs the package pypdfium2: pip install pypdfium2.") from None
+            raise DocumentError(
+                f"{self.name} is a PDF, which needs the package pypdfium2: pip install pypdfium2."
+            ) from None
 
-        self.path = path
         try:
-            self._pdf = pypdfium2.PdfDocument(path)
+            self._pdf = pypdfium2.PdfDocument(source)
             self.num_pages = len(self._pdf)
         except pypdfium2.PdfiumError as error:
-            raise _why_not(path, str(error)) from None
+            raise _why_not(source, self.name, str(error)) from None
         if not self.num_pages:
-            raise DocumentError(f"{path} is a PDF without pages.", "empty")
+            raise DocumentError(f"{self.name} is a PDF without pages.", "empty")
 
-    def render(self, page: int, dpi: int = DPI) -> Image.Image:
+    def render(self, page: int, dpi: int = DPI, max_pixels: int = MAX_PIXELS) -> Image.Image:
         import pypdfium2
 
-        name = f"{self.path} page {page + 1}"
+        name = f"{self.name} page {page + 1}"
         try:
             opened = self._pdf[page]
             width, height = opened.get_size()
-            scale = _scale(width, height, dpi, name)
+            scale = _scale(width, height, dpi, name, max_pixels)
             return opened.render(scale=scale).to_pil().convert("RGB")
         except (pypdfium2.PdfiumError, ValueError, MemoryError) as error:
             raise DocumentError(f"{name} cannot be rendered: {error}.") from None
 
 
-def _why_not(path: Path, reason: str) -> DocumentError:
+def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:
     # pdfium says nothing of a PDF without pages: the reason is then that of an earlier document
-    content = path.read_bytes()
+    content = source if isinstance(source, bytes) else source.read_bytes()
     if not content:
-        return DocumentError(f"{path} is empty.", "empty")
+        return DocumentError(f"{name} is empty.", "empty")
     if b"/Encrypt" in content and "assword" in reason:
-        return DocumentError(f"{path} is encrypted; remove its password first.", "encrypted")
+        return DocumentError(f"{name} is encrypted; remove its password first.", "encrypted")
     if re.search(rb"/Count\s+0\b", content):
-        return DocumentError(f"{path} is a PDF without pages.", "empty")
+        return DocumentError(f"{name} is a PDF without pages.", "empty")
     told = "" if "assword" in reason else f" ({reason})"
-    return DocumentError(f"{path} is no readable PDF{told}; repair it or print it to a new one.")
+    return DocumentError(f"{name} is no readable PDF{told}; repair it or print it to a new one.")
 
 
-def _scale(width: float, height: float, dpi: int, name: str) -> float:
+def _scale(width: float, height: float, dpi: int, name: str, max_pixels: int) -> float:
     """Pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
     if width < 1 or height < 1:
         raise DocumentError(f"{name} is {width:g}×{height:g} points; a page has at least one.")
-    return min(dpi / POINTS, (MAX_PIXELS / (width * height)) ** 0.5 * 0.99)
+    return min(dpi / POINTS, (max_pixels / (width * height)) ** 0.5 * 0.99)
 
 
 class ImageDocument(Document):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,20 @@ class ImageProcessor:
         """RGB images -> pixel values [n, 3, H, W] float32"""
         images = [_widened(image) if self._border is None else _square(image, self._border) for image in images]
         return self._processor(images, return_tensors="pt")["pixel_values"].float()
+
+
+@dataclass(frozen=True)
+class ProcessorSource:
+    """What an image processor is made from, in this process or another."""
+
+    folder: Path | None
+    kind: str  # where the folder does not say
+    image_size: tuple[int, int]  # (height, width), where there is no folder or none in it
+
+    def load(self) -> ImageProcessor:
+        """Raises EngineError for a damaged one."""
+        found = ImageProcessor.from_dir(self.folder, self.kind) if self.folder else None
+        return found or ImageProcessor.default(self.image_size, self.kind)
 
 
 def _square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:

@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from vlm.errors import ImageError
+from vlm.limits import MAX_PIXELS
 
-MAX_PIXELS = 200_000_000  # A1 at 600 dpi; a bomb has more
 _DECODING = (struct.error, zlib.error, ArithmeticError, AttributeError, RuntimeError)
 ImageSource = str | Path | bytes | BinaryIO | Image.Image | np.ndarray
 

@@ -96,6 +96,17 @@ class Tokenizer:
         """Special tokens are left out."""
         return self._target.decode(token_ids, skip_special_tokens=True)
 
+    def piece(self, token_id: int, before: int | None = None) -> str:
+        """What a token adds to a text that ends in the token `before`; special tokens by their names."""
+        if token_id in self._special:
+            return self._target.id_to_token(token_id)
+        known = [] if before is None or before in self._special else [before]
+        return self.decode([*known, token_id])[len(self.decode(known)) :]
+
+    @functools.cached_property
+    def _special(self) -> frozenset[int]:
+        return frozenset(i for i, token in self._target.get_added_tokens_decoder().items() if token.special)
+
     @functools.cached_property
     def ends(self) -> tuple[list[int], list[int]]:
         """The special tokens that go before and after a text."""
@@ -167,16 +178,27 @@ class TextStream:
     """Turns growing token ids into text pieces that never end inside a character or what may yet be a stop string."""
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
-        self._tokenizer, self._ids, self._sent, self._stop = tokenizer, [], "", stop
+        self._tokenizer, self._stop = tokenizer, stop
+        self._ids: list[int] = []
+        self._text = self._sent = ""
+        self._begin = self._known = 0  # tokens whose decoding goes on, and of those the ones in `_text`
 
     def push(self, token_ids: tuple[int, ...], last: bool = False) -> str:
         self._ids += token_ids
-        text = before_stop(self._tokenizer.decode(self._ids), self._stop)
-        # an unfinished byte sequence decodes to U+FFFD
-        if not last and text.endswith("\ufffd"):
-            return ""
+        text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop)
         if not last:
             held = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
             text = text[: max(len(self._sent), len(text) - held)]
         piece, self._sent = text[len(self._sent) :], text
         return piece
+
+    def _grown(self) -> str:
+        """The text so far. Only its end is decoded, with what the last visible tokens were: a space may depend on
+        them."""
+        before = self._tokenizer.decode(self._ids[self._begin : self._known])
+        after = self._tokenizer.decode(self._ids[self._begin :])
+        # an unfinished byte sequence decodes to U+FFFD
+        if len(after) > len(before) and not after.endswith("\ufffd"):
+            self._text += after[len(before) :]
+            self._begin, self._known = self._known, len(self._ids)
+        return self._text

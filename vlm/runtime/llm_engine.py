@@ -11,7 +11,7 @@ from vlm.ops.advance import LENGTH, STOP
 from vlm.runtime.burst import Burst, RowResult
 from vlm.runtime.executor import TorchExecutor
 from vlm.runtime.prompt_table import contents
-from vlm.runtime.request import FINISH_REASONS, Request, Sequence, Update
+from vlm.runtime.request import FINISH_REASONS, Request, SamplingParams, Sequence, Update
 from vlm.runtime.scheduler import Plan, Scheduler, Starved
 
 
@@ -182,6 +182,7 @@ class LLMEngine:
         _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if encoder else len(table))
         if request.encoder_input_ids is not None:
             _check_ids(request.encoder_input_ids, encoder.config.vocab_size, len(table))
+        _check_ids(_named_ids(params), self.config.vocab_size, 0)
         tokens = list(request.decoder_prompt_token_ids)
         stops = len(self._stop_ids(request))
         return Sequence(next(self._ids), request, length, features, tokens, num_stop_ids=stops, contents=table)
@@ -237,6 +238,13 @@ def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
     if bad := [t for t in token_ids if not 0 <= t < vocab_size + rows]:
         table = f" and its prompt table of {rows} rows" if rows else ""
         raise LimitError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}{table}.")
+
+
+def _named_ids(params: SamplingParams) -> tuple[int, ...]:
+    """Tokens that the settings name."""
+    single = (params.forced_bos_token_id, params.forced_eos_token_id, params.top_p_reset_id)
+    words = (token for word in params.bad_words_ids for token in word)
+    return (*params.stop_token_ids, *words, *(token for token in single if token is not None))
 
 
 def _end_of(sequence: Sequence, known: int) -> int | None:

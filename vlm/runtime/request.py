@@ -64,8 +64,8 @@ class SamplingParams:
             raise InputError(f"top_logprobs is {self.top_logprobs}; it must lie in [0, {MAX_TOP_LOGPROBS}].")
         if not all(self.stop) or not all(self.stop_words_ids):
             raise InputError("a stop string or word is empty; leave it out.")
-        if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}; it must be 0 (off) or more.")
+        if not 0 <= self.top_k < 2**31:
+            raise InputError(f"top_k is {self.top_k}; it must lie in [0, 2^31), 0 is off.")
         if not 0.0 < self.top_p <= 1.0:
             raise InputError(f"top_p is {self.top_p}; it must lie in (0, 1].")
         if not 0.0 <= self.min_p <= 1.0:
@@ -79,8 +79,8 @@ class SamplingParams:
             raise InputError(f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must lie in [0, {MAX_NGRAM}].")
         if len(self.bad_words_ids) > MAX_WORDS or not all(1 <= len(word) <= MAX_WORD for word in self.bad_words_ids):
             raise InputError(f"bad_words_ids takes up to {MAX_WORDS} words of 1 to {MAX_WORD} tokens each.")
-        if self.min_new_tokens < 0:
-            raise InputError(f"min_new_tokens is {self.min_new_tokens}; it must be 0 or more.")
+        if not 0 <= self.min_new_tokens < 2**30:
+            raise InputError(f"min_new_tokens is {self.min_new_tokens}; it must lie in [0, 2^30).")
         if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
             raise InputError(
                 f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}; lower it."

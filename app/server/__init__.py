@@ -1,0 +1,1 @@
+"""`vlm serve`: OpenAI's and KServe's protocols over HTTP."""

@@ -1,0 +1,34 @@
+"""What the server is started with; the command line takes its defaults from here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from vlm.errors import InputError
+from vlm.limits import MAX_PIXELS
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None  # None: everybody may ask
+    max_requests: int = 256  # of a model, running or waiting; more get 429
+    max_body_mb: int = 64
+    max_images: int = 16  # a request; pages of PDFs count
+    max_image_pixels: int = MAX_PIXELS
+    preprocess_workers: int = field(default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)))  # 0: threads
+    drain_seconds: int = 30  # for what runs when the server is told to end
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "max_body_mb", "max_images", "max_image_pixels"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("preprocess_workers", "drain_seconds"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
+        if not 0 <= self.port < 65536:
+            raise InputError(f"port is {self.port}; it must lie in [0, 65535].")
+        if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
+            raise InputError("the API key must be a non-empty ASCII text.")

@@ -1,0 +1,72 @@
+"""What goes wrong -> a status and one sentence, in the shape of the protocol that was spoken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from vlm.errors import EngineError, ModelNotFoundError, OutOfMemoryError, VlmError
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+class Busy(VlmError):
+    """More was asked than is held at once."""
+
+
+class ClientGone(Exception):
+    """Nobody waits for the answer any more."""
+
+
+def status_of(error: Exception) -> int:
+    if isinstance(error, HTTPException):
+        return error.status_code
+    by_type = {ModelNotFoundError: 404, Busy: 429, EngineError: 503, OutOfMemoryError: 503, ClientGone: 499}
+    found = [status for kind, status in by_type.items() if isinstance(error, kind)]
+    return found[0] if found else 400 if isinstance(error, VlmError | RequestValidationError) else 500
+
+
+def sentence(error: Exception) -> str:
+    """Encodable whatever the client has sent."""
+    if isinstance(error, RequestValidationError):
+        text = _first(error)
+    elif isinstance(error, HTTPException):
+        text = f"{error.detail}".rstrip(".") + "."
+    else:
+        text = str(error) if isinstance(error, VlmError) else "the server failed; its log says where."
+    return text.encode("utf-8", "replace").decode()
+
+
+def _first(error: RequestValidationError) -> str:
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:])
+    reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    return f"{reason}." if first["type"] == "value_error" or not place else f"{place}: {reason}."
+
+
+def body(error: Exception, path: str) -> dict[str, Any]:
+    """OpenAI's shape, or KServe's."""
+    if path.startswith("/v2"):
+        return {"error": sentence(error)}
+    status = status_of(error)
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": sentence(error), "type": kind, "param": None, "code": status}}
+
+
+def response(error: Exception, path: str) -> JSONResponse:
+    status = status_of(error)
+    headers = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status, {})
+    allowed = getattr(error, "headers", None) or {}  # 405 says what is allowed
+    return JSONResponse(body(error, path), status, {**allowed, **headers})
+
+
+def install(app: FastAPI) -> None:
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return response(error, request.url.path)
+
+    for kind in (VlmError, HTTPException, RequestValidationError, ClientGone, Exception):
+        app.add_exception_handler(kind, answer)

@@ -1,0 +1,149 @@
+"""Tensors of a batch -> inputs of a pipeline, and outputs -> tensors; names and meanings are FasterTransformer's.
+
+https://github.com/triton-inference-server/fastertransformer_backend: docs/t5_guide.md, docs/gpt_guide.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from app.server.messages import decode_data_uri
+from app.server.service import Asked
+from app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
+from vlm.errors import InputError
+from vlm.outputs import Output
+from vlm.pipeline import Pipeline
+from vlm.processing.workers import ImageFile
+
+Row = dict[str, np.ndarray]  # one request's part of each tensor
+
+
+def read_batch(pipeline: Pipeline, inputs: dict[str, np.ndarray]) -> list[Asked]:
+    """Requests of token ids (`input_ids`), or of texts and images. InputError with one sentence."""
+    if by_ids := "input_ids" in inputs:
+        size, tensors = checked(inputs, IDS_IN)
+    elif {"text_input", "image"} & inputs.keys():
+        size, tensors = checked(inputs, TEXT_IN)
+    else:
+        raise InputError("there is nothing to work on; give input_ids, or text_input and image.")
+    rows = [{name: array[i] for name, array in tensors.items()} for i in range(size)]
+    sources = [_of_ids(pipeline, row) if by_ids else _of_text(pipeline, row) for row in rows]
+    return [
+        Asked({**source, **_start(pipeline, row)}, files, _sampling(row))
+        for row, (source, files) in zip(rows, sources, strict=True)
+    ]
+
+
+def write_batch(pipeline: Pipeline, asked: list[Asked], outputs: list[list[Output]]) -> dict[str, np.ndarray]:
+    """All that may be wanted: [batch, beams, …], rows padded at their ends.
+
+    A prompt of a decoder alone stands before what has been generated.
+    """
+    prompts = [_prompt_of(pipeline, each) for each in asked]
+    tokens = [[prompt + o.token_ids for o in row] for prompt, row in zip(prompts, outputs, strict=True)]
+    logprobs = [[o.logprobs for o in row] for row in outputs]
+    end = pipeline.config.eos_token_id
+    return {
+        "output_ids": _padded(tokens, end, np.uint32),
+        "sequence_length": _padded([[len(x) for x in row] for row in tokens], 0, np.uint32),
+        "cum_log_probs": _padded([[sum(x) for x in row] for row in logprobs], 0.0, np.float32),
+        "output_log_probs": _padded(logprobs, 0.0, np.float32),
+        "text_output": _padded([[o.text.encode("utf-8", "replace") for o in row] for row in outputs], b"", object),
+    }
+
+
+# --- inputs ---
+def _of_ids(pipeline: Pipeline, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
+    length = int(row.get("sequence_length", len(row["input_ids"])))
+    if not 0 < length <= len(row["input_ids"]):
+        raise InputError(f"sequence_length is {length}; input_ids has {len(row['input_ids'])} tokens.")
+    ids = row["input_ids"][:length].tolist()
+    encoder = pipeline.llm.executor.encoder
+    source: dict[str, Any] = {}
+    if (table := row.get("request_prompt_embedding")) is not None:
+        table = table[: int(row.get("request_prompt_lengths", len(table)))]
+        first = (encoder.config if encoder else pipeline.config).vocab_size
+        source["prompt_table"], ids = table.astype(np.float32), [*range(first, first + len(table)), *ids]
+    return {**source, ("encoder_input_ids" if encoder else "decoder_prompt_token_ids"): ids}, []
+
+
+def _of_text(pipeline: Pipeline, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
+    """A text is put into the model's template, images stand where it says <image>, or first."""
+    text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
+    images = row.get("image", ())
+    files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
+    if pipeline.family.prompt is not None:
+        return {"prompt": text}, files
+    if "text" in pipeline.family.inputs:
+        return {"text": text}, files
+    return {"prompt": text or None}, files
+
+
+def _file(element: bytes) -> bytes:
+    """A file's bytes; in JSON, which cannot hold them, a data URI."""
+    return decode_data_uri(element.decode("ascii", "replace")) if element.startswith(b"data:") else element
+
+
+def _start(pipeline: Pipeline, row: Row) -> dict[str, Any]:
+    """A decoder alone starts from its prompt."""
+    begins = "start_id" in row and pipeline.config.cross_attention
+    return {"decoder_prompt_token_ids": [int(row["start_id"])]} if begins else {}
+
+
+def _sampling(row: Row) -> dict[str, Any]:
+    """With beam_width 1, runtime_top_k 1 or neither top-k nor top-p is greedy."""
+    given = {field: row[name].item() for name, (_, field) in SCALARS.items() if field and name in row}
+    beams, top_k = int(row.get("beam_width", 1)), int(row.get("runtime_top_k", 0))
+    top_p = float(row.get("runtime_top_p", 0))
+    given["num_beams"] = beams
+    if beams > 1:
+        given["num_return_sequences"] = beams
+    elif top_k > 1 or (top_k == 0 and top_p > 0):
+        given |= {"temperature": float(row.get("temperature", 1)), "top_k": top_k, "top_p": top_p or 1.0}
+    if "random_seed" in row:
+        given["seed"] = int(row["random_seed"]) % 2**63
+    if "end_id" in row:
+        given |= {"stop_token_ids": (int(row["end_id"]),), "ignore_eos": True}
+    for name, field in (("stop_words_list", "stop_words_ids"), ("bad_words_list", "bad_words_ids")):
+        if name in row:
+            given[field] = _words(name, row[name])
+    return given
+
+
+def _words(name: str, table: np.ndarray) -> tuple[tuple[int, ...], ...]:
+    """[2, n]: the words' tokens one after the other, and where each word ends; -1 pads."""
+    tokens, ends = table[0].tolist(), [int(end) for end in table[1] if end > 0]
+    begins = [0, *ends][: len(ends)]
+    if any(begin >= end for begin, end in zip(begins, ends, strict=True)) or max(ends, default=0) > len(tokens):
+        raise InputError(f"{name} has ends {ends} over {len(tokens)} tokens; they must rise and stay inside.")
+    return tuple(tuple(tokens[begin:end]) for begin, end in zip(begins, ends, strict=True))
+
+
+# --- outputs ---
+def _prompt_of(pipeline: Pipeline, asked: Asked) -> list[int]:
+    """The ids that were given; those that stand for rows of embeddings are no tokens."""
+    if pipeline.config.cross_attention:
+        return []
+    return [i for i in asked.source.get("decoder_prompt_token_ids", ()) if i < pipeline.config.vocab_size]
+
+
+def _padded(rows: list, fill: Any, dtype: Any) -> np.ndarray:
+    """Lists of lists, of one depth -> an array with `fill` where they are short"""
+    shape = _shape(rows)
+    array = np.full(shape, fill, dtype=dtype)
+    for index in np.ndindex(shape[:-1]):
+        values = rows
+        for i in index:
+            values = values[i] if i < len(values) else ()
+        for place, value in enumerate(values):
+            array[(*index, place)] = value
+    return array
+
+
+def _shape(rows: list) -> tuple[int, ...]:
+    if not rows or not any(isinstance(row, list) for row in rows):
+        return (len(rows),)
+    inner = [_shape(row) for row in rows]
+    return (len(rows), *(max(sizes) for sizes in zip(*inner, strict=True)))

@@ -1,0 +1,92 @@
+"""Who may ask, how much, and for how long: API key, body size, a client that has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable
+from contextlib import aclosing
+from typing import TypeVar
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.server.errors import ClientGone, response
+
+T = TypeVar("T")
+OPEN = ("/health", "/v2/health/live", "/v2/health/ready")
+
+
+class ApiKey:
+    """Lets in who sends `Authorization: Bearer KEY`; health may be asked by all."""
+
+    def __init__(self, app: ASGIApp, key: str):
+        self._app, self._wanted = app, b"Bearer " + key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._wanted):
+                refusal = HTTPException(401, "the API key is missing or wrong; send Authorization: Bearer KEY")
+                await response(refusal, scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses bodies over `limit` bytes, announced or not."""
+
+    def __init__(self, app: ASGIApp, limit: int):
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._limit:
+            await response(self._refusal(), scope["path"])(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._limit:
+                raise self._refusal()
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _refusal(self) -> HTTPException:
+        return HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
+
+
+class Streamed(StreamingResponse):
+    """Ends its source at once when the client goes."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            await super().__call__(scope, receive, send)
+
+
+async def unless_gone(http: Request, work: Awaitable[T]) -> T:
+    """What `work` gives; it is cancelled when the client goes. Raises ClientGone."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,98 @@
+"""What /metrics shows (Prometheus): a registry a server, a label a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from vlm.async_pipeline import Piece
+from vlm.runtime.llm_engine import LLMEngine
+from vlm.runtime.request import Sequence
+
+FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKEN = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class Metrics:
+    """The instruments of one server."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        made = {"labelnames": ("model",), "registry": registry}
+        self.first_token = Histogram(
+            "vlm_time_to_first_token_seconds", "From a request's arrival.", buckets=FIRST_TOKEN, **made
+        )
+        self.token = Histogram("vlm_inter_token_seconds", "Between tokens of an output.", buckets=TOKEN, **made)
+        self.prompt_tokens = Counter("vlm_prompt_tokens", "Tokens and image rows read.", **made)
+        self.tokens = Counter("vlm_generated_tokens", "Tokens generated; their rate is tokens a second.", **made)
+        self.preemptions = Counter("vlm_preemptions", "Outputs put back because the KV cache was full.", **made)
+        self.loop_stops = Counter("vlm_loop_stops", "Outputs ended because they repeated themselves.", **made)
+        self.rejected = Counter("vlm_rejected_requests", "Requests refused with 429.", **made)
+        self.outputs = Counter("vlm_outputs", "Outputs ended.", ("model", "reason"), registry=registry)
+
+    def ended(self, model: str, sequence: Sequence) -> None:
+        """Of every sequence, those that were aborted too."""
+        self.outputs.labels(model, sequence.finish_reason).inc()
+        self.preemptions.labels(model).inc(sequence.preemptions)
+        self.loop_stops.labels(model).inc(sequence.finish_reason == "loop")
+        self.tokens.labels(model).inc(len(sequence.generated))
+        self.prompt_tokens.labels(model).inc(prompt_tokens(sequence))
+
+    def watch(self, engines: dict[str, LLMEngine]) -> None:
+        """Shows how full these are whenever it is asked."""
+        self.registry.register(_Occupancy(engines))
+
+
+class Stopwatch:
+    """Times one request's outputs, beginning now."""
+
+    def __init__(self, metrics: Metrics, model: str):
+        self._first, self._next = metrics.first_token.labels(model), metrics.token.labels(model)
+        self._began, self._last = time.perf_counter(), {}
+
+    def saw(self, piece: Piece) -> None:
+        if piece.delta is None or not piece.delta.token_ids:
+            return
+        at, count = piece.delta.at, len(piece.delta.token_ids)
+        last = self._last.get(piece.index)
+        if last is None:
+            self._first.observe(at - self._began)
+        else:
+            for _ in range(count):
+                self._next.observe((at - last) / count)
+        self._last[piece.index] = at
+
+
+class _Occupancy(Collector):
+    def __init__(self, engines: dict[str, LLMEngine]):
+        self._engines = engines
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        schedulers = {name: engine.scheduler for name, engine in self._engines.items()}
+        running = ((name, len(s.running)) for name, s in schedulers.items())
+        yield _gauge("vlm_running_outputs", "Outputs being decoded.", ("model",), running)
+        waiting = ((name, len(s.waiting)) for name, s in schedulers.items())
+        yield _gauge("vlm_waiting_outputs", "Outputs in the queue.", ("model",), waiting)
+        used = (
+            (name, kind, s.blocks.used[kind] / quota)
+            for name, s in schedulers.items()
+            for kind, quota in s.blocks.quota.items()
+            if quota
+        )
+        yield _gauge("vlm_kv_cache_used_ratio", "Part of the KV cache in use.", ("model", "attention"), used)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(name, text, labels=labels)
+    for *values, value in rows:
+        gauge.add_metric(values, value)
+    return gauge
+
+
+def prompt_tokens(sequence: Sequence) -> int:
+    """What a request was read as: rows of its encoder, or tokens and image rows of its prompt."""
+    return sequence.num_features or sequence.prompt_length

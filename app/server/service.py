@@ -1,0 +1,103 @@
+"""A served model: how much of it is asked at once, and its answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from app.server.errors import Busy
+from app.server.merge import merged
+from app.server.metrics import Metrics, Stopwatch
+from vlm.async_pipeline import AsyncPipeline, Piece
+from vlm.errors import LimitError, ModelNotFoundError, listed
+from vlm.outputs import Output
+from vlm.pipeline import Pipeline
+from vlm.processing.workers import ImageFile, ImageWorkers
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One input, as a protocol's reader leaves it."""
+
+    source: dict[str, Any]  # an input of Pipeline.generate
+    files: list[ImageFile]  # its images
+    sampling: dict[str, Any]
+
+    @property
+    def count(self) -> int:
+        """Outputs that are decoded at once."""
+        return max(self.sampling.get("num_return_sequences") or 1, self.sampling.get("num_beams") or 1)
+
+
+class Service:
+    """One model under its name."""
+
+    def __init__(self, name: str, pipeline: Pipeline, workers: ImageWorkers, metrics: Metrics, max_requests: int):
+        self.name, self._metrics, self._max = name, metrics, max_requests
+        self.created = int(time.time())
+        self.held = 0  # outputs running or waiting
+        self.model = AsyncPipeline(pipeline, workers, on_end=partial(metrics.ended, name))
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.model.pipeline
+
+    @property
+    def ready(self) -> bool:
+        return self.model.engine.error is None
+
+    @contextmanager
+    def admitted(self, count: int) -> Iterator[None]:
+        """Room for so many outputs; Busy where there is none now, LimitError where there never is."""
+        if count > self._max:
+            raise LimitError(f"{count} outputs were asked for at once; {self.name} holds {self._max} at most.")
+        if self.held + count > self._max:
+            self._metrics.rejected.labels(self.name).inc()
+            raise Busy(f"{self.name} holds {self.held} requests of {self._max} at most; ask again later.")
+        self.held += count
+        try:
+            yield
+        finally:
+            self.held -= count
+
+    async def stream(self, asked: Asked) -> AsyncIterator[Piece]:
+        """What comes of an input as it is decoded. Raises Busy and the errors of AsyncPipeline."""
+        watch = Stopwatch(self._metrics, self.name)
+        with self.admitted(asked.count):
+            request = await self.model.request(asked.source, asked.files, **asked.sampling)
+            async with aclosing(self.model.stream(request)) as pieces:
+                async for piece in pieces:
+                    watch.saw(piece)
+                    yield piece
+
+    def stream_all(self, asked: list[Asked]) -> AsyncIterator[tuple[int, Piece]]:
+        """(number of the input, piece) of several as they come."""
+        return merged([self.stream(each) for each in asked])
+
+    async def outputs(self, asked: list[Asked]) -> list[list[Output]]:
+        """Of each input its outputs, when all have ended."""
+        found: list[dict[int, Output]] = [{} for _ in asked]
+        async with aclosing(self.stream_all(asked)) as pieces:
+            async for number, piece in pieces:
+                if piece.output is not None:
+                    found[number][piece.index] = piece.output
+        return [[outputs[index] for index in sorted(outputs)] for outputs in found]
+
+
+class Services:
+    """The models of a server."""
+
+    def __init__(self, services: list[Service]):
+        self.by_name = {service.name: service for service in services}
+
+    def __getitem__(self, name: str) -> Service:
+        if name not in self.by_name:
+            raise ModelNotFoundError(f"model {name!r} is not served here; there is {listed(self.by_name)}.")
+        return self.by_name[name]
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(self.by_name.values())

@@ -1,0 +1,83 @@
+"""The tensors of KServe's protocol here: FasterTransformer's, and those of texts and images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlm.errors import InputError, listed
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    name: str
+    datatype: str
+    shape: tuple[int, ...]  # without the batch; -1: any
+    optional: bool = True
+
+    def metadata(self) -> dict[str, Any]:
+        return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape]}
+
+    def config(self) -> dict[str, Any]:
+        kind = "STRING" if self.datatype == "BYTES" else self.datatype
+        return {"name": self.name, "data_type": f"TYPE_{kind}", "dims": list(self.shape), "optional": self.optional}
+
+
+# one value a request -> the field of SamplingParams, where it is so simple
+SCALARS = {
+    "runtime_top_k": ("UINT32", None), "runtime_top_p": ("FP32", None), "temperature": ("FP32", None),
+    "beam_width": ("UINT32", None), "random_seed": ("UINT64", None), "is_return_log_probs": ("BOOL", None),
+    "start_id": ("UINT32", None), "end_id": ("UINT32", None),
+    "max_output_len": ("UINT32", "max_new_tokens"), "min_length": ("UINT32", "min_new_tokens"),
+    "beam_search_diversity_rate": ("FP32", "diversity_rate"), "len_penalty": ("FP32", "length_penalty"),
+    "repetition_penalty": ("FP32", "repetition_penalty"), "presence_penalty": ("FP32", "presence_penalty"),
+    "top_p_decay": ("FP32", "top_p_decay"), "top_p_min": ("FP32", "top_p_min"),
+    "top_p_reset_ids": ("UINT32", "top_p_reset_id"),
+}  # fmt: skip
+SAME = {"input_lengths": "sequence_length", "request_output_len": "max_output_len"}  # GPT's names -> T5's
+
+_OPTIONS = tuple(TensorSpec(name, datatype, (1,)) for name, (datatype, _) in SCALARS.items())
+_WORDS = tuple(TensorSpec(name, "INT32", (2, -1)) for name in ("stop_words_list", "bad_words_list"))
+IDS_IN = (
+    TensorSpec("input_ids", "UINT32", (-1,), optional=False),
+    TensorSpec("sequence_length", "UINT32", (1,)),
+    *_OPTIONS,
+    *_WORDS,
+    TensorSpec("request_prompt_embedding", "FP32", (-1, -1)),
+    TensorSpec("request_prompt_lengths", "UINT32", (1,)),
+)
+TEXT_IN = (TensorSpec("text_input", "BYTES", (1,)), TensorSpec("image", "BYTES", (-1,)), *_OPTIONS, *_WORDS)
+LOGPROBS_OUT = (TensorSpec("cum_log_probs", "FP32", (-1,)), TensorSpec("output_log_probs", "FP32", (-1, -1)))
+IDS_OUT = (TensorSpec("output_ids", "UINT32", (-1, -1)), TensorSpec("sequence_length", "UINT32", (-1,)), *LOGPROBS_OUT)
+TEXT_OUT = (TensorSpec("text_output", "BYTES", (-1,)), *IDS_OUT)
+
+
+def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
+    """(size of the batch, the tensors under T5's names). InputError for what does not fit the specs."""
+    by_name = {spec.name: spec for spec in specs}
+    found = {SAME.get(name, name): array for name, array in inputs.items()}
+    if unknown := [name for name in found if name not in by_name]:
+        raise InputError(f"{listed(unknown)} is no input here; inputs are {listed(by_name, 40)}.")
+    sizes = {array.shape[0] if array.ndim else 0 for array in found.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise InputError("every tensor's first size is the batch's, at least 1; they differ or there is none.")
+    [size] = sizes
+    return size, {name: _fitted(array, by_name[name], size) for name, array in found.items()}
+
+
+def _fitted(array: np.ndarray, spec: TensorSpec, batch: int) -> np.ndarray:
+    """Any width of the spec's kind of number; scalars as [batch] or [batch, 1]."""
+    pixels = spec.name == "image" and array.dtype == np.uint8
+    kinds = {"B": "O", "F": "f", "U": "iu", "I": "iu"}[spec.datatype[0]]
+    if array.dtype.kind not in ("b" if spec.datatype == "BOOL" else kinds) and not pixels:
+        raise InputError(f"input {spec.name} has numbers of another kind; give {spec.datatype}.")
+    if spec.shape == (1,):
+        if array.size != batch:
+            raise InputError(f"input {spec.name} has shape {list(array.shape)}; give [{batch}, 1].")
+        return array.reshape(batch)
+    fits = array.ndim == 1 + len(spec.shape) and (spec.shape[0] != 2 or array.shape[1] == 2)
+    if not (fits or (pixels and array.ndim == 4)):
+        raise InputError(f"input {spec.name} has shape {list(array.shape)}; give {[batch, *spec.shape]}.")
+    return array

@@ -1,0 +1,188 @@
+"""Tensors on the wire: KServe's inference protocol v2, in JSON and with Triton's binary data extension.
+
+https://github.com/kserve/open-inference-protocol, and triton-inference-server/server: extension_binary_data.md.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlm.errors import InputError, listed
+
+DTYPES = {
+    "BOOL": np.bool_,
+    **{f"{sign}INT{bits}": np.dtype(f"{sign}int{bits}".lower()) for sign in ("", "U") for bits in (8, 16, 32, 64)},
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+    "BYTES": np.object_,  # of bytes
+}
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    id: str | None
+    inputs: dict[str, np.ndarray]
+    wanted: dict[str, bool] | None  # outputs by name, in binary or not; None: all
+    binary: bool  # where an output does not say
+
+
+def read(body: bytes, header_length: str | None) -> InferRequest:
+    """`header_length`: bytes of the JSON part, whose tensors' data follow it. InputError names what is wrong."""
+    size = len(body) if header_length is None else _size(header_length, len(body))
+    try:
+        head = json.loads(body[:size])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the request is no JSON: {type(error).__name__}.") from None
+    if not isinstance(head, dict) or not isinstance(head.get("inputs"), list):
+        raise InputError('the request needs "inputs", a list of tensors.')
+    inputs, rest = {}, memoryview(body)[size:]
+    for tensor in head["inputs"]:
+        name, array, used = _tensor(tensor, rest)
+        if name in inputs:
+            raise InputError(f"input {name} was given twice.")
+        inputs[name], rest = array, rest[used:]
+    if len(rest):
+        raise InputError(f"{len(rest)} bytes follow the last tensor; binary_data_size and the data differ.")
+    binary = _parameters(head).get("binary_data_output") is True
+    request_id = head.get("id")
+    return InferRequest(request_id if isinstance(request_id, str) else None, inputs, _wanted(head, binary), binary)
+
+
+def write(model: str, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
+    """The response's body, and the bytes of its JSON part where binary data follow it.
+
+    InputError for an output that is wanted and not there.
+    """
+    wanted = dict.fromkeys(outputs, request.binary) if request.wanted is None else request.wanted
+    if unknown := [name for name in wanted if name not in outputs]:
+        raise InputError(f"{listed(unknown)} is no output of this request; there are {listed(outputs)}.")
+    shown, data = [], []
+    for name, binary in wanted.items():
+        array = outputs[name]
+        kind = next(kind for kind, dtype in DTYPES.items() if array.dtype == dtype)
+        entry = {"name": name, "datatype": kind, "shape": list(array.shape)}
+        if binary:
+            data.append(_to_bytes(array))
+            entry["parameters"] = {"binary_data_size": len(data[-1])}
+        else:
+            entry["data"] = [_plain(value) for value in array.ravel().tolist()]
+        shown.append(entry)
+    head = {"model_name": model, "model_version": "1", "outputs": shown}
+    text = json.dumps({**head, "id": request.id} if request.id is not None else head).encode()
+    return b"".join((text, *data)), len(text) if data else None
+
+
+def _size(given: str, total: int) -> int:
+    if not given.isascii() or not given.isdigit() or len(given) > 12 or int(given) > total:
+        raise InputError(f"Inference-Header-Content-Length is {given[:20]!r}; the body has {total} bytes.")
+    return int(given)
+
+
+def _parameters(entry: Any) -> dict[str, Any]:
+    found = entry.get("parameters") if isinstance(entry, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _wanted(head: dict[str, Any], binary: bool) -> dict[str, bool] | None:
+    given = head.get("outputs")
+    if not given:
+        return None
+    if not isinstance(given, list) or not all(isinstance(x, dict) and isinstance(x.get("name"), str) for x in given):
+        raise InputError('"outputs" must be a list of {"name": …}.')
+    for output in given:
+        if {"classification", "shared_memory_region"} & _parameters(output).keys():
+            raise InputError(f"output {output['name']} asks for classification or shared memory; neither is served.")
+    return {output["name"]: _parameters(output).get("binary_data", binary) is True for output in given}
+
+
+def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
+    """(name, values, bytes of `rest` that they took)"""
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        raise InputError("an input has no name.")
+    kind, shape = entry.get("datatype"), entry.get("shape")
+    if not isinstance(kind, str) or kind not in DTYPES:
+        raise InputError(f"input {name} is of datatype {kind!r}; allowed are {listed(DTYPES, 20)}.")
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
+        raise InputError(f"input {name} needs a shape, a list of sizes.")
+    used = _parameters(entry).get("binary_data_size")
+    if used is None:
+        values = _from_json(name, kind, entry.get("data"))
+    elif type(used) is not int or not 0 <= used <= len(rest):
+        raise InputError(f"input {name} has binary_data_size {used!r}; {len(rest)} bytes are left.")
+    else:
+        values = _from_bytes(name, kind, bytes(rest[:used]))
+    if math.prod(shape) != len(values):
+        raise InputError(f"input {name} has shape {shape} and {len(values)} values.")
+    return name, values.reshape(shape), used or 0
+
+
+def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
+    """Flat; nested lists are allowed."""
+    if not isinstance(data, list):
+        raise InputError(f"input {name} has no data, a list of values.")
+    wrong = InputError(f"input {name} has data that are not {kind}.")
+    try:
+        if kind == "BYTES":
+            return _objects([text.encode("utf-8", "replace") for text in _flat(data)])
+        found = np.array(data)
+        if found.size and found.dtype.kind not in ("b" if kind == "BOOL" else "iu" if "INT" in kind else "iuf"):
+            raise wrong
+        limits = np.iinfo(DTYPES[kind]) if "INT" in kind else None
+        if limits and found.size and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
+            raise wrong
+        with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse
+            return found.astype(DTYPES[kind]).ravel()
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        raise wrong from None
+
+
+def _flat(data: list[Any]) -> Iterator[Any]:
+    for value in data:
+        if isinstance(value, list):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _from_bytes(name: str, kind: str, data: bytes) -> np.ndarray:
+    """Flat, little-endian; each of BYTES after its length, 4 bytes"""
+    if kind == "BYTES":
+        return _objects(list(_elements(name, data)))
+    dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
+    if len(data) % dtype.itemsize:
+        raise InputError(f"input {name} has {len(data)} bytes, which is no multiple of {dtype.itemsize}.")
+    return np.frombuffer(data, dtype)
+
+
+def _elements(name: str, data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        begin = at + 4
+        at = begin + int.from_bytes(data[at:begin], "little")
+        if at > len(data):
+            raise InputError(f"input {name} ends within one of its elements.")
+        yield data[begin:at]
+
+
+def _objects(values: list[bytes]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _to_bytes(array: np.ndarray) -> bytes:
+    if array.dtype == object:
+        return b"".join(len(value).to_bytes(4, "little") + value for value in array.ravel())
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

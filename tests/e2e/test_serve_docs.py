@@ -1,0 +1,82 @@
+"""docs/serving.md: its commands start the server, its programs run against it, its tables name what is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", PAGE, re.DOTALL)
+SERVES = [text for kind, text in BLOCKS if kind == "bash" and text.startswith("vlm serve")]
+CURLS = [text for kind, text in BLOCKS if kind == "bash" and text.startswith("curl")]
+PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
+
+
+def start(line: str, *more: str) -> tuple[subprocess.Popen, str]:
+    """(the server, host:port): on a free port in place of the page's"""
+    arguments = shlex.split(line)[1:]
+    if "--port" in arguments:
+        del arguments[arguments.index("--port") :][:2]
+    command = [sys.executable, "-m", "app.cli.main", *arguments, "--port", "0", "--device", "cpu", *more]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    address = next((m[1] for text in process.stderr if (m := re.search(r"http://(\S+)", text))), None)
+    assert address, f"{line} did not start"
+    return process, address
+
+
+@pytest.fixture(scope="module")
+def address():
+    process, found = start(SERVES[0], "--preprocess-workers", "0")
+    yield found
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_run(address, program):
+    program = program.replace("localhost:8000", address)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Das alte Schiff ist klein." in done.stdout or "GCV3U" in done.stdout
+
+
+@pytest.mark.parametrize("commands", CURLS)
+def test_curl_answers(address, commands):
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    script = "set -e\n" + commands.replace("curl -s", "curl -sSf").replace("localhost:8000", address)
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Das alte Schiff ist klein." in done.stdout or '"status":"ok"' in done.stdout
+
+
+def test_the_page_has_something_of_each():
+    assert len(SERVES) == 2 and len(CURLS) == 2 and len(PROGRAMS) == 2
+
+
+def test_limits_are_options_of_the_command():
+    environment = {**os.environ, "COLUMNS": "200"}
+    command = [sys.executable, "-m", "app.cli.main", "serve", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    for option in set(re.findall(r"--[a-z][a-z-]+", PAGE)) - {"--model"}:
+        assert option in shown, option
+
+
+def test_metrics_and_tensors_are_those_of_the_server(address):
+    from app.server.metrics import Metrics
+    from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
+
+    metrics = Metrics()
+    metrics.watch({})
+    known = {name for family in metrics.registry.collect() for name in (family.name, f"{family.name}_total")}
+    assert set(re.findall(r"`(vlm_\w+)`", PAGE)) <= known
+    for spec in (*IDS_IN, *TEXT_IN, *IDS_OUT, *TEXT_OUT):
+        assert f"`{spec.name}`" in PAGE, spec.name

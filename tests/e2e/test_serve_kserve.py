@@ -1,0 +1,243 @@
+"""Triton's own HTTP client against `vlm serve`: FasterTransformer's tensors, texts and images, JSON and binary."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from PIL import Image
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+
+from tests.server_kit import EXAMPLES, alone, data_uri, is_empty, load, serving
+
+TEXTS = ["translate English to German: The old ship is small.", "translate English to German: 3 May 2019"]
+SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
+MODELS = ("mini-llava", "mini-t5", "mini-nougat")
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving(load(*MODELS)) as found:
+        yield found
+        assert all(is_empty(found.service(name).pipeline) for name in MODELS)
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with triton.InferenceServerClient(served.address) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def t5():
+    return alone("mini-t5")
+
+
+@pytest.fixture(scope="module")
+def llava():
+    return alone("mini-llava")
+
+
+def tensor(name: str, values, binary: bool = True) -> triton.InferInput:
+    array = np.asarray(values)
+    made = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
+    return made.set_data_from_numpy(array, binary_data=binary)
+
+
+def of_ids(pipeline, texts: list[str], **scalars) -> dict[str, np.ndarray]:
+    """A padded batch, every scalar for all of its rows."""
+    ids = [pipeline.request(text).encoder_input_ids for text in texts]
+    table = np.zeros((len(ids), max(map(len, ids))), np.uint32)
+    for row, own in zip(table, ids, strict=True):
+        row[: len(own)] = own
+    found = {"input_ids": table, "sequence_length": np.array([[len(x)] for x in ids], np.uint32)}
+    return found | {name: np.full((len(ids), 1), value) for name, value in scalars.items()}
+
+
+def infer(
+    client, model: str, arrays: dict[str, np.ndarray], binary: bool = True, outputs=None
+) -> dict[str, np.ndarray]:
+    inputs = [tensor(name, array, binary) for name, array in arrays.items()]
+    wanted = outputs and [triton.InferRequestedOutput(name, binary_data=binary) for name in outputs]
+    answer = client.infer(model, inputs, outputs=wanted, request_id="7")
+    assert answer.get_response()["id"] == "7"
+    return {output["name"]: answer.as_numpy(output["name"]) for output in answer.get_response()["outputs"]}
+
+
+def test_it_says_what_it_is_and_what_it_serves(client):
+    assert client.is_server_live() and client.is_server_ready()
+    assert client.get_server_metadata()["name"] == "vlm"
+    assert [model["name"] for model in client.get_model_repository_index()] == list(MODELS)
+    assert client.is_model_ready("mini-t5") and client.is_model_ready("mini-t5", "1")
+    shown = client.get_model_metadata("mini-t5")
+    assert {"name": "input_ids", "datatype": "UINT32", "shape": [-1, -1]} in shown["inputs"]
+    assert {"name": "output_ids", "datatype": "UINT32", "shape": [-1, -1, -1]} in shown["outputs"]
+    assert "image" in [each["name"] for each in client.get_model_metadata("mini-llava")["inputs"]]
+    config = client.get_model_config("mini-t5")
+    assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_UINT32"
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_a_ragged_batch_of_ids_gives_each_its_own_answer(client, t5, binary):
+    asked = of_ids(t5, TEXTS, max_output_len=np.uint32(60), is_return_log_probs=True, runtime_top_k=np.uint32(1))
+    names = ["output_ids", "sequence_length", "cum_log_probs"]
+    found = infer(client, "mini-t5", asked, binary, None if binary else names)
+    for row, text in enumerate(TEXTS):
+        expected = t5.generate(text=text, max_new_tokens=60)
+        length = found["sequence_length"][row, 0]
+        assert found["output_ids"][row, 0, :length].tolist() == expected.token_ids
+        assert found["cum_log_probs"][row, 0] == pytest.approx(expected.cumulative_logprob, abs=1e-3)
+        if binary:
+            assert found["output_log_probs"][row, 0, :length] == pytest.approx(expected.logprobs, abs=1e-4)
+    assert found["output_ids"].dtype == np.uint32 and found["output_ids"].shape[:2] == (2, 1)
+
+
+def test_log_probabilities_come_when_they_are_asked_for(client, t5):
+    names = {"output_ids", "sequence_length"}
+    assert infer(client, "mini-t5", of_ids(t5, TEXTS)).keys() == names
+    asked = of_ids(t5, TEXTS, is_return_log_probs=True)
+    assert infer(client, "mini-t5", asked).keys() == names | {"cum_log_probs", "output_log_probs"}
+
+
+def test_beams_come_best_first(client, t5):
+    settings = {"beam_width": np.uint32(3), "len_penalty": np.float32(0.5), "max_output_len": np.uint32(40)}
+    asked = of_ids(t5, TEXTS[:1], **settings)
+    found = infer(client, "mini-t5", asked)
+    options = {
+        "num_beams": 3,
+        "num_return_sequences": 3,
+        "length_penalty": 0.5,
+        "max_new_tokens": 40,
+    }
+    best = t5.generate(text=TEXTS[0], **options)
+    for beam, output in enumerate((best, *best.alternatives)):
+        length = found["sequence_length"][0, beam]
+        assert found["output_ids"][0, beam, :length].tolist() == output.token_ids
+
+
+def test_sampling_follows_its_seed_row_by_row(client, t5):
+    settings = {"runtime_top_k": np.uint32(50), "temperature": np.float32(2), "random_seed": np.uint64(5)}
+    same = infer(client, "mini-t5", of_ids(t5, [TEXTS[1]] * 2, **settings))["output_ids"]
+    assert same[0].tolist() == same[1].tolist()
+    asked = of_ids(t5, [TEXTS[1]] * 2, **settings)
+    asked["random_seed"] = np.array([[5], [6]], np.uint64)
+    other = infer(client, "mini-t5", asked)
+    length = other["sequence_length"][0, 0]
+    expected = t5.generate(text=TEXTS[1], temperature=2.0, top_k=50, seed=5).token_ids
+    assert other["output_ids"][0, 0, :length].tolist() == expected
+    assert other["output_ids"][0].tolist() != other["output_ids"][1].tolist()
+
+
+def test_words_end_an_output_or_are_kept_out_of_it(client, t5):
+    plain = t5.generate(text=TEXTS[0]).token_ids
+    words = lambda *ids: np.array([[[*ids], [len(ids)] + [-1] * (len(ids) - 1)]], np.int32)  # noqa: E731
+    asked = of_ids(t5, TEXTS[:1])
+    stopped = infer(client, "mini-t5", asked | {"stop_words_list": words(*plain[1:3])})
+    assert stopped["sequence_length"].tolist() == [[3]]
+    without = infer(client, "mini-t5", asked | {"bad_words_list": words(plain[1])})
+    length = without["sequence_length"][0, 0]
+    expected = t5.generate(text=TEXTS[0], bad_words_ids=((plain[1],),)).token_ids
+    assert without["output_ids"][0, 0, :length].tolist() == expected and plain[1] not in expected
+    ended = infer(client, "mini-t5", asked | {"end_id": np.array([[plain[2]]], np.uint32)})
+    assert ended["sequence_length"].tolist() == [[3]]
+
+
+def test_a_decoder_alone_gives_its_prompt_back_under_gpts_names(client, llava):
+    ids = [1, *llava.tokenizer.encode("the old")]
+    asked = {"input_ids": np.array([ids], np.uint32), "input_lengths": np.array([[len(ids)]], np.uint32)}
+    found = infer(client, "mini-llava", asked | {"request_output_len": np.array([[5]], np.uint32)})
+    expected = llava.generate(decoder_prompt_token_ids=ids, max_new_tokens=5).token_ids
+    assert found["output_ids"][0, 0].tolist() == ids + expected
+    assert found["sequence_length"].tolist() == [[len(ids) + len(expected)]]
+
+
+def test_embeddings_go_before_the_ids(client, llava):
+    rows = llava.encode(SCENE).last_hidden_state.float().numpy()[None]
+    ids = llava.tokenizer.encode(" " + SIGN)
+    asked = {"input_ids": np.array([ids], np.uint32), "request_prompt_embedding": rows}
+    found = infer(client, "mini-llava", asked | {"max_output_len": np.array([[6]], np.uint32)})
+    prompt = [*range(llava.config.vocab_size, llava.config.vocab_size + rows.shape[1]), *ids]
+    expected = llava.generate(prompt_table=rows[0], decoder_prompt_token_ids=prompt, max_new_tokens=6).token_ids
+    assert found["output_ids"][0, 0, len(ids) :].tolist() == expected
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_texts_and_images_give_texts(client, llava, binary):
+    expected = llava.generate(images=[SCENE], prompt=SIGN).text
+    image = SCENE.read_bytes() if binary else data_uri(SCENE).encode()
+    asked = {"text_input": np.array([[SIGN.encode()]], object), "image": np.array([[image]], object)}
+    assert infer(client, "mini-llava", asked, binary)["text_output"].tolist() == [[expected.encode()]]
+    pixels = np.asarray(Image.open(SCENE).convert("RGB"))[None]
+    asked["image"] = pixels
+    assert infer(client, "mini-llava", asked, binary)["text_output"].tolist() == [[expected.encode()]]
+
+
+def test_pages_and_plain_texts_give_texts(client, t5):
+    page = np.array([[(EXAMPLES / "page.png").read_bytes()]], object)
+    [[text]] = infer(client, "mini-nougat", {"image": page})["text_output"]
+    assert text.decode().strip() == (EXAMPLES / "page.txt").read_text().strip()
+    asked = {"text_input": np.array([[text.encode()] for text in TEXTS], object)}
+    found = infer(client, "mini-t5", asked, outputs=["text_output"])["text_output"]
+    assert [row[0].decode() for row in found] == [t5.generate(text=text).text for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({}, "nothing to work on"),
+        ({"input_ids": np.zeros((1, 0), np.uint32)}, "sequence_length is 0"),
+        ({"input_ids": np.zeros((0, 4), np.uint32)}, "batch"),
+        ({"input_ids": np.ones((1, 4), np.float32)}, "another kind"),
+        ({"input_ids": np.ones(4, np.uint32)}, "give [4, -1]"),
+        ({"input_ids": np.full((1, 4), 10**6, np.uint32)}, "outside the vocabulary"),
+        ({"sequence_length": np.array([[9]], np.uint32)}, "input_ids has 4 tokens"),
+        ({"sequence_length": np.array([[1], [2]], np.uint32)}, "they differ"),
+        ({"nonsense": np.array([[1]], np.uint32)}, "nonsense is no input"),
+        ({"temperature": np.array([[np.nan]], np.float32), "runtime_top_k": np.array([[2]], np.uint32)}, "temperature"),
+        ({"stop_words_list": np.array([[[1, 2], [5, -1]]], np.int32)}, "ends"),
+        ({"bad_words_list": np.array([[[-3, 2], [1, -1]]], np.int32)}, "outside the vocabulary"),
+        ({"beam_width": np.array([[100]], np.uint32)}, "num_beams is 100"),
+        ({"max_output_len": np.array([[10**9]], np.uint32)}, "built for"),
+        ({"text_input": np.array([[b"a"]], object)}, "text_input is no input"),
+    ],
+)
+def test_mistakes_get_one_sentence(client, arrays, words):
+    given = {"input_ids": np.full((1, 4), 3, np.uint32)} | arrays if arrays else {"temperature": np.ones((1, 1), "f")}
+    with pytest.raises(InferenceServerException) as caught:
+        infer(client, "mini-t5", given)
+    assert caught.value.status() == "400" and words in caught.value.message()
+    assert caught.value.message().endswith(".")
+
+
+def test_models_versions_and_outputs_that_are_not_there(client, t5):
+    for ask in (
+        lambda: client.get_model_metadata("gpt"),
+        lambda: client.get_model_metadata("mini-t5", "2"),
+        lambda: infer(client, "mini-t5", of_ids(t5, TEXTS), outputs=["logits"]),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            ask()
+        assert caught.value.status() in ("400", "404") and caught.value.message().endswith(".")
+    assert not client.is_model_ready("gpt")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{", b"[]", b'{"inputs": 3}', b'{"inputs": [{}]}', b'{"inputs": [{"name": "a", "datatype": "BF16"}]}',
+        b'{"inputs": [{"name": "a", "datatype": "INT8", "shape": [2], "data": [1]}]}',
+        b'{"inputs": [{"name": "a", "datatype": "INT8", "shape": [1], "data": [300]}]}',
+        b'{"inputs": [{"name": "a", "datatype": "BYTES", "shape": [1], "data": [1]}]}',
+        b'{"inputs": [{"name": "a", "datatype": "INT8", "shape": [1], "parameters": {"binary_data_size": 9}}]}',
+        b'{"inputs": []}xyz',
+    ],
+)  # fmt: skip
+def test_what_is_no_request_is_refused(served, body):
+    import http.client
+
+    connection = http.client.HTTPConnection(served.address, timeout=60)
+    connection.request("POST", "/v2/models/mini-t5/infer", body)
+    answer = connection.getresponse()
+    assert answer.status == 400 and json.loads(answer.read())["error"].endswith(".")

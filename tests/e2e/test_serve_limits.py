@@ -1,0 +1,289 @@
+"""What a server refuses, and what it does with clients that leave: one sentence each, in the protocol's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import openai
+import pytest
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.cli.serve import _named
+from app.server.config import ServerConfig
+from tests.prompted_kit import call
+from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, load, serving, until
+from vlm.errors import ImageError, InputError
+from vlm.processing.image_processor import ProcessorSource
+from vlm.processing.workers import ImageWorkers, MediaLimits
+
+SIGN, SCENE = "Read the sign.", EXAMPLES / "scene1.png"
+ENDLESS = {"temperature": 1.0, "max_tokens": 800, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def served():
+    limits = {"api_key": "secret", "max_body_mb": 1, "max_images": 2, "max_image_pixels": 10_000_000}
+    with serving(load("mini-llava", "mini-t5", "mini-nougat"), max_requests=4, **limits) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="secret", max_retries=0) as found:
+        yield found
+
+
+def send(served, method: str, path: str, body: bytes | str | None = None, key: str | None = "secret", **headers):
+    connection = http.client.HTTPConnection(served.address, timeout=60)
+    given = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {}), **headers}
+    connection.request(method, path, body, given)
+    answer = connection.getresponse()
+    return answer.status, answer.read().decode()
+
+
+def metric(served, name: str, **labels) -> float:
+    text = send(served, "GET", "/metrics")[1]
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples if s.name == name]
+    return sum(s.value for s in samples if labels.items() <= s.labels.items())
+
+
+def refusal(client, kind=openai.BadRequestError, **options) -> str:
+    """The sentence of a chat that is refused."""
+    with pytest.raises(kind) as caught:
+        client.chat.completions.create(**{"model": "mini-llava", **options})
+    message = caught.value.body["message"]
+    assert message.endswith(".") and "\n" not in message and "Traceback" not in message
+    return message
+
+
+def test_a_key_is_asked_for_everywhere_but_at_the_door(served):
+    for key in (None, "wrong", "secret2"):
+        status, text = send(served, "GET", "/v1/models", key=key)
+        assert status == 401 and "API key" in json.loads(text)["error"]["message"]
+        assert send(served, "GET", "/metrics", key=key)[0] == 401
+        assert send(served, "GET", "/health", key=key)[0] == 200
+    assert send(served, "GET", "/v1/models")[0] == 200
+
+
+def test_bodies_over_the_limit_are_refused_announced_or_not(served):
+    large = b"x" * (2**20 + 1)
+    status, text = send(served, "POST", "/v1/chat/completions", large)
+    assert status == 413 and "1,048,576 bytes" in text
+    chunks = iter([large[: 2**19]] * 3)
+    status, text = send(served, "POST", "/v1/chat/completions", chunks)
+    assert status == 413 and json.loads(text)["error"]["code"] == 413
+
+
+def test_nothing_is_fetched(client):
+    part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}
+    for url in ("http://127.0.0.1:1/a.png", "file:///etc/passwd", "a.png"):
+        part["image_url"]["url"] = url
+        assert "not fetched" in refusal(client, messages=[{"role": "user", "content": [part]}])
+
+
+def test_images_have_limits(client):
+    assert "2 images and pages" in refusal(client, messages=asked(SIGN, SCENE, SCENE, SCENE))
+    file = io.BytesIO()
+    Image.new("1", (4000, 4000)).save(file, "PNG")
+    uri = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}]
+    assert "4000×4000" in refusal(client, messages=messages)
+    for url, why in (
+        ("data:image/png;base64,####", "base64"),
+        ("data:image/png;base64,aGVsbG8=", "no image"),
+        ("data:image/png,abc", "base64 data URI"),
+    ):
+        messages[0]["content"][0]["image_url"]["url"] = url
+        assert why in refusal(client, messages=messages)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": 0, "n": 2}, "num_return_sequences"),
+        ({"n": 0}, "n"),
+        ({"top_logprobs": 3}, "needs logprobs"),
+        ({"max_tokens": 10**9}, "1024"),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}]}, "tools is not supported"),
+        ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+        ({"stop": [""]}, "stop"),
+        ({"extra_body": {"tempperature": 1}}, "tempperature"),
+        ({"extra_body": {"stop_token_ids": [10**6], "min_tokens": 3}}, "outside the vocabulary"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "role"),
+        ({"messages": [{"role": "user", "content": "<image>"}]}, "placeholders"),
+        ({"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "allowed are text"),
+        ({"model": "mini-t5", "messages": asked("a", SCENE)}, "takes text, not images"),
+        ({"model": "mini-nougat", "messages": asked("What is it?", SCENE)}, "no question"),
+        ({"model": "mini-nougat", "messages": asked("", SCENE, SCENE)}, "one image"),
+    ],
+)
+def test_mistakes_get_one_sentence(client, options, words):
+    assert words in refusal(client, **{"messages": asked(SIGN), **options})
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(**{"model": "mini-llava", "messages": asked(SIGN), "stream": True, **options})
+
+
+def test_unknown_models_and_paths_are_404(client, served):
+    assert "mini-llava, mini-t5" in refusal(client, openai.NotFoundError, model="gpt-4", messages=asked("a"))
+    status, text = send(served, "GET", "/v1/nothing")
+    assert status == 404 and json.loads(text)["error"]["message"] == "Not Found."
+    assert send(served, "GET", "/v1/chat/completions")[0] == 405
+    for body in (
+        "{",
+        "[]",
+        '"a"',
+        "[" * 5000,
+        b"\xff\xfe",
+        '{"model": "\ud800", "messages": [{}]}'.encode("utf-8", "surrogatepass"),
+    ):
+        status, text = send(served, "POST", "/v1/chat/completions", body)
+        assert status in (400, 404) and json.loads(text)["error"]["message"].endswith(".")
+
+
+def test_a_full_server_sheds_load(client, served):
+    before = metric(served, "vlm_rejected_requests_total", model="mini-llava")
+    service = served.service("mini-llava")
+    with service.admitted(3):
+        assert client.chat.completions.create(model="mini-llava", messages=asked(SIGN, SCENE)).choices
+        assert "4 at most" in refusal(client, openai.RateLimitError, messages=asked(SIGN, SCENE), n=2)
+        with pytest.raises(openai.RateLimitError) as caught:
+            client.chat.completions.create(model="mini-llava", messages=asked(SIGN, SCENE), n=2, stream=True)
+        assert caught.value.response.headers["retry-after"] == "1"
+    assert "holds 4 at most" in refusal(client, messages=asked(SIGN, SCENE), n=5)
+    assert metric(served, "vlm_rejected_requests_total", model="mini-llava") == before + 2
+
+
+CHAT = {"model": "mini-llava", "messages": asked(SIGN, SCENE), "max_tokens": 800, "ignore_eos": True}
+TENSORS = [("max_output_len", "UINT32", 800), ("end_id", "UINT32", 440), ("text_input", "BYTES", SIGN)]  # 440: never
+INFER = {"inputs": [{"name": n, "datatype": kind, "shape": [1, 1], "data": [x]} for n, kind, x in TENSORS]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "stream": True}),
+        ("/v1/chat/completions", CHAT),
+        ("/v2/models/mini-llava/infer", INFER),
+    ],
+    ids=["stream", "whole", "tensors"],
+)
+def test_a_client_that_leaves_is_not_worked_for(served, path, body):
+    service = served.service("mini-llava")
+    before = metric(served, "vlm_outputs_total", reason="abort")
+    connection = http.client.HTTPConnection(served.address, timeout=60)
+    headers = {"Authorization": "Bearer secret", "Content-Type": "application/json"}
+    connection.request("POST", path, json.dumps(body), headers)
+    until(lambda: service.pipeline.llm.scheduler.running)
+    connection.sock.close()
+    connection.close()
+    until(lambda: service.held == 0 and is_empty(service.pipeline))
+    assert metric(served, "vlm_outputs_total", reason="abort") == before + 1
+
+
+def test_metrics_count_what_was_done(client, served):
+    names = ("vlm_generated_tokens_total", "vlm_prompt_tokens_total", "vlm_time_to_first_token_seconds_count")
+    before = {name: metric(served, name, model="mini-t5") for name in names}
+    text = "translate English to German: The old ship is small."
+    answer = client.chat.completions.create(model="mini-t5", messages=[{"role": "user", "content": text}])
+    after = {name: metric(served, name, model="mini-t5") - before[name] for name in names}
+    assert list(after.values()) == [answer.usage.completion_tokens, answer.usage.prompt_tokens, 1]
+    for name in ("vlm_kv_cache_used_ratio", "vlm_running_outputs", "vlm_waiting_outputs"):
+        assert metric(served, name, model="mini-t5") == 0
+    exposed = send(served, "GET", "/metrics")[1]
+    assert all(name in exposed for name in ("vlm_inter_token_seconds", "vlm_preemptions", "vlm_loop_stops"))
+
+
+def test_an_output_that_repeats_itself_is_stopped_and_counted(client, served):
+    options = {"messages": asked("", EXAMPLES / "page.png"), "extra_body": {"repetition_penalty": 0.3}}
+    [choice] = client.chat.completions.create(model="mini-nougat", **options).choices
+    assert (choice.finish_reason, choice.stop_reason) == ("length", "loop")
+    assert metric(served, "vlm_loop_stops_total", model="mini-nougat") == 1
+
+
+def test_a_pdf_stands_for_its_pages(client):
+    uri = data_uri(EXAMPLES / "pages.pdf", "application/pdf")
+    parts = [{"type": "file", "file": {"file_data": uri, "filename": "pages.pdf"}}]
+    reason = refusal(client, model="mini-nougat", messages=[{"role": "user", "content": parts}])
+    assert "images and pages" in reason or "one image" in reason
+
+
+def test_settings_are_checked():
+    for wrong in ({"max_requests": 0}, {"port": 70000}, {"api_key": ""}, {"drain_seconds": -1}):
+        with pytest.raises(InputError):
+            ServerConfig(**wrong)
+    assert _named("a=b/c") == ("a", "b/c") and _named("x/y/") == ("y", "x/y/")
+
+
+def test_sigterm_lets_what_runs_end(tmp_path):
+    """The command itself."""
+    command = [sys.executable, "-m", "app.cli.main", "serve", "mini-llava", "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen([*command, "--preprocess-workers", "0"], stderr=subprocess.PIPE, text=True)
+    try:
+        address = next(found[1] for line in process.stderr if (found := re.search(r"(http://\S+)", line)))
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        options = {"model": "mini-llava", "messages": asked(SIGN, SCENE), "stream": True, "logprobs": True}
+        stream = iter(client.chat.completions.create(**options, **ENDLESS))
+        next(stream)
+        os.kill(process.pid, signal.SIGTERM)
+        tokens = sum(len(c.choices[0].logprobs.content) for c in stream if c.choices[0].logprobs)
+        assert tokens > 700  # of 800: some came before
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+
+
+def test_the_command_says_what_is_wrong(monkeypatch):
+    def refused(*arguments: str) -> str:
+        result = call("serve", *arguments)
+        [line] = [line for line in result.stderr.splitlines() if line.startswith("vlm: ")]
+        assert result.exit_code == 2 and line.endswith(".")
+        return line
+
+    assert "one name" in refused("mini-t5", "a/mini-t5")
+    assert "names no model" in refused("=mini-t5")
+    assert "port is 99999" in refused("mini-t5", "--port", "99999")
+    assert "no-such-model" in refused("no-such-model")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert "give another --port" in refused("mini-t5", "--device", "cpu", "--port", str(taken.getsockname()[1]))
+    assert "cannot be listened at" in refused("mini-t5", "--device", "cpu", "--host", "no.such.host.invalid")
+    for module in [name for name in sys.modules if name.startswith("app.server.run")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'vlm[serve]'" in refused("mini-t5")
+
+
+@pytest.mark.slow
+def test_an_image_that_kills_its_process_costs_one_request():
+    """Decoding is done elsewhere: what breaks there is one refusal, and the next image is read."""
+
+    async def ask():
+        workers = ImageWorkers(1, MediaLimits())
+        source = ProcessorSource(None, "CLIPImageProcessor", (32, 32))
+        try:
+            [whole] = await workers.pixels([SCENE.read_bytes()], source)
+            for process in workers._pool._processes.values():
+                process.kill()
+            with pytest.raises(ImageError, match="broke the process"):
+                for _ in range(100):
+                    await workers.pixels([SCENE.read_bytes()], source)
+            [again] = await workers.pixels([SCENE.read_bytes()], source)
+            return whole, again
+        finally:
+            workers.close()
+
+    whole, again = asyncio.run(ask())
+    assert whole.shape == (1, 3, 32, 32) and (whole == again).all()

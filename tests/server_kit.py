@@ -1,0 +1,88 @@
+"""A server of packaged models on a free port, in a thread of the test's own process."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+import vlm
+from app.server.app import create_app
+from app.server.config import ServerConfig
+from app.server.service import Service
+from vlm.pipeline import Pipeline
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where it listens, and what is behind it."""
+
+    address: str  # host:port
+    app: FastAPI
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def service(self, name: str) -> Service:
+        return self.app.state.services[name]
+
+
+def load(*names: str, **options) -> dict[str, Pipeline]:
+    return {name: vlm.load(name, device="cpu", **options) for name in names}
+
+
+@functools.cache
+def alone(name: str) -> Pipeline:
+    """A model by itself, for the tests of all modules."""
+    return vlm.load(name, device="cpu")
+
+
+@contextlib.contextmanager
+def serving(pipelines: dict[str, Pipeline], **config) -> Iterator[Served]:
+    app = create_app(pipelines, ServerConfig(**{"preprocess_workers": 0, **config}))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        until(lambda: server.started)
+        try:
+            yield Served(f"127.0.0.1:{listener.getsockname()[1]}", app)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def until(holds, seconds: float = 60) -> None:
+    """Waits for what is bound to come."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "what was waited for has not come"
+        time.sleep(0.01)
+
+
+def is_empty(pipeline: Pipeline) -> bool:
+    """Has everything gone back to the pool?"""
+    return not pipeline.llm.has_work and pipeline.llm.scheduler.blocks.balanced
+
+
+def data_uri(file: Path, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
+
+
+def asked(text: str, *images: Path) -> list[dict]:
+    """One message of the user."""
+    parts = [{"type": "image_url", "image_url": {"url": data_uri(image)}} for image in images]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]

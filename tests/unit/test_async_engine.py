@@ -1,0 +1,140 @@
+"""The engine's thread: what crosses to and from it, and what becomes of callers when it stops or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+import vlm
+from tests.server_kit import is_empty, until
+from vlm.async_pipeline import AsyncPipeline
+from vlm.errors import EngineError, LimitError
+from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.runtime.turns import Turns
+
+TEXT = "translate English to German: The old ship is small."
+
+
+@pytest.fixture(scope="module")
+def t5():
+    return vlm.load("mini-t5", device="cpu")
+
+
+@contextlib.asynccontextmanager
+async def running(pipeline, **options):
+    model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()), **options)
+    model.start()
+    try:
+        yield model
+    finally:
+        await model.engine.stop()
+        assert is_empty(pipeline)
+
+
+def test_deltas_add_up_to_the_output(t5):
+    async def ask():
+        async with running(t5) as model:
+            request = await model.request({"text": TEXT}, [], top_logprobs=2)
+            return [delta async for delta in model.engine.generate([request])]
+
+    deltas, expected = asyncio.run(ask()), t5.generate(text=TEXT)
+    assert [token for delta in deltas for token in delta.token_ids] == expected.token_ids
+    assert [x for delta in deltas for x in delta.logprobs] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert all(len(delta.top_logprobs) == len(delta.token_ids) for delta in deltas)
+    assert [delta.sequence is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+
+
+def test_what_cannot_be_held_is_told_its_caller_and_nobody_else(t5):
+    async def ask():
+        async with running(t5) as model:
+            good = await model.request({"text": TEXT}, [])
+            bad = await model.request({"text": TEXT}, [], max_new_tokens=10**6)
+            waiting = asyncio.create_task(model.generate(good))
+            with pytest.raises(LimitError, match="built for"):
+                await model.generate(bad)
+            return await waiting
+
+    assert asyncio.run(ask())[0].text == t5.generate(text=TEXT).text
+
+
+def test_a_stopped_engine_tells_who_waits_and_who_comes(t5):
+    async def ask():
+        async with running(t5) as model:
+            request = await model.request({"text": TEXT}, [], ignore_eos=True, loop_detection=False)
+            stream = model.stream(request)
+            await anext(stream)
+            await model.engine.stop()
+            with pytest.raises(EngineError, match="stopping"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(EngineError, match="has stopped"):
+                await model.generate(request)
+
+    asyncio.run(ask())
+
+
+def test_a_broken_engine_is_not_silent(t5, monkeypatch):
+    def broken():
+        raise RuntimeError("device lost")
+
+    async def ask():
+        async with running(t5) as model:
+            request = await model.request({"text": TEXT}, [])
+            with monkeypatch.context() as patch:
+                patch.setattr(t5.llm, "step", broken)
+                with pytest.raises(EngineError, match="device lost"):
+                    await model.generate(request)
+            assert isinstance(model.engine.error, RuntimeError)
+            with pytest.raises(EngineError):
+                await model.generate(request)
+            t5.llm.abort(max(t5.llm._sequences))
+            t5.llm.step()
+
+    asyncio.run(ask())
+
+
+def test_functions_run_in_the_engines_thread(t5):
+    async def ask():
+        async with running(t5) as model:
+            with pytest.raises(ZeroDivisionError):
+                await model.engine.run(lambda: 1 / 0)
+            return await model.engine.run(threading.current_thread)
+
+    assert asyncio.run(ask()).name == "engine"
+
+
+def test_every_end_is_reported_once(t5):
+    ended = []
+
+    async def ask():
+        async with running(t5, on_end=ended.append) as model:
+            requests = [await model.request({"text": TEXT}, []) for _ in range(11)]
+            streams = [model.stream(request) for request in requests]
+            for stream in streams[:3]:
+                await anext(stream)
+                await stream.aclose()
+            await asyncio.gather(*(model.generate(request) for request in requests[3:]))
+
+    asyncio.run(ask())
+    assert len(ended) == len({id(sequence) for sequence in ended}) == 11
+    assert {sequence.finish_reason for sequence in ended[3:]} <= {"eos", "abort"}
+
+
+def test_turns_go_to_who_has_waited_longest():
+    turns, order = Turns(), []
+
+    def work(name: int) -> None:
+        with turns:
+            order.append(name)
+
+    with turns:
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(5)]
+        for waiting, thread in enumerate(threads, 2):
+            thread.start()
+            until(lambda waiting=waiting: turns._next_ticket == waiting)
+    for thread in threads:
+        thread.join()
+    assert order == [0, 1, 2, 3, 4]

@@ -1,0 +1,69 @@
+"""Text that grows token by token is the text of all tokens, and never shows half a character."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models
+
+from vlm.processing.tokenization import TextStream, Tokenizer
+from vlm.resolve import ASSETS
+
+
+def llama_like() -> Tokenizer:
+    """Spaces as ▁, the first one dropped; characters that are no tokens as bytes."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁a", "b", "▁the", "."]
+    fast = FastTokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, "<unk>"))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    fast.decoder = decoders.Sequence(parts)
+    fast.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return Tokenizer(fast)
+
+
+TOKENIZERS = {"llama-like": llama_like(), **{path.name: Tokenizer.from_dir(path) for path in sorted(ASSETS.iterdir())}}
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int], sizes: list[int], stop: tuple[str, ...] = ()) -> list[str]:
+    """What comes of bursts of these sizes, the last one as long as need be."""
+    stream, found = TextStream(tokenizer, stop), []
+    for size in sizes:
+        found.append(stream.push(tuple(ids[:size])))
+        ids = ids[size:]
+    return [*found, stream.push(tuple(ids), last=True)]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_pieces_make_up_the_text(name):
+    tokenizer = TOKENIZERS[name]
+    # bytes that make no character spoil those beside them when they come
+    known = [i for i in range(tokenizer._fast.get_vocab_size()) if not tokenizer._fast.id_to_token(i).startswith("<0x")]
+
+    @settings(deadline=None, database=None, max_examples=100)
+    @given(st.lists(st.sampled_from(known), min_size=1, max_size=40), st.lists(st.integers(1, 5), max_size=12))
+    def check(ids, sizes):
+        assert "".join(pieces(tokenizer, ids, sizes)) == tokenizer.decode(ids)
+
+    check()
+
+
+@settings(deadline=None, database=None)
+@given(st.text(max_size=20), st.lists(st.integers(1, 3), max_size=40))
+def test_characters_of_several_tokens_come_whole(text, sizes):
+    tokenizer = TOKENIZERS["llama-like"]
+    data = text.encode("utf-8", "ignore").replace(b"\xef\xbf\xbd", b"")
+    found = pieces(tokenizer, [3 + byte for byte in data], sizes)
+    assert "".join(found) == data.decode().removeprefix(" ")
+    assert not any("\ufffd" in piece for piece in found)
+
+
+def test_a_long_stream_decodes_only_its_end(monkeypatch):
+    tokenizer = TOKENIZERS["mini-llava"]
+    ids, decoded = tokenizer.encode("the sign says GCV3U. ") * 100, []
+    decode = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda tokens: decoded.append(len(tokens)) or decode(tokens))
+    stream = TextStream(tokenizer)
+    text = "".join(stream.push((token,)) for token in ids)
+    assert decode(ids).startswith(text) and len(text) > 1900
+    assert max(decoded) < 10

@@ -1,0 +1,115 @@
+"""Images and text in, text out, for many coroutines at once: the pipeline's text layer over an AsyncEngine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from vlm.errors import InputError
+from vlm.outputs import Encoding, Output, samples_of
+from vlm.pipeline import Pipeline
+from vlm.processing.tokenization import TextStream
+from vlm.processing.workers import ImageFile, ImageWorkers
+from vlm.runtime.async_engine import AsyncEngine, Delta
+from vlm.runtime.request import Request, Sequence
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a burst brought for one output of a request."""
+
+    index: int  # of the output
+    text: str  # as decoded, before post-processing; never a part of a character
+    delta: Delta | None  # None of a search's outcomes but the best
+    output: Output | None  # once it has ended
+
+
+class AsyncPipeline:
+    """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
+
+    def __init__(
+        self, pipeline: Pipeline, workers: ImageWorkers, on_end: Callable[[Sequence], None] = lambda sequence: None
+    ):
+        self.pipeline, self._workers = pipeline, workers
+        self.engine = AsyncEngine(pipeline.llm, on_end)
+
+    def start(self) -> None:
+        """Within the event loop that will use it."""
+        self.engine.start()
+
+    async def close(self) -> None:
+        await self.engine.stop()
+        self.pipeline.close()
+
+    async def request(self, source: dict[str, Any], files: list[ImageFile], **sampling: Any) -> Request:
+        """An input of `Pipeline.generate`, its images (in the order of their places) besides.
+
+        Raises InputError and its kin with one sentence.
+        """
+        return await asyncio.to_thread(self.pipeline.request, await self._fields(source, files), **sampling)
+
+    async def stream(self, request: Request) -> AsyncIterator[Piece]:
+        """Texts of a request's outputs as they are decoded; leaving the iteration early aborts it."""
+        requests = samples_of(request)
+        texts = [self._text_stream(request) for _ in requests]
+        async with aclosing(self.engine.generate(requests)) as deltas:
+            async for delta in deltas:
+                ended = delta.sequence is not None
+                text = texts[delta.index].push(delta.token_ids, last=ended) if texts[delta.index] else ""
+                output = await self._output(delta.sequence) if ended else None
+                yield Piece(delta.index, text, delta, output)
+                for rank, other in enumerate(output.alternatives if output else (), 1):
+                    yield Piece(rank, other.raw_text, None, other)
+
+    async def generate(self, request: Request) -> list[Output]:
+        """A request's outputs: one, or as many as num_return_sequences."""
+        async with aclosing(self.stream(request)) as pieces:
+            ended = {piece.index: piece.output async for piece in pieces if piece.output}
+        return [ended[index] for index in sorted(ended)]
+
+    async def encode(self, sources: list[dict[str, Any]], files: list[list[ImageFile]]) -> list[Encoding]:
+        """As `Pipeline.encode`; `files`: of each input its images."""
+        inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
+        return await self.engine.run(lambda: self.pipeline.encode(inputs))
+
+    async def _output(self, sequence: Sequence) -> Output:
+        # post-processing a page takes milliseconds, in which the loop serves others
+        return await asyncio.to_thread(self.pipeline.outputs.output, sequence)
+
+    def _text_stream(self, request: Request) -> TextStream | None:
+        tokenizer = self.pipeline.tokenizer
+        return TextStream(tokenizer, request.params.stop) if tokenizer else None
+
+    async def _fields(self, source: dict[str, Any], files: list[ImageFile]) -> dict[str, Any]:
+        """An input with its images' pixel values."""
+        if not files:
+            return source
+        import torch
+
+        family, processor = self.pipeline.family, self.pipeline.processor_source
+        if processor is None:
+            raise InputError(f"{family.name} takes text, not images; leave the images out, or ask another model.")
+        pixels = [torch.from_numpy(x) for x in await self._workers.pixels(files, processor)]
+        if "messages" in source:
+            source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in pixels])}
+        pixels = torch.cat(pixels)
+        if family.prompt is not None:
+            return {**source, "pixel_values": pixels}
+        if len(pixels) != 1:
+            raise InputError(f"{family.name} reads one image a request, got {len(pixels)}; send a request for each.")
+        return {**source, "pixel_values": pixels[0]}
+
+
+def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
+    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
+    count = iter(counts)
+
+    def expanded(content: Any) -> Any:
+        if isinstance(content, str):
+            return content
+        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
+
+    return [{**message, "content": expanded(message["content"])} for message in messages]
