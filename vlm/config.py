@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
 
 DTYPES = ("float32", "float16", "bfloat16")
-BACKENDS = ("torch",)
+BACKENDS = ("torch", "tensorrt")
 
 
 class Config:
@@ -94,6 +95,7 @@ class BuildConfig(Config):
     max_seq_len: int | None = None
     max_encoder_input_len: int | None = None
     backend: str = "torch"
+    target: tuple[str, ...] = ()  # compute capabilities of a TensorRT plan, "sm89"; (): of this machine
 
     def __post_init__(self) -> None:
         wrong = []
@@ -101,12 +103,19 @@ class BuildConfig(Config):
             wrong.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
         if self.backend not in BACKENDS:
             wrong.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
+        wrong += self._wrong_targets()
         for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 wrong.append(f"{name} is {value}, it must be at least 1")
         if wrong:
             raise ConfigError("; ".join(wrong) + ".")
+
+    def _wrong_targets(self) -> list[str]:
+        if self.target and self.backend != "tensorrt":
+            return [f"target is {','.join(self.target)}, only the backend tensorrt takes one"]
+        odd = [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]
+        return [f"target is {listed(odd)}, it must be like sm89 or sm80,sm86"] if odd else []
 
 
 @dataclass(frozen=True)
