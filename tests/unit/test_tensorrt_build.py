@@ -8,7 +8,6 @@ pytest.importorskip("onnx", reason="needs pip install 'vlm[onnx]'")
 pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm[tensorrt-rtx]'")
 
 from tests.unit import trt_kit
-from vlm.compile import trt_targets
 from vlm.compile.plan_info import PlanInfo
 from vlm.compile.tensorrt import build_plans
 from vlm.config import BuildConfig

@@ -15,7 +15,12 @@ node, port = helper.make_node, helper.make_tensor_value_info
 
 
 def decoder(
-    path: Path, dtype: str = "float32", *, attention: str = "trt", lengths: bool = True, causal: str | None = "lower_right"
+    path: Path,
+    dtype: str = "float32",
+    *,
+    attention: str = "trt",
+    lengths: bool = True,
+    causal: str | None = "lower_right",
 ) -> Path:
     """One layer of self-attention over a cache; `attention` is "trt" or "standard"."""
     kind, steps = TYPES[dtype], _project() + _write()
@@ -41,14 +46,19 @@ def visual(path: Path, dtype: str = "float32") -> Path:
     ]
     inputs = [port("pixel_values", kind, ["batch", 3, 8, 8])]
     outputs = [port("features", kind, ["batch", 4, WIDTH])]
-    return _save(path, steps, inputs, outputs, [_weight("patches", (WIDTH, 3, 4, 4), kind), _ints("shape", [0, WIDTH, 4])])
+    return _save(
+        path, steps, inputs, outputs, [_weight("patches", (WIDTH, 3, 4, 4), kind), _ints("shape", [0, WIDTH, 4])]
+    )
 
 
 def cross(path: Path, dtype: str = "float32") -> Path:
     """hidden -> cross_k_0, cross_v_0"""
     kind, steps = TYPES[dtype], []
     for part in "kv":
-        steps += [node("MatMul", ["hidden", f"w{part}"], [f"{part}1"]), node("Reshape", [f"{part}1", "split"], [f"{part}2"])]
+        steps += [
+            node("MatMul", ["hidden", f"w{part}"], [f"{part}1"]),
+            node("Reshape", [f"{part}1", "split"], [f"{part}2"]),
+        ]
         steps.append(node("Transpose", [f"{part}2"], [f"cross_{part}_0"], perm=[0, 2, 1, 3]))
     outputs = [port(f"cross_{part}_0", kind, ["batch", HEADS, "span", HEAD_DIM]) for part in "kv"]
     weights = [*(_weight(f"w{part}", (WIDTH, WIDTH), kind) for part in "kv"), _ints("split", [0, 0, HEADS, HEAD_DIM])]
@@ -98,7 +108,10 @@ def _function() -> onnx.FunctionProto:
     meaning = node("Attention", ["q", "k", "v", "mask", "", "", "lengths"], ["y"], scale=1.0)
     causal = onnx.AttributeProto(name="is_causal", ref_attr_name="is_causal", type=onnx.AttributeProto.INT)
     meaning.attribute.append(causal)
-    names, attributes = ["q", "k", "v", "mask", "q_lengths", "lengths"], ["is_causal", "causal_kind", "TRT_decomposable"]
+    names, attributes = (
+        ["q", "k", "v", "mask", "q_lengths", "lengths"],
+        ["is_causal", "causal_kind", "TRT_decomposable"],
+    )
     opsets = [helper.make_opsetid("", 24)]
     return helper.make_function("trt", "TRT_Attention", names, ["y"], [meaning], opsets, attributes=attributes)
 
