@@ -46,6 +46,11 @@ class GraphIO:
     in_place: Mapping[str, str] = field(default_factory=dict)  # output -> the input whose memory it is
 
 
+def role_of(graph: str) -> str:
+    """Whose weights a graph holds."""
+    return "decoder" if graph == "cross" else graph
+
+
 def caches(kind: str, layers: int) -> list[str]:
     """`self` or `cross` -> the names of all keys and values, a layer after the other."""
     return [f"{kind}_{part}_{layer}" for layer in range(layers) for part in "kv"]

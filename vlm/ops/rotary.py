@@ -44,9 +44,7 @@ def rotary_kv_write(
     return reference(q, k, v, angles, keys, values, tables, slots, positions)
 
 
-@torch.library.custom_op(
-    "vlm::slot_rotary", mutates_args=(), schema="(Tensor x, Tensor cos, Tensor sin) -> Tensor"
-)
+@torch.library.custom_op("vlm::slot_rotary", mutates_args=(), schema="(Tensor x, Tensor cos, Tensor sin) -> Tensor")
 def slot_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rotate` of x [B, H, S, D], cos and sin [B, S, n] of x's type: a node of an exported graph"""
     rows = x.transpose(1, 2).flatten(0, 1)
