@@ -11,7 +11,7 @@ from typing import Any, Self
 from vlm.errors import ConfigError, listed
 
 DTYPES = ("float32", "float16", "bfloat16")
-BACKENDS = ("torch", "tensorrt")
+BACKENDS = ("torch", "onnxruntime", "tensorrt")
 
 
 class Config:
@@ -104,6 +104,8 @@ class BuildConfig(Config):
         if self.backend not in BACKENDS:
             wrong.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
         wrong += self._wrong_targets()
+        if self.backend == "onnxruntime" and self.dtype == "bfloat16":
+            wrong.append("onnxruntime does not compute in bfloat16 on the CPU, build it with float32 or float16")
         for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -135,12 +137,15 @@ class RuntimeConfig(Config):
     prefix_sharing: bool = True  # equal beginnings of prompts are computed and kept once
     encoder_cache_size: int = 256  # images whose features are kept for their next use
     cuda_graphs: bool = True
+    threads: int | None = None  # of ONNX Runtime; None: as many as there are cores
 
     def __post_init__(self) -> None:
         wrong = []
         for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.threads is not None and self.threads < 1:
+            wrong.append(f"threads is {self.threads}, it must be at least 1")
         if self.encoder_cache_size < 0:
             wrong.append(f"encoder_cache_size is {self.encoder_cache_size}, it must be 0 (off) or more")
         for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):

@@ -61,7 +61,12 @@ def test_targets(library, asked, gpu, targets):
     [
         (RTX_LIBRARY, ("sm80", "sm90"), None, r"tensorrt_rtx 1.7.1 does not build for sm90, it builds for sm75, sm80"),
         (RTX_LIBRARY, (), "sm90", r"does not build for sm90.*pip install 'vlm\[tensorrt\]'"),
-        (FULL_LIBRARY, (), None, r"a machine with an NVIDIA GPU, there is none here.*pip install 'vlm\[tensorrt-rtx\]'"),
+        (
+            FULL_LIBRARY,
+            (),
+            None,
+            r"a machine with an NVIDIA GPU, there is none here.*pip install 'vlm\[tensorrt-rtx\]'",
+        ),
         (FULL_LIBRARY, ("sm80",), "sm90", r"the GPU that it runs on \(sm90\), not for sm80"),
     ],
 )

@@ -43,10 +43,10 @@ def test_a_prefill_stays_within_its_tokens(max_seq_len, max_prefill_tokens, most
     assert typical[1] <= got[1]
 
 
-def test_a_prompt_table_may_be_all_of_a_prefill():
+def test_prompt_tables_of_whole_prompts():
     decode, prefill = graph_profiles(DECODER | {"prompt_table": ("rows", 256)}, LIMITS)
-    assert prefill["prompt_table"] == ((1, 256), (512, 256), (4 * 1024, 256))
-    assert decode["prompt_table"] == ((1, 256), (1, 256), (4 * 1024, 256))
+    assert prefill["prompt_table"] == ((1, 256), (512, 256), (8 * 1024, 256))
+    assert decode["prompt_table"] == ((1, 256), (8, 256), (8, 256))  # a row a sequence
 
 
 def test_caches_of_an_encoder_decoder():

@@ -8,38 +8,41 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vlm.compile.graph_io import BATCH, GraphIO, Port
+from vlm.compile.plan_bindings import Binding, PlanPort, plan_passes
+from vlm.compile.tensorrt_session import PlanContext, PlanGraph, ports_of
 from vlm.errors import EngineError
-from vlm.runtime.plan_bindings import Binding, Port, allocate_caches, bindings, slots_of
-from vlm.runtime.tensorrt_session import PlanContext, PlanDecoder, ports_of
+from vlm.runtime.slot_cache import SlotCache
 
 CPU = torch.device("cpu")
 SLOTS, HEADS, ROWS, DIM, VOCAB = 4, 2, 8, 3, 11
-
-
-def ranged(*sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple:
-    """(least, most) of the decode profile and of the prefill profile"""
-    return sizes
-
-
-def cache_port(name: str) -> Port:
-    row = (HEADS, ROWS, DIM)
-    return Port(name, torch.float16, ranged(((1, *row), (SLOTS, *row)), ((1, *row), (2, *row))))
-
-
+CACHE = (HEADS, ROWS, DIM)
+IO = GraphIO(
+    (
+        Port("token_ids", (BATCH, "span"), torch.int64),
+        Port("starts", (BATCH,), torch.int64),
+        Port("prompt_table", ("rows", DIM), torch.float16),
+        Port("self_k_0", (BATCH, *CACHE), torch.float16),
+    ),
+    (Port("logits", (BATCH, VOCAB), torch.float32), Port("self_k_0_out", (BATCH, *CACHE), torch.float16)),
+    {"self_k_0_out": "self_k_0"},
+)
+DECODE, PREFILL = 0, 1  # at most SLOTS sequences of a token, or 2 of ROWS tokens
 PORTS = [
-    Port("self_k_0_out", torch.float16, memory="self_k_0"),
-    Port("logits", torch.float32),
-    Port("token_ids", torch.int64, ranged(((1, 1), (SLOTS, 1)), ((1, 1), (2, ROWS)))),
-    Port("starts", torch.int64, ranged(((1,), (SLOTS,)), ((1,), (2,)))),
-    cache_port("self_k_0"),
+    PlanPort("self_k_0_out", torch.float16, memory="self_k_0"),
+    PlanPort("logits", torch.float32),
+    PlanPort("token_ids", torch.int64, (((1, 1), (SLOTS, 1)), ((1, 1), (2, ROWS)))),
+    PlanPort("starts", torch.int64, (((1,), (SLOTS,)), ((1,), (2,)))),
+    PlanPort("prompt_table", torch.float16, (((1, DIM), (20, DIM)),) * 2),
+    PlanPort("self_k_0", torch.float16, (((1, *CACHE), (SLOTS, *CACHE)), ((1, *CACHE), (2, *CACHE)))),
 ]
 
 
 class FakeContext:
-    """Records calls; the shapes of outputs follow from what `shapes` says."""
+    """Records calls; the shapes of outputs follow from the batch of `token_ids`."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]]):
-        self.calls, self.shapes = [], shapes
+    def __init__(self):
+        self.calls, self.shapes = [], {}
 
     def set_input_shape(self, name, shape):
         self.calls.append(("shape", name, shape))
@@ -51,31 +54,76 @@ class FakeContext:
         return True
 
     def get_tensor_shape(self, name):
-        return self.shapes[name]
+        batch = self.shapes["token_ids"][0]
+        return {"logits": (batch, VOCAB), "self_k_0_out": (batch, *CACHE)}.get(name) or self.shapes[name]
 
     def execute_async_v3(self, stream):
         self.calls.append(("run", stream))
         return True
 
-
-def step(batch: int, span: int) -> dict[str, torch.Tensor]:
-    return {
-        "token_ids": torch.zeros(batch, span, dtype=torch.int64),
-        "starts": torch.zeros(batch, dtype=torch.int64),
-        "logits": torch.zeros(batch, VOCAB),
-    }
+    def addresses(self) -> dict[str, int]:
+        return {call[1]: call[2] for call in self.calls if call[0] == "address"}
 
 
-def test_an_update_takes_the_memory_of_its_input():
-    caches = allocate_caches(PORTS, CPU)
-    wanted = {b.name: b for b in bindings(PORTS, step(2, 5) | slots_of(caches, 1, 2), 1, CPU)}
-    cache = caches["self_k_0"]
-    assert cache.shape == (SLOTS, HEADS, ROWS, DIM) and set(caches) == {"self_k_0"}
-    assert wanted["self_k_0"].address == wanted["self_k_0_out"].address == cache[1].data_ptr()
-    assert wanted["self_k_0"].shape == (2, HEADS, ROWS, DIM)
-    assert [b.is_input for b in bindings(PORTS, step(1, 1) | slots_of(caches, 0, 1), 0, CPU)] == [True] * 3 + [
-        False
-    ] * 2
+@pytest.fixture
+def graph(monkeypatch) -> PlanGraph:
+    """A graph of IO over contexts that record, and memory of the CPU."""
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
+    graph = PlanGraph.__new__(PlanGraph)
+    graph.io, graph.device, graph._ports = IO, CPU, PORTS
+    graph._contexts = [PlanContext(FakeContext()), PlanContext(FakeContext())]
+    return graph
+
+
+def inputs_of(batch: int, span: int) -> dict[str, torch.Tensor]:
+    ids, starts = torch.zeros(batch, span, dtype=torch.int64), torch.zeros(batch, dtype=torch.int64)
+    return {"token_ids": ids, "starts": starts, "prompt_table": torch.zeros(1, DIM, dtype=torch.float16)}
+
+
+def bound(graph: PlanGraph, cache: SlotCache, slots: slice, span: int):
+    inputs = inputs_of(slots.stop - slots.start, span) | cache.inputs(slots)
+    return graph.bind(inputs, cache.outputs(slots))
+
+
+def test_a_prefill_goes_straight_into_its_slot(graph):
+    cache = SlotCache.allocate(IO, SLOTS, CPU)
+    run = bound(graph, cache, slice(3, 4), span=5)
+    outputs = run()
+    decode, prefill = (context._context for context in graph._contexts)
+    assert not decode.calls and prefill.calls[-1] == ("run", 7)
+    slot = cache.tensors["self_k_0"][3].data_ptr()
+    told = prefill.addresses()
+    assert told["self_k_0"] == told["self_k_0_out"] == slot
+    assert told["token_ids"] == run.inputs["token_ids"].data_ptr()
+    assert told["logits"] == outputs["logits"].data_ptr() and outputs["logits"].shape == (1, VOCAB)
+    assert outputs["self_k_0_out"].data_ptr() == slot
+    assert ("shape", "token_ids", (1, 5)) in prefill.calls
+    assert not any(call[:2] == ("shape", "logits") for call in prefill.calls)
+
+
+def test_a_decode_step_is_one_call_once_bound(graph):
+    run = bound(graph, SlotCache.allocate(IO, SLOTS, CPU), slice(0, SLOTS), span=1)
+    run()
+    context = graph._contexts[DECODE]._context
+    assert len([call for call in context.calls if call[0] == "address"]) == len(PORTS)
+    context.calls.clear()
+    run()
+    assert context.calls == [("run", 7)]
+
+
+def test_too_many_sequences_are_several_passes(graph):
+    cache = SlotCache.allocate(IO, SLOTS, CPU)
+    inputs = inputs_of(3, 5) | cache.inputs(slice(1, 4))
+    logits = torch.zeros(3, VOCAB)
+    tensors = {**inputs, **cache.outputs(slice(1, 4)), "logits": logits}
+    passes = plan_passes(PORTS, tensors, [name for name in tensors if name != "prompt_table"], CPU)
+    assert [one.profile for one in passes] == [PREFILL, PREFILL]
+    first, second = ({b.name: b for b in one.bindings} for one in passes)
+    assert first["token_ids"].shape == (2, 5) and second["token_ids"].shape == (1, 5)
+    assert second["logits"].address == logits[2].data_ptr()
+    assert second["self_k_0"].address == cache.tensors["self_k_0"][3].data_ptr()
+    assert first["prompt_table"] == second["prompt_table"]
+    assert [b.is_input for b in passes[0].bindings] == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize(
@@ -84,75 +132,57 @@ def test_an_update_takes_the_memory_of_its_input():
         ({"starts": None}, "starts is missing"),
         ({"logits": None}, "logits is missing"),
         ({"starts": torch.zeros(2, dtype=torch.int32)}, "starts is torch.int32, not torch.int64"),
+        ({"token_ids": torch.zeros(2, 9).long()}, r"token_ids is \(2, 9\), the plan takes \(1, 1\) to \(2, 8\)"),
         (
-            {"token_ids": torch.zeros(2, 9, dtype=torch.int64)},
-            r"token_ids is \(2, 9\), the plan takes \(1, 1\) to \(2, 8\)",
+            {"prompt_table": torch.zeros(21, DIM).half()},
+            r"prompt_table is \(21, 3\), the plan takes \(1, 3\) to \(20, 3\)",
         ),
-        ({"token_ids": torch.zeros(3, 2, dtype=torch.int64).t()}, "token_ids is not contiguous"),
+        ({"token_ids": torch.zeros(3, 2).long().t()}, "token_ids is not contiguous"),
         ({"starts": torch.zeros(2, dtype=torch.int64, device="meta")}, "starts is on meta, not on cpu"),
+        (
+            {"self_k_0_out": torch.zeros(2, *CACHE).half()},
+            "self_k_0_out is self_k_0 updated in place, but other memory",
+        ),
     ],
 )
 def test_tensors_that_do_not_fit(change, reason):
-    tensors = step(2, 3) | slots_of(allocate_caches(PORTS, CPU), 0, 2) | change
+    cache = SlotCache.allocate(IO, SLOTS, CPU)
+    tensors = inputs_of(2, 3) | cache.inputs(slice(0, 2)) | cache.outputs(slice(0, 2))
+    tensors = {n: x for n, x in (tensors | {"logits": torch.zeros(2, VOCAB)} | change).items() if x is not None}
     with pytest.raises(EngineError, match=reason):
-        bindings(PORTS, {name: tensor for name, tensor in tensors.items() if tensor is not None}, 1, CPU)
+        plan_passes(PORTS, tensors, [name for name in tensors if name != "prompt_table"], CPU)
 
 
-def test_unchanged_bindings_are_set_once():
-    token, out = Binding("token_ids", 100, (2, 1), True), Binding("logits", 200, (2, VOCAB), False)
-    context = FakeContext({"logits": (2, VOCAB)})
+TOKEN, LOGITS = Binding("token_ids", 100, (2, 1), True), Binding("logits", 200, (2, VOCAB), False)
+
+
+def test_only_what_changed_is_bound_again():
+    context = FakeContext()
     plan = PlanContext(context)
-    plan.enqueue([token, out], 7)
-    assert context.calls == [
-        ("shape", "token_ids", (2, 1)),
-        ("address", "token_ids", 100),
-        ("address", "logits", 200),
-        ("run", 7),
-    ]
+    plan.enqueue([TOKEN, LOGITS], 7)
     context.calls.clear()
-    plan.enqueue([token, dataclasses.replace(out, address=300)], 7)
-    assert context.calls == [("address", "logits", 300), ("run", 7)]
+    plan.enqueue([TOKEN, dataclasses.replace(LOGITS, address=300)], 8)
+    assert context.calls == [("address", "logits", 300), ("run", 8)]
 
 
 def test_memory_of_another_size_is_never_written():
-    context = FakeContext({"logits": (2, VOCAB)})
+    context = FakeContext()
     plan = PlanContext(context)
+    plan.enqueue([TOKEN, LOGITS], 7)
+    context.calls.clear()
+    more = dataclasses.replace(TOKEN, shape=(3, 1))  # the output is as it was: too small now
     for _ in range(2):  # the second time too
-        with pytest.raises(EngineError, match=r"logits is \(2, 11\), memory is given for \(1, 11\)"):
-            plan.enqueue([Binding("logits", 200, (1, VOCAB), False)], 7)
-    assert not any(call[0] == "run" for call in context.calls)
-
-
-def test_outputs_are_checked_when_an_input_grows():
-    context = FakeContext({})
-    context.get_tensor_shape = lambda name: context.shapes["token_ids"]  # an output as large as the input
-    plan, out = PlanContext(context), Binding("logits", 200, (2, 1), False)
-    plan.enqueue([Binding("token_ids", 100, (2, 1), True), out], 7)
-    with pytest.raises(EngineError, match=r"logits is \(3, 1\), memory is given for \(2, 1\)"):
-        plan.enqueue([Binding("token_ids", 100, (3, 1), True), out], 7)
+        with pytest.raises(EngineError, match=r"logits is \(3, 11\), memory is given for \(2, 11\)"):
+            plan.enqueue([more, LOGITS], 7)
+    assert ("run", 7) not in context.calls
 
 
 @pytest.mark.parametrize("refused", ["set_input_shape", "set_tensor_address", "execute_async_v3"])
 def test_what_tensorrt_refuses(refused):
-    context = FakeContext({})
+    context = FakeContext()
     setattr(context, refused, lambda *_: False)
     with pytest.raises(EngineError, match="TensorRT"):
-        PlanContext(context).enqueue([Binding("token_ids", 100, (2, 1), True)], 7)
-
-
-def test_a_prefill_goes_into_its_slot():
-    runs = []
-    session = SimpleNamespace(ports=PORTS, device=CPU, run=lambda tensors, profile: runs.append((tensors, profile)))
-    decoder = PlanDecoder(session)
-    inputs = step(1, 5)
-    logits = inputs.pop("logits")
-    decoder.run(3, inputs, logits)
-    tensors, profile = runs.pop()
-    assert profile == 1 and tensors["logits"] is logits
-    assert tensors["self_k_0"].data_ptr() == decoder.caches["self_k_0"][3].data_ptr()
-    assert tensors["self_k_0"].is_contiguous()
-    decoder.run(0, {"token_ids": torch.zeros(4, 1), "starts": torch.zeros(4)}, torch.zeros(4, VOCAB))
-    assert runs[0][1] == 0 and len(runs[0][0]["self_k_0"]) == decoder.slots == SLOTS
+        PlanContext(context).enqueue([TOKEN], 7)
 
 
 def test_ports_of_an_engine():
@@ -160,12 +190,8 @@ def test_ports_of_an_engine():
         TensorIOMode=SimpleNamespace(INPUT=0, OUTPUT=1),
         **{name: name for name in ("float32", "float16", "bfloat16", "int64", "int32", "bool")},
     )
-    known = {
-        "token_ids": ("int64", 0),
-        "self_k_0": ("float16", 0),
-        "self_k_0_out": ("float16", 1),
-        "logits": ("float32", 1),
-    }
+    known = {"token_ids": ("int64", 0), "self_k_0": ("float16", 0), "self_k_0_out": ("float16", 1)}
+    known["logits"] = ("float32", 1)
     shapes = {"token_ids": [(1, 1), (4, 1), (4, 1)], "self_k_0": [(1, 2), (4, 2), (4, 2)]}
     engine = SimpleNamespace(
         num_io_tensors=4,
@@ -177,6 +203,6 @@ def test_ports_of_an_engine():
         get_aliased_input_tensor=lambda name: "self_k_0" if name == "self_k_0_out" else None,
     )
     ports = {port.name: port for port in ports_of(engine, trt)}
-    assert ports["token_ids"] == Port("token_ids", torch.int64, (((1, 1), (4, 1)),) * 2)
-    assert ports["self_k_0_out"] == Port("self_k_0_out", torch.float16, memory="self_k_0")
-    assert ports["logits"] == Port("logits", torch.float32)
+    assert ports["token_ids"] == PlanPort("token_ids", torch.int64, (((1, 1), (4, 1)),) * 2)
+    assert ports["self_k_0_out"] == PlanPort("self_k_0_out", torch.float16, memory="self_k_0")
+    assert ports["logits"] == PlanPort("logits", torch.float32)

@@ -171,10 +171,25 @@ def build_engine(
     build = resolve_limits(build, configs)
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
-        files = write_roles(draft, roles, "Building the engine", progress)
+        files = _write_networks(draft, roles, configs, build, progress)
         files |= file_entries(draft, copy_processor(checkpoint.processor_files, draft))
         _manifest(checkpoint, spec, roles, build, files).write(draft)
     return EngineDir.open(out, verify=False)
+
+
+def _write_networks(
+    draft: Path,
+    roles: Mapping[str, RoleWeights],
+    configs: Mapping[str, Config],
+    build: BuildConfig,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    """What the backend runs, as the manifest lists it: weights, or graphs that hold them."""
+    if build.backend == "torch":
+        return write_roles(draft, roles, "Building the engine", progress)
+    from vlm.compile.onnx_engine import write_graphs
+
+    return file_entries(draft, write_graphs(draft, roles, configs, build, progress))
 
 
 def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
@@ -256,6 +271,6 @@ def _manifest(
         generation=checkpoint.generation,
         source=checkpoint.source,
         built_on=built_on(),
-        built_for={"devices": ["cpu", "cuda"]},  # the torch backend's files are portable
+        built_for={"devices": ["cpu", "cuda"] if build.backend == "torch" else ["cpu"]},
         files=files,
     )

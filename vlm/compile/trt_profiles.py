@@ -72,23 +72,26 @@ def _ranges(inputs: Mapping[str, Dims], limits: PlanLimits) -> list[dict[str, Ra
 
 
 def _decode(limits: PlanLimits) -> dict[str, Range]:
-    batch, rows = limits.max_batch_size, _prefill(limits)["rows"][2]  # a prompt's table stays bound
-    return {"batch": (1, batch, batch), "span": (1, 1, 1), "rows": (1, 1, rows), **_caches(limits)}
+    batch = limits.max_batch_size
+    return {"batch": (1, batch, batch), "span": (1, 1, 1), "rows": (1, batch, batch), **_caches(limits)}
 
 
 def _prefill(limits: PlanLimits) -> dict[str, Range]:
     longest = min(limits.max_seq_len, limits.max_prefill_tokens)
-    return _spans(longest, limits.max_prefill_tokens, limits) | _caches(limits)
+    return _spans(longest, limits.max_prefill_tokens, limits.max_seq_len, limits) | _caches(limits)
 
 
 def _encode(limits: PlanLimits) -> dict[str, Range]:
-    return _spans(max(limits.max_encoder_input_len, 1), limits.max_encoder_tokens, limits)
+    longest = max(limits.max_encoder_input_len, 1)
+    return _spans(longest, limits.max_encoder_tokens, longest, limits)
 
 
-def _spans(longest: int, tokens: int, limits: PlanLimits) -> dict[str, Range]:
-    """Padded spans whose largest box stays within `tokens` where one sequence does; each may be all prompt table."""
+def _spans(longest: int, tokens: int, prompt: int, limits: PlanLimits) -> dict[str, Range]:
+    """Padded spans whose largest box stays within `tokens` where one sequence does; a run takes more sequences in
+    several passes, with all of their prompt tables. `prompt`: tokens of a whole prompt, of which a span is a chunk"""
     batch, typical = limits.boxed(longest, tokens), min(longest, TYPICAL_SPAN)
-    return {"batch": (1, 1, batch), "span": (1, typical, longest), "rows": (1, typical, batch * longest)}
+    rows = limits.max_batch_size * prompt
+    return {"batch": (1, 1, batch), "span": (1, typical, longest), "rows": (1, typical, rows)}
 
 
 def _caches(limits: PlanLimits) -> dict[str, Range]:

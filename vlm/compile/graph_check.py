@@ -1,0 +1,74 @@
+"""Is an exported graph what the network is? Its attentions are looked at, and its numbers compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.compile.graph_io import GraphIO
+from vlm.compile.graphs import GRAPHS
+from vlm.compile.onnx_export import examples
+from vlm.compile.onnxruntime import OnnxGraph
+from vlm.errors import EngineError, listed
+from vlm.ops.slot_attention import ATTENTION
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2}  # of the largest value of an output
+SIZES = ({"batch": 2, "span": 5}, {"batch": 1, "span": 1, "rows": 1}, {"batch": 3, "span": 1})
+
+
+def check(name: str, network: nn.Module, io: GraphIO, path: Path) -> None:
+    """Raises EngineError with every reason why the graph at `path` cannot be trusted."""
+    wrong = structure(path, name) + numbers(name, network, io, path)
+    if wrong:
+        raise EngineError(
+            f"the exported {name} graph is not what the model computes: {listed(wrong)}; please report it."
+        )
+
+
+def structure(path: Path, name: str) -> list[str]:
+    """What is wrong with the graph's attentions: each has its lengths, and those over a cache that is written see no
+    later keys, by their kind or by a mask."""
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    written = {out for node in graph.node if node.op_type == "TensorScatter" for out in node.output}
+    attentions = [node for node in graph.node if node.op_type == ATTENTION]
+    if name in ("encoder", "decoder") and not attentions:
+        return ["it has no attention"]
+    return [reason for node in attentions for reason in _misfits(node, written)]
+
+
+def _misfits(node: Any, written: set[str]) -> list[str]:
+    inputs = [*node.input, *[""] * 6]
+    kind = next(a.s.decode() for a in node.attribute if a.name == "causal_kind")
+    cached, masked, found = inputs[1] in written, bool(inputs[3]), []
+    if not inputs[5]:
+        found.append(f"{node.name} lacks the lengths of its keys")
+    if kind not in ("none", "lower_right") or (kind == "lower_right") != (cached and not masked):
+        found.append(f"{node.name} over {'its' if cached else 'another'} cache has causal kind {kind}")
+    return found
+
+
+@torch.inference_mode()
+def numbers(name: str, network: nn.Module, io: GraphIO, path: Path) -> list[str]:
+    """Outputs whose values on random inputs of several sizes differ from the network's."""
+    graph, module, found = OnnxGraph(path, io), GRAPHS[name](network), []
+    tolerance = TOLERANCE[next(port.dtype for port in io.inputs if port.dtype.is_floating_point)]
+    for sizes in SIZES:
+        inputs = examples(io, **sizes)
+        want = {output: tensor.clone() for output, tensor in module(inputs).items()}
+        got = graph.bind(inputs, {output: inputs[held] for output, held in io.in_place.items()})()
+        found += [
+            f"{output} differs by {error:.2g} of its largest value at {sizes}"
+            for output in want
+            if not (error := _error(got[output], want[output])) <= tolerance
+        ]
+    return found
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    got, want = got.float(), want.float()
+    return float((got - want).abs().max() / want.abs().max().clamp(min=1e-6))
