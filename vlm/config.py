@@ -113,6 +113,12 @@ class BuildConfig(Config):
         if wrong:
             raise ConfigError("; ".join(wrong) + ".")
 
+    def options(self) -> list[str]:
+        """The words after `vlm build MODEL -o OUT` that ask for the same."""
+        values = {**self.to_dict(), "target": ",".join(self.target) or None}
+        given = {name: value for name, value in values.items() if value is not None}
+        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
     def _wrong_targets(self) -> list[str]:
         if self.target and self.backend != "tensorrt":
             return [f"target is {','.join(self.target)}, only the backend tensorrt takes one"]

@@ -114,7 +114,8 @@ def _check_engine(path: Path, asked: dict[str, Any]) -> None:
         return
     has = ", ".join(f"{name} {getattr(build, name)}" for name in (*short, *other))
     wants = ", ".join(f"{name} {value}" for name, value in (short | other).items())
-    options = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in (dataclasses.asdict(build) | asked).items())
+    target = () if "backend" in other else build.target
+    options = " ".join(dataclasses.replace(build, **asked, target=target).options())
     error = LimitError if short else EngineError
     raise error(
         f"the engine {path} was built for {has}, asked is {wants}; rebuild it: vlm build MODEL -o {path} {options}."

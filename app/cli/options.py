@@ -37,4 +37,15 @@ MaxSeqLen = Annotated[
 MaxEncoderInputLen = Annotated[
     int | None, typer.Option(help="Encoder rows (tokens of a text) a request. [default: what the model takes]")
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="GPUs of a TensorRT plan, like sm80,sm86. [default: the one here; without one, all from sm80 on]"
+    ),
+]
 Backend = Annotated[str, typer.Option(help=f"What runs it: {', '.join(BACKENDS)}.")]
+
+
+def targets(text: str | None) -> tuple[str, ...]:
+    """`sm80,sm86` -> its parts"""
+    return tuple(part.strip().lower() for part in (text or "").split(",") if part.strip())

@@ -109,6 +109,7 @@ def test_a_library_that_does_not_load(monkeypatch, tmp_path, line):
 
 # --- which machine may run a plan ---
 
+KNOWN_HERE = RTX_LIBRARY.capabilities
 BUILD = BuildConfig("float16", 16, 512, None, "tensorrt", ("sm80", "sm86"))
 
 
@@ -118,35 +119,36 @@ def info(library: str = RTX, version: str = "1.7.1", targets: tuple[str, ...] = 
 
 def refusal(plan: PlanInfo, machine: Machine) -> str:
     with pytest.raises(EngineError) as caught:
-        check_runnable(plan, BUILD, machine, "org/model", "my engines/a")
+        check_runnable(plan, BUILD, machine, "my engines/a", "a folder")
     return str(caught.value)
 
 
 def test_a_machine_that_fits():
-    check_runnable(info(), BUILD, Machine("sm86", {RTX: "1.7.1"}), "org/model", "e")
-    check_runnable(info(FULL, "11.4.0", ("sm90",)), BUILD, Machine("sm90", {FULL: "11.4.0"}), "org/model", "e")
+    check_runnable(info(), BUILD, Machine("sm86", {RTX: "1.7.1"}), "e", "a folder")
+    check_runnable(info(FULL, "11.4.0", ("sm90",)), BUILD, Machine("sm90", {FULL: "11.4.0"}), "e", "a folder")
 
 
 def test_the_rebuild_command_is_exact():
-    said = refusal(info(), Machine("sm89", {RTX: "1.7.1"}))
+    said = refusal(info(), Machine("sm89", {RTX: "1.7.1"}, KNOWN_HERE))
     assert "its plans are for sm80, sm86, this GPU is sm89" in said
-    command = said[said.index("vlm build") :]
+    command, _, source = said[said.index("vlm build") :].partition(" (")
+    assert source == "MODEL was a folder)."
     assert shlex.split(command) == [
-        *("vlm", "build", "org/model", "-o", "my engines/a", "--backend", "tensorrt", "--target", "sm89"),
-        *("--dtype", "float16", "--max-batch-size", "16", "--max-seq-len", "512"),
+        *("vlm", "build", "MODEL", "-o", "my engines/a", "--dtype", "float16", "--max-batch-size", "16"),
+        *("--max-seq-len", "512", "--backend", "tensorrt", "--target", "sm89"),
     ]
 
 
 def test_no_gpu():
     said = refusal(info(), Machine(None, {RTX: "1.7.1"}))
     assert "TensorRT plans for sm80, sm86, this machine has no CUDA GPU" in said
-    assert "--backend torch --dtype" in said and "--target" not in said
+    assert "--backend torch (MODEL" in said and "--target" not in said
 
 
 def test_rtx_does_not_run_on_hopper():
     said = refusal(info(targets=("sm90",)), Machine("sm90", {RTX: "1.7.1"}))
     assert "tensorrt_rtx does not run on sm90 (H100, H200)" in said
-    assert "Rebuild it: pip install 'vlm[tensorrt]' and then vlm build" in said and "--target sm90" in said
+    assert "rebuild it: pip install 'vlm[tensorrt]' and then vlm build" in said and "--target sm90" in said
 
 
 def test_other_libraries():

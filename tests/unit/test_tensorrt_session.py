@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 
 from vlm.compile.graph_io import BATCH, GraphIO, Port
 from vlm.compile.plan_bindings import Binding, PlanPort, plan_passes
-from vlm.compile.tensorrt_session import PlanContext, PlanGraph, ports_of
+from vlm.compile.tensorrt_session import PlanContext, PlanGraph, Queue, ports_of
 from vlm.errors import EngineError
 from vlm.runtime.slot_cache import SlotCache
 
@@ -66,11 +67,11 @@ class FakeContext:
 
 
 @pytest.fixture
-def graph(monkeypatch) -> PlanGraph:
+def graph() -> PlanGraph:
     """A graph of IO over contexts that record, and memory of the CPU."""
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=7))
     graph = PlanGraph.__new__(PlanGraph)
     graph.io, graph.device, graph._ports = IO, CPU, PORTS
+    graph._queue = SimpleNamespace(turn=lambda: contextlib.nullcontext(7))
     graph._contexts = [PlanContext(FakeContext()), PlanContext(FakeContext())]
     return graph
 
@@ -183,6 +184,23 @@ def test_what_tensorrt_refuses(refused):
     setattr(context, refused, lambda *_: False)
     with pytest.raises(EngineError, match="TensorRT"):
         PlanContext(context).enqueue([TOKEN], 7)
+
+
+def test_plans_and_torch_wait_for_each_other(monkeypatch):
+    order = []
+
+    class Stream:
+        def __init__(self, name):
+            self.cuda_stream = name
+
+        def wait_stream(self, other):
+            order.append(f"{self.cuda_stream} after {other.cuda_stream}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("plan"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("torch"))
+    with Queue(CPU).turn() as handle:
+        order.append(f"work on {handle}")
+    assert order == ["plan after torch", "work on plan", "torch after plan"]
 
 
 def test_ports_of_an_engine():

@@ -171,9 +171,9 @@ def build_engine(
     build = resolve_limits(build, configs)
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
-        files = _write_networks(draft, roles, configs, build, progress)
+        files, built_for = _write_networks(draft, roles, configs, build, progress)
         files |= file_entries(draft, copy_processor(checkpoint.processor_files, draft))
-        _manifest(checkpoint, spec, roles, build, files).write(draft)
+        _manifest(checkpoint, spec, roles, build, files, built_for).write(draft)
     return EngineDir.open(out, verify=False)
 
 
@@ -183,13 +183,19 @@ def _write_networks(
     configs: Mapping[str, Config],
     build: BuildConfig,
     progress: Progress | None,
-) -> dict[str, Any]:
-    """What the backend runs, as the manifest lists it: weights, or graphs that hold them."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The files that the backend runs, as the manifest lists them (weights, or graphs or plans that hold them), and
+    what may run them."""
     if build.backend == "torch":
-        return write_roles(draft, roles, "Building the engine", progress)
+        return write_roles(draft, roles, "Building the engine", progress), {"devices": ["cpu", "cuda"]}
+    if build.backend == "tensorrt":
+        from vlm.compile.plan_engine import write_plans
+
+        plans, info = write_plans(draft, roles, configs, build, progress)
+        return file_entries(draft, plans), info.built_for()
     from vlm.compile.onnx_engine import write_graphs
 
-    return file_entries(draft, write_graphs(draft, roles, configs, build, progress))
+    return file_entries(draft, write_graphs(draft, roles, configs, build, progress)), {"devices": ["cpu"]}
 
 
 def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
@@ -257,6 +263,7 @@ def _manifest(
     roles: Mapping[str, RoleWeights],
     build: BuildConfig,
     files: dict[str, Any],
+    built_for: dict[str, Any],
 ) -> Manifest:
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -271,6 +278,6 @@ def _manifest(
         generation=checkpoint.generation,
         source=checkpoint.source,
         built_on=built_on(),
-        built_for={"devices": ["cpu", "cuda"] if build.backend == "torch" else ["cpu"]},
+        built_for=built_for,
         files=files,
     )

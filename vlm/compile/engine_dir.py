@@ -49,7 +49,8 @@ class Manifest(Config):
 
     @property
     def build(self) -> BuildConfig:
-        return BuildConfig(dtype=self.dtype, backend=self.backend, **self.limits)
+        target = tuple(self.built_for.get("tensorrt", {}).get("targets", ()))
+        return BuildConfig(dtype=self.dtype, backend=self.backend, target=target, **self.limits)
 
     def write(self, folder: Path) -> None:
         values = self.to_dict()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from vlm.compile.trt_library import FULL, PIP, RTX
-from vlm.compile.trt_targets import HOPPER
+from vlm.compile.trt_library import FULL, PIP, RTX, installed
+from vlm.compile.trt_targets import HOPPER, this_gpu
 from vlm.config import BuildConfig, Config
 from vlm.errors import EngineError, listed
+
+if TYPE_CHECKING:
+    import torch
 
 KEY = "tensorrt"  # in the manifest's built_for
 
@@ -45,27 +48,29 @@ class Machine:
 
     gpu: str | None  # its compute capability, "sm90"
     versions: dict[str, str]  # library -> version, of those installed
+    rtx_capabilities: tuple[str, ...] = ()  # what tensorrt_rtx builds for, where it is installed
 
     @classmethod
-    def this(cls) -> Machine:
-        from vlm.compile.trt_library import installed
-        from vlm.compile.trt_targets import this_gpu
+    def this(cls, device: torch.device | None = None) -> Machine:
+        libraries = installed()
+        versions = {name: library.version for name, library in libraries.items()}
+        return cls(this_gpu(device), versions, libraries[RTX].capabilities if RTX in libraries else ())
 
-        return cls(this_gpu(), {name: library.version for name, library in installed().items()})
 
-
-def check_runnable(info: PlanInfo, build: BuildConfig, machine: Machine, source: str, path: str) -> None:
+def check_runnable(info: PlanInfo, build: BuildConfig, machine: Machine, path: str, source: str) -> None:
     """EngineError with every reason why this machine cannot run the plans of the engine at `path`, and the command
-    that builds them for it from `source`, the model."""
+    that builds them for it. source: the model that it was built from, in words"""
     if machine.gpu is None:
         raise EngineError(
             f"{path} holds TensorRT plans for {listed(info.targets)}, this machine has no CUDA GPU; run it where there"
-            f" is one, or build for the CPU: {rebuild_command(build, source, path, 'torch')}"
+            f" is one, or build it for the CPU: {rebuild_command(build, path, 'torch')} (MODEL was {source})."
         )
     if reasons := list(_reasons(info, machine, machine.gpu)):
-        command = rebuild_command(build, source, path, "tensorrt", machine.gpu)
+        command = rebuild_command(build, path, "tensorrt", (machine.gpu,))
         first = f"{PIP[pip]} and then " if (pip := _missing(machine, machine.gpu)) else ""
-        raise EngineError(f"{path} does not run here: {'; '.join(reasons)}. Rebuild it: {first}{command}")
+        raise EngineError(
+            f"{path} does not run here: {'; '.join(reasons)}; rebuild it: {first}{command} (MODEL was {source})."
+        )
 
 
 def _reasons(info: PlanInfo, machine: Machine, gpu: str) -> Iterator[str]:
@@ -81,21 +86,10 @@ def _reasons(info: PlanInfo, machine: Machine, gpu: str) -> Iterator[str]:
 
 def _missing(machine: Machine, gpu: str) -> str | None:
     """The library to install before anything can be built for this GPU."""
-    if FULL in machine.versions or (RTX in machine.versions and gpu != HOPPER):
-        return None
-    return FULL
+    return None if FULL in machine.versions or gpu in machine.rtx_capabilities else FULL
 
 
-def rebuild_command(build: BuildConfig, source: str, path: str, backend: str, target: str | None = None) -> str:
+def rebuild_command(build: BuildConfig, path: str, backend: str, target: tuple[str, ...] = ()) -> str:
     """The `vlm build` that makes the same engine for another machine."""
-    options = {
-        "-o": path,
-        "--backend": backend,
-        "--target": target,
-        "--dtype": build.dtype,
-        "--max-batch-size": build.max_batch_size,
-        "--max-seq-len": build.max_seq_len,
-        "--max-encoder-input-len": build.max_encoder_input_len,
-    }
-    given = [word for name, value in options.items() if value is not None for word in (name, str(value))]
-    return shlex.join(["vlm", "build", source, *given])
+    other = replace(build, backend=backend, target=target)
+    return shlex.join(["vlm", "build", "MODEL", "-o", path, *other.options()])

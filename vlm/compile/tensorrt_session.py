@@ -1,8 +1,9 @@
-"""Plans on a GPU: torch's memory is bound to them by address, work is queued on torch's stream, nothing is copied and
-the host does not wait."""
+"""Plans on a GPU: torch's memory is bound to them by address, work is queued in step with torch's stream, nothing is
+copied and the host does not wait."""
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,21 @@ class PlanContext:
                 raise EngineError(f"the plan's {binding.name} is {shape}, memory is given for {binding.shape}.")
 
 
+class Queue:
+    """A stream for plans, since on the default one TensorRT makes the host wait for the device."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._own = device, torch.cuda.Stream(device)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[int]:
+        """The stream's handle: what is queued on it comes after all that torch was told before, and before the rest."""
+        torchs = torch.cuda.current_stream(self._device)
+        self._own.wait_stream(torchs)
+        yield self._own.cuda_stream
+        torchs.wait_stream(self._own)
+
+
 @dataclass(frozen=True)
 class BoundPlan:
     """A plan tied to tensors, which live as long as this does. Each call is a run on what the inputs hold then."""
@@ -60,18 +76,18 @@ class BoundPlan:
     contexts: Sequence[PlanContext]
     inputs: Mapping[str, Tensor]
     outputs: dict[str, Tensor]
-    device: torch.device
+    queue: Queue
 
     def __call__(self) -> dict[str, Tensor]:
-        """Queues the run on torch's current stream; the outputs hold its results once that has come past it."""
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        for one in self.passes:
-            self.contexts[one.profile].enqueue(one.bindings, stream)
+        """Queues the run; for what torch's stream does after it, the outputs hold its results."""
+        with self.queue.turn() as stream:
+            for one in self.passes:
+                self.contexts[one.profile].enqueue(one.bindings, stream)
         return self.outputs
 
 
 class PlanGraph:
-    """A plan on a CUDA device, ready to run. All its runs belong on one stream: its profiles share their memory."""
+    """A plan on a CUDA device, ready to run. Its profiles share their working memory: runs come one after the other."""
 
     def __init__(self, plan_file: Path, io: GraphIO, library: Library, device: torch.device):
         """Raises EngineError for a plan that the library cannot load; `check_runnable` says why before."""
@@ -80,7 +96,7 @@ class PlanGraph:
             self._logger = make_logger(library.module, self._errors)
             self._runtime = library.module.Runtime(self._logger)
             self._engine = self._load(plan_file)
-            self._ports = list(ports_of(self._engine, library.module))
+            self._ports, self._queue = list(ports_of(self._engine, library.module)), Queue(device)
             self._memory = torch.empty(max(self._engine.device_memory_size_v2, 1), dtype=torch.uint8, device=device)
             self._contexts = [self._context(library.module, i) for i in range(self._engine.num_optimization_profiles)]
 
@@ -90,7 +106,7 @@ class PlanGraph:
         results = {**self._allocated(inputs, outputs), **outputs}
         batched = [port.name for port in (*self.io.inputs, *self.io.outputs) if port.shape[0] == BATCH]
         passes = plan_passes(self._ports, {**inputs, **results}, batched, self.device)
-        return BoundPlan(passes, self._contexts, dict(inputs), results, self.device)
+        return BoundPlan(passes, self._contexts, dict(inputs), results, self._queue)
 
     def _allocated(self, inputs: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         pairs = [pair for port in self.io.inputs for pair in zip(port.shape, inputs[port.name].shape, strict=True)]

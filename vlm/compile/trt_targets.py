@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.compile.trt_library import FULL, PIP, RTX, Library
 from vlm.errors import EngineError, listed
+
+if TYPE_CHECKING:
+    import torch
 
 OLDEST_DEFAULT = 80  # Ampere: the first with bfloat16, and what RTX's kernels of attention are made for
 HOPPER = "sm90"
 
 
-def this_gpu() -> str | None:
-    """The compute capability of the current CUDA device; None without one."""
+def this_gpu(device: torch.device | None = None) -> str | None:
+    """The compute capability of a CUDA device (None: the current one); None without one."""
     import torch
 
     if not torch.cuda.is_available():
         return None
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability(device)
     return f"sm{major}{minor}"
 
 

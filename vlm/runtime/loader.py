@@ -55,6 +55,10 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
             f"max_batch_size {batch_size} is more than the engine's {build.max_batch_size}; rebuild with"
             f" --max-batch-size {batch_size}."
         )
+    if build.backend == "tensorrt":
+        from vlm.compile.plan_engine import within_plans
+
+        runtime = within_plans(engine, runtime, device)
     with _memory_errors(engine, device):
         make = _torch_executor if build.backend == "torch" else _slot_executor
         executor, shape, block_size = make(engine, runtime, device, batch_size)
@@ -99,16 +103,24 @@ def _torch_executor(engine: EngineDir, runtime: RuntimeConfig, device: torch.dev
 
 def _slot_executor(engine: EngineDir, runtime: RuntimeConfig, device: torch.device, batch_size: int) -> Made:
     """A slot is one block that holds a whole sequence."""
-    from vlm.compile.onnx_engine import load_graphs
-
     build, dtype = engine.build, getattr(torch, engine.build.dtype)
-    networks = {name: Network(*parts) for name, parts in load_graphs(engine, runtime).items()}
+    networks = {name: Network(*parts) for name, parts in _graphs(engine, runtime, device).items()}
     config = networks["decoder"].config
     size = max(build.max_seq_len, build.max_encoder_input_len or 0)
     shape = _plan(config, build, replace(runtime, block_size=size, max_kv_blocks=None), batch_size, None)
     state = BatchState(batch_size, build.max_seq_len, shape, device, config.embedding_size, dtype)
     cache = SlotCache.allocate(networks["decoder"].graph.io, batch_size + 1, device)
     return SlotExecutor(networks, cache, state, runtime), shape, size
+
+
+def _graphs(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, tuple]:
+    if engine.build.backend == "tensorrt":
+        from vlm.compile.plan_engine import load_plans
+
+        return load_plans(engine, device)
+    from vlm.compile.onnx_engine import load_graphs
+
+    return load_graphs(engine, runtime)
 
 
 def _plan(
@@ -127,6 +139,8 @@ def _plan(
 
 def _device_of(build: BuildConfig, runtime: RuntimeConfig) -> torch.device:
     """InputError for one that the backend does not run on."""
+    if build.backend == "tensorrt" and runtime.device == "cpu":
+        raise InputError("device is cpu; a tensorrt engine runs on cuda, build for torch or onnxruntime instead.")
     if build.backend != "onnxruntime":
         return resolve_device(runtime.device)
     if runtime.device not in ("auto", "cpu"):
