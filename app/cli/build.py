@@ -44,6 +44,7 @@ def build(
     Examples:
       vlm build nougat-base.ckpt -o nougat-base.engine --dtype bfloat16 --max-batch-size 64
       vlm build facebook/nougat-small -o nougat-small.engine --max-seq-len 2048
+      vlm build mini-t5 -o mini-t5.engine --backend onnxruntime
       vlm build --random-weights --arch nougat-base -o random.engine --dtype bfloat16
     """
     _check(source, random_weights, arch)
