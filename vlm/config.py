@@ -143,7 +143,7 @@ class RuntimeConfig(Config):
     prefix_sharing: bool = True  # equal beginnings of prompts are computed and kept once
     encoder_cache_size: int = 256  # images whose features are kept for their next use
     cuda_graphs: bool = True
-    threads: int | None = None  # of ONNX Runtime; None: as many as there are cores
+    threads: int | None = None  # on the CPU; None: what torch and ONNX Runtime take by themselves
 
     def __post_init__(self) -> None:
         wrong = []

@@ -45,6 +45,7 @@ def build(
     Examples:
       vlm build nougat-base.ckpt -o nougat-base.engine --dtype bfloat16 --max-batch-size 64
       vlm build facebook/nougat-small -o nougat-small.engine --max-seq-len 2048
+      vlm build mini-t5 -o mini-t5.engine --backend onnxruntime
       vlm build --random-weights --arch nougat-base -o random.engine --dtype bfloat16
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """

@@ -23,6 +23,14 @@ MaxBatchSize = Annotated[
     int | None,
     typer.Option(help=f"Sequences decoded at once. [default: as built, or {BuildConfig.max_batch_size}]"),
 ]
+RunBackend = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        help=f"What runs it: {', '.join(BACKENDS)}, or auto: what suits this machine. [default: as built, or torch]",
+    ),
+]
+Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: as many as there are cores]")]
 MaxNewTokens = Annotated[
     int | None, typer.Option(help="Tokens to generate at most. [default: as many as the engine holds]")
 ]

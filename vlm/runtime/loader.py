@@ -49,6 +49,8 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
     """
     build = engine.build
     device = _device_of(build, runtime)
+    if runtime.threads and device.type == "cpu":
+        torch.set_num_threads(runtime.threads)
     batch_size = runtime.max_batch_size or build.max_batch_size
     if batch_size > build.max_batch_size:
         raise LimitError(
