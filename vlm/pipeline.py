@@ -49,8 +49,8 @@ def load(
     """Loads a packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory.
 
     What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
-    engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU) or "auto", what vlm.backends.pick takes; None:
-    an engine's own, else torch. Raises a VlmError with one sentence.
+    engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
+    vlm.backends.pick takes; None: an engine's own, else torch. Raises a VlmError with one sentence.
     """
     from vlm.resolve import resolve
 

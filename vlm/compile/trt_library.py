@@ -54,6 +54,11 @@ def installed() -> dict[str, Library]:
     return {name: Library(name, module) for name, module in found.items() if module is not None}
 
 
+def versions() -> dict[str, str]:
+    """Of the installed libraries, by name."""
+    return {name: library.version for name, library in installed().items()}
+
+
 def named(name: str, libraries: Mapping[str, Library]) -> Library:
     """EngineError with the pip command where it is not installed."""
     if name not in libraries:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.compile.trt_library import FULL, PIP, RTX, Library
+from vlm.config import BuildConfig
 from vlm.errors import EngineError, listed
 
 if TYPE_CHECKING:
@@ -23,6 +25,16 @@ def this_gpu(device: torch.device | None = None) -> str | None:
         return None
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm{major}{minor}"
+
+
+def for_this_gpu(build: BuildConfig) -> BuildConfig:
+    """A build that will run here. EngineError where it could not."""
+    if (gpu := this_gpu()) is None:
+        raise EngineError(
+            "the backend tensorrt runs on a CUDA GPU, this machine has none; use the backend torch or onnxruntime, or"
+            " build for another machine: vlm build MODEL -o OUT --backend tensorrt --target sm89."
+        )
+    return replace(build, target=(gpu,))
 
 
 def library_for(asked: tuple[str, ...], gpu: str | None, libraries: Mapping[str, Library]) -> Library:
