@@ -51,8 +51,9 @@ def build(
     """
     _check(source, random_weights, arch)
     config = BuildConfig(dtype, max_batch_size, max_seq_len, max_encoder_input_len, backend, targets(target))
-    from vlm.compile.builder import build_engine
+    from vlm.compile.builder import build_engine, check_backend
 
+    check_backend(config)
     with Progress() as progress, tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
         checkpoint = _checkpoint(source, arch, seed, dtype, Path(scratch), progress)
         engine = build_engine(checkpoint, out, config, progress=progress)

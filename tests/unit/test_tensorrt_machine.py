@@ -10,7 +10,7 @@ import pytest
 
 from vlm.compile import trt_library
 from vlm.compile.plan_info import Machine, PlanInfo, check_runnable
-from vlm.compile.trt_library import FULL, RTX, Library, installed, named
+from vlm.compile.trt_library import FULL, RTX, Library, installed, named, versions
 from vlm.compile.trt_targets import library_for, resolve_targets
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
@@ -93,7 +93,10 @@ def test_what_can_be_imported(monkeypatch):
     fake = ModuleType("a_fake_trt")
     fake.__version__ = "9.9"
     monkeypatch.setitem(sys.modules, "a_fake_trt", fake)
-    assert {name: library.version for name, library in installed().items()} == {RTX: "9.9"}
+    with pytest.raises(EngineError, match=r"tensorrt_rtx 9.9 is too old.*pip install --upgrade 'vlm\[tensorrt-rtx\]'"):
+        installed()
+    fake.IKVCacheUpdateLayer = fake.CausalMaskKind = object
+    assert versions() == {RTX: "9.9"}
 
 
 @pytest.mark.parametrize(

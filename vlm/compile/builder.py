@@ -169,12 +169,21 @@ def build_engine(
         role: model_spec(name).config.from_dict(checkpoint.config(role)) for role, name in checkpoint.roles.items()
     }
     build = resolve_limits(build, configs)
+    check_backend(build)
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
         files, built_for = _write_networks(draft, roles, configs, build, progress)
         files |= file_entries(draft, copy_processor(checkpoint.processor_files, draft))
         _manifest(checkpoint, spec, roles, build, files, built_for).write(draft)
     return EngineDir.open(out, verify=False)
+
+
+def check_backend(build: BuildConfig) -> None:
+    """EngineError where this machine cannot build for it: to be said before a long conversion."""
+    if build.backend == "tensorrt":
+        from vlm.compile.tensorrt import PlanBuilder
+
+        PlanBuilder.of(build)
 
 
 def _write_networks(

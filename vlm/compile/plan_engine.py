@@ -15,7 +15,7 @@ from vlm.checkpoint import Progress, RoleWeights
 from vlm.compile.graph_io import graphs_of, role_of
 from vlm.compile.onnx_engine import FILE, write_graphs
 from vlm.compile.plan_info import Machine, PlanInfo, check_runnable
-from vlm.compile.tensorrt import PlanBuilder, build_plans
+from vlm.compile.tensorrt import build_plans
 from vlm.compile.tensorrt_session import PlanGraph
 from vlm.compile.trt_library import installed, named
 from vlm.config import BuildConfig, Config, RuntimeConfig
@@ -32,7 +32,6 @@ def write_plans(
     progress: Progress | None = None,
 ) -> tuple[list[Path], PlanInfo]:
     """Exports every graph, builds it below `draft` -> the plans, and what may run them. Raises EngineError."""
-    PlanBuilder.of(build)  # what cannot be built is refused before the long export
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=draft) as scratch:
         write_graphs(Path(scratch), roles, configs, build, progress)
         files = {name: Path(scratch) / name / FILE for name in graphs_of(configs, build)}

@@ -15,6 +15,7 @@ from vlm.errors import EngineError
 
 FULL, RTX = "tensorrt", "tensorrt_rtx"
 MODULES = {FULL: ("tensorrt",), RTX: ("tensorrt_rtx", "tensorrt_rtx_bindings")}
+NEEDED = ("IKVCacheUpdateLayer", "CausalMaskKind")  # since TensorRT 11.0, and RTX 1.7 at the latest
 PIP = {FULL: "pip install 'vlm[tensorrt]'", RTX: "pip install 'vlm[tensorrt-rtx]'"}
 
 
@@ -49,9 +50,15 @@ class Library:
 
 
 def installed() -> dict[str, Library]:
-    """The libraries that can be imported, by name, the full one first. Raises EngineError for one that is broken."""
+    """The libraries that can be imported, by name, the full one first. Raises EngineError for one that is broken or
+    too old."""
     found = {name: _imported(name) for name in MODULES}
-    return {name: Library(name, module) for name, module in found.items() if module is not None}
+    libraries = {name: Library(name, module) for name, module in found.items() if module is not None}
+    for name, library in libraries.items():
+        if not all(hasattr(library.module, needed) for needed in NEEDED):
+            upgrade = PIP[name].replace("install", "install --upgrade")
+            raise EngineError(f"{name} {library.version} is too old: it cannot update caches in place; {upgrade}.")
+    return libraries
 
 
 def versions() -> dict[str, str]:
