@@ -44,6 +44,30 @@ def test_one_plan_for_several_gpus(tmp_path):
     assert info.targets == ("sm80", "sm86", "sm89", "sm120")
 
 
+def test_an_interrupt_ends_a_build(tmp_path):
+    calls = []
+
+    def progress(*step):
+        calls.append(step)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_plans({"decoder": trt_kit.decoder(tmp_path / "d.onnx")}, tmp_path, build_config(), progress=progress)
+    assert len(calls) == 1 and not list(tmp_path.rglob("*.plan"))
+
+
+def test_what_cannot_be_parsed_and_what_cannot_be_built(tmp_path, monkeypatch):
+    (tmp_path / "broken.onnx").write_bytes(b"no graph")
+    with pytest.raises(EngineError, match=r"^TensorRT cannot read broken.onnx: .+"):
+        build_plans({"decoder": tmp_path / "broken.onnx"}, tmp_path, build_config())
+    file = trt_kit.decoder(tmp_path / "decoder.onnx", causal="sideways")
+    with pytest.raises(EngineError, match=r"^TensorRT cannot read decoder.onnx: .*causal_kind: sideways"):
+        build_plans({"decoder": file}, tmp_path, build_config())
+    monkeypatch.setattr("vlm.compile.tensorrt.graph_profiles", lambda inputs, limits: ())
+    with pytest.raises(EngineError, match=r"^tensorrt_rtx cannot build visual.onnx: .*profile"):
+        build_plans({"visual": trt_kit.visual(tmp_path / "visual.onnx")}, tmp_path, build_config())
+
+
 def test_without_a_target_all_from_ampere_on(tmp_path):
     info = build_plans({"visual": trt_kit.visual(tmp_path / "v.onnx")}, tmp_path, build_config(target=()))
     assert set(info.targets) >= {"sm80", "sm86", "sm89", "sm120"} and "sm75" not in info.targets

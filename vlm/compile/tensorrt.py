@@ -13,7 +13,7 @@ from typing import Any
 from vlm.compile.plan_info import PlanInfo
 from vlm.compile.trt_checks import attention_layers, check_parsed
 from vlm.compile.trt_library import Library, installed
-from vlm.compile.trt_listeners import Progress, make_logger, make_monitor
+from vlm.compile.trt_listeners import Progress, last, make_logger, make_monitor
 from vlm.compile.trt_profiles import PlanLimits, Profile, graph_profiles
 from vlm.compile.trt_targets import library_for, resolve_targets, set_targets, this_gpu
 from vlm.compile.trt_timing import read_timings, timing_file, write_timings
@@ -57,7 +57,7 @@ class PlanBuilder:
         read_timings(config, timings)
         plan = _serialize(trt, builder, network, config, f"Building {plan_file.parent.name}", progress)
         if plan is None:
-            raise EngineError(f"{self.library.name} cannot build {onnx_file.name}: {_last(errors)}")
+            raise EngineError(f"{self.library.name} cannot build {onnx_file.name}: {last(errors)}")
         write_timings(config, timings)
         plan_file.parent.mkdir(parents=True, exist_ok=True)
         plan_file.write_bytes(plan)
@@ -91,8 +91,8 @@ def parse(trt: Any, network: Any, onnx_file: Path, logger: Any, errors: list[str
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(onnx_file)):  # from a file: it finds external weights
         found = [parser.get_error(index) for index in range(parser.num_errors)]
-        reasons = [f"{error.node_operator()} {error.node_name()}: {error.desc()}" for error in found] or errors
-        raise EngineError(f"TensorRT cannot read {onnx_file.name}: {_last(reasons)}")
+        reasons = [f"{error.node_operator()} {error.desc()}".strip() for error in found] or errors
+        raise EngineError(f"TensorRT cannot read {onnx_file.name}: {last(reasons)}")
     check_parsed(network, trt, onnx_file)
 
 
@@ -113,8 +113,3 @@ def _serialize(trt: Any, builder: Any, network: Any, config: Any, description: s
     if interrupts:
         raise interrupts[0]
     return plan
-
-
-def _last(errors: list[str]) -> str:
-    """The first line of the last error, which mostly is the cause."""
-    return errors[-1].strip().splitlines()[0][:400] if errors else "it does not say why."

@@ -16,15 +16,15 @@ from torch import Tensor
 from vlm.compile.graph_io import BATCH, GraphIO
 from vlm.compile.plan_bindings import Binding, Pass, PlanPort, plan_passes
 from vlm.compile.trt_library import Library
-from vlm.compile.trt_listeners import make_logger
+from vlm.compile.trt_listeners import last, make_logger
 from vlm.errors import EngineError
 
 
 class PlanContext:
     """One profile of a plan, and what is bound to it; unchanged bindings are not set again."""
 
-    def __init__(self, context: Any):
-        self._context = context
+    def __init__(self, context: Any, errors: Sequence[str] = ()):
+        self._context, self._errors = context, errors
         self._bound: dict[str, Binding] = {}
 
     def enqueue(self, wanted: Sequence[Binding], stream: int) -> None:
@@ -35,13 +35,13 @@ class PlanContext:
         if changed:  # an input's shape may be what an unchanged output no longer fits
             self._check_shapes(wanted)
         if not self._context.execute_async_v3(stream):
-            raise EngineError("TensorRT could not queue the plan's work.")
+            raise EngineError(f"TensorRT could not queue the plan's work: {last(self._errors)}")
 
     def _bind(self, binding: Binding) -> None:
         self._bound.pop(binding.name, None)
         done = not binding.is_input or self._context.set_input_shape(binding.name, binding.shape)
         if not (done and self._context.set_tensor_address(binding.name, binding.address)):
-            raise EngineError(f"TensorRT does not take {binding.name} of shape {binding.shape}.")
+            raise EngineError(f"TensorRT does not take {binding.name} of shape {binding.shape}: {last(self._errors)}")
         self._bound[binding.name] = binding
 
     def _check_shapes(self, wanted: Sequence[Binding]) -> None:
@@ -118,20 +118,17 @@ class PlanGraph:
         with plan_file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             engine = self._runtime.deserialize_cuda_engine(content)
         if engine is None:
-            raise EngineError(f"TensorRT cannot load {plan_file}: {self._reason()}")
+            raise EngineError(f"TensorRT cannot load {plan_file}: {last(self._errors)}")
         return engine
 
     def _context(self, trt: Any, profile: int) -> PlanContext:
         context = self._engine.create_execution_context(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
         stream = torch.cuda.current_stream(self.device)
         if context is None or not context.set_optimization_profile_async(profile, stream.cuda_stream):
-            raise EngineError(f"TensorRT cannot prepare the plan's profile {profile}: {self._reason()}")
+            raise EngineError(f"TensorRT cannot prepare the plan's profile {profile}: {last(self._errors)}")
         stream.synchronize()  # runs may come on another stream than this one
         context.set_device_memory(self._memory.data_ptr(), self._memory.numel())  # torch aligns to 512 bytes
-        return PlanContext(context)
-
-    def _reason(self) -> str:
-        return self._errors[-1] if self._errors else "it does not say why."
+        return PlanContext(context, self._errors)
 
 
 def ports_of(engine: Any, trt: Any) -> Iterator[PlanPort]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 Progress = Callable[[str, int, int], None]  # description, done, total
@@ -37,6 +37,11 @@ class Phases:
             share /= steps
         self._furthest = max(self._furthest, min(done, 1.0))
         return self._furthest
+
+
+def last(errors: Sequence[str]) -> str:
+    """The first line of the last error, which mostly is the cause."""
+    return errors[-1].strip().splitlines()[0][:400] if errors else "it does not say why."
 
 
 def make_logger(trt: Any, errors: list[str]) -> Any:
