@@ -11,12 +11,14 @@ from typer.testing import CliRunner
 import vlm
 from app.cli.main import app
 from tests import tiny
-from tests.engines import engine_dir
+from tests.engines import engine_dir, rebuilt
 from vlm.compile.builder import build_engine, random_checkpoint
 from vlm.compile.engine_dir import EngineDir
+from vlm.compile.onnxruntime import OnnxGraph
 from vlm.compile.plan_info import PlanInfo
-from vlm.config import BuildConfig
+from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import EngineError, InputError
+from vlm.pipeline import Pipeline
 
 MODELS = {
     "nougat": (tiny.nougat, {"visual", "cross", "decoder"}),
@@ -71,6 +73,25 @@ def test_a_machine_without_a_gpu_refuses_before_it_reads(engine, monkeypatch):
         vlm.load(engine.path, device="cpu")
     result = call("inspect", engine.path)
     assert result.exit_code == 0 and "tensorrt" in result.stdout
+
+
+def test_plans_are_what_the_executor_runs(engine, monkeypatch):
+    """Here ONNX Runtime runs the graphs that the plans were made of, in their place."""
+    same = rebuilt(engine, backend="onnxruntime", dtype="float16")
+    opened = []
+
+    def graph(plan, io, library, device):
+        opened.append((plan, library.name))
+        return OnnxGraph(same.path / plan.parent.name / "model.onnx", io, threads=1)
+
+    monkeypatch.setattr("vlm.compile.plan_engine.check_runnable", lambda *_: None)
+    monkeypatch.setattr("vlm.compile.plan_engine.PlanGraph", graph)
+    pipes = [Pipeline(one, RuntimeConfig(threads=1, max_prefill_tokens=10**6)) for one in (engine, same)]
+    assert opened == [(engine.path / "decoder/rank0.plan", "tensorrt_rtx")]
+    prompts = [{"decoder_prompt_token_ids": ids} for ids in ([5, 6, 7], [9], [4] * 20)]
+    ours, theirs = ([out.token_ids for out in pipe.generate(prompts, max_new_tokens=6)] for pipe in pipes)
+    assert ours == theirs and len(ours[0]) == 6
+    assert pipes[0].llm.scheduler.config.max_prefill_tokens == RuntimeConfig.max_prefill_tokens
 
 
 def test_nothing_is_built_to_be_run_where_it_cannot():

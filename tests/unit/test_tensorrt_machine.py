@@ -11,7 +11,7 @@ import pytest
 from vlm.compile import trt_library
 from vlm.compile.plan_info import Machine, PlanInfo, check_runnable
 from vlm.compile.trt_library import FULL, RTX, Library, installed, named, versions
-from vlm.compile.trt_targets import library_for, resolve_targets
+from vlm.compile.trt_targets import check_dtype, library_for, resolve_targets
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
 
@@ -73,6 +73,13 @@ def test_targets(library, asked, gpu, targets):
 def test_targets_that_a_library_cannot_build_for(library, asked, gpu, reason):
     with pytest.raises(EngineError, match=reason):
         resolve_targets(library, asked, gpu)
+
+
+def test_bfloat16_needs_ampere():
+    check_dtype(("sm75", "sm80"), "float16")
+    check_dtype(("sm80", "sm120"), "bfloat16")
+    with pytest.raises(EngineError, match=r"^sm75 does not compute in bfloat16; build it with float16"):
+        check_dtype(("sm75", "sm80"), "bfloat16")
 
 
 @pytest.mark.parametrize(

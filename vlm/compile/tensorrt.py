@@ -15,7 +15,7 @@ from vlm.compile.trt_checks import attention_layers, check_parsed
 from vlm.compile.trt_library import Library, installed
 from vlm.compile.trt_listeners import Progress, last, make_logger, make_monitor
 from vlm.compile.trt_profiles import PlanLimits, Profile, graph_profiles
-from vlm.compile.trt_targets import library_for, resolve_targets, set_targets, this_gpu
+from vlm.compile.trt_targets import check_dtype, library_for, resolve_targets, set_targets, this_gpu
 from vlm.compile.trt_timing import read_timings, timing_file, write_timings
 from vlm.config import BuildConfig
 from vlm.errors import EngineError
@@ -38,7 +38,9 @@ class PlanBuilder:
 
         libraries, gpu = installed(), this_gpu()
         library = library_for(build.target, gpu, libraries)
-        return cls(library, resolve_targets(library, build.target, gpu), cache_root() / "tensorrt")
+        targets = resolve_targets(library, build.target, gpu)
+        check_dtype(targets, build.dtype)
+        return cls(library, targets, cache_root() / "tensorrt")
 
     def build(self, onnx_file: Path, plan_file: Path, limits: PlanLimits, progress: Progress | None = None) -> None:
         """One graph, with its weights beside it where they are external, -> a plan.

@@ -81,6 +81,13 @@ def _of_the_gpu(asked: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
     return (gpu,)
 
 
+def check_dtype(targets: tuple[str, ...], dtype: str) -> None:
+    """EngineError for GPUs without bfloat16."""
+    older = [name for name in targets if int(name[2:]) < OLDEST_DEFAULT]
+    if older and dtype == "bfloat16":
+        raise EngineError(f"{listed(older)} does not compute in bfloat16; build it with float16, or for newer GPUs.")
+
+
 def set_targets(library: Library, config: Any, targets: tuple[str, ...]) -> None:
     """Tells a builder's configuration; the full library needs no telling."""
     if library.name == FULL:
