@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from app.accuracy import Accuracy, Reference, compared, greedy
 from vlm.errors import InputError
@@ -29,9 +30,11 @@ class Verified:
 
 
 def verify(pipeline: Pipeline, folder: Path, new_tokens: int, seed: int = 0) -> list[Verified]:
-    """Every request's accuracy; all of them ran in one batch. InputError where the family takes other inputs."""
-    inputs = random_inputs(pipeline, _placeholder(folder), new_tokens, seed)
-    sampling = greedy({"max_new_tokens": new_tokens})
+    """Every request's accuracy; all of them ran in one batch. InputError where so many tokens leave no room."""
+    config = read_json(folder / "config.json", InputError, "Hugging Face model folder")
+    placeholder = config.get("image_token_id", config.get("image_token_index"))
+    inputs = RandomInputs(pipeline, placeholder, new_tokens, seed).all()
+    sampling = greedy({"max_new_tokens": new_tokens, "min_new_tokens": new_tokens})  # none ends early
     outputs = pipeline.generate([given for _, given in inputs], **sampling)
     reference = Reference.load(folder, pipeline)
     requests = [pipeline.request(given, **sampling) for _, given in inputs]
@@ -41,39 +44,42 @@ def verify(pipeline: Pipeline, folder: Path, new_tokens: int, seed: int = 0) -> 
     ]
 
 
-def random_inputs(
-    pipeline: Pipeline, placeholder: int | None, new_tokens: int, seed: int
-) -> list[tuple[str, dict[str, Any]]]:
-    """(what it is, the input); `placeholder`: an id that must not be drawn"""
-    generator = torch.Generator().manual_seed(seed)
-    executor = pipeline.llm.executor
-    visual, key = executor.visual, "encoder_input_ids" if executor.encoder else "decoder_prompt_token_ids"
-    pixels = lambda n: torch.randn(n, visual.config.num_channels, *visual.config.image_size, generator=generator)  # noqa: E731
-    if visual is not None and pipeline.family.prompt is None:
-        return [(f"image {i}", {"pixel_values": pixels(1)[0]}) for i in range(1, 4)]
-    vocab = (executor.encoder or executor.decoder).config.vocab_size
-    room = pipeline.llm.max_encoder_len if executor.encoder else pipeline.llm.max_seq_len - new_tokens
-    if room < 1:
-        raise InputError(f"{new_tokens} new tokens leave no room for a prompt in this engine; ask for fewer.")
-    texts = [_draw(min(length, room), vocab, placeholder, generator) for length in LENGTHS]
-    found = [(f"{len(ids)} tokens", {key: ids}) for ids in texts]
-    if visual is None:
+class RandomInputs:
+    """What a family takes, drawn from a seed. `placeholder`: an id that stands for an image, and must not be drawn"""
+
+    def __init__(self, pipeline: Pipeline, placeholder: int | None, new_tokens: int, seed: int):
+        executor = pipeline.llm.executor
+        self.asked = pipeline.family.prompt is not None
+        self.visual, self.placeholder = executor.visual and executor.visual.config, placeholder
+        self.key = "encoder_input_ids" if executor.encoder else "decoder_prompt_token_ids"
+        self.vocab = (executor.encoder or executor.decoder).config.vocab_size
+        self.room = pipeline.llm.max_encoder_len if executor.encoder else pipeline.llm.max_seq_len - new_tokens
+        self.generator = torch.Generator().manual_seed(seed)
+        if self.room < 1:
+            raise InputError(f"{new_tokens} new tokens leave no room for a prompt in this engine; ask for fewer.")
+
+    def all(self) -> list[tuple[str, dict[str, Any]]]:
+        """(what it is, the input)"""
+        if self.visual is not None and not self.asked:
+            return [(f"image {i}", {"pixel_values": self._pixels(1)[0]}) for i in range(1, 4)]
+        texts = [self._ids(min(length, self.room)) for length in LENGTHS]
+        found = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]
+        return found + (self._with_images(texts[0]) if self.visual is not None else [])
+
+    def _with_images(self, ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
+        """A text after one image and after two, as far as they fit."""
+        found = []
+        for images in (1, 2):
+            rows = list(range(self.vocab, self.vocab + images * self.visual.num_features))
+            if len(rows) + len(ids) <= self.room:
+                name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
+                found.append((name, {self.key: rows + ids, "pixel_values": self._pixels(images)}))
         return found
-    for images in (1, 2):
-        rows = list(range(vocab, vocab + images * visual.config.num_features))
-        if len(rows) + len(texts[0]) <= room:
-            found.append(
-                (f"{images} image(s), {len(texts[0])} tokens", {key: rows + texts[0], "pixel_values": pixels(images)})
-            )
-    return found
 
+    def _pixels(self, images: int) -> Tensor:
+        return torch.randn(images, self.visual.num_channels, *self.visual.image_size, generator=self.generator)
 
-def _draw(length: int, vocab: int, placeholder: int | None, generator: torch.Generator) -> list[int]:
-    ids = torch.randint(min(FIRST_ID, vocab - 1), vocab, (length,), generator=generator).tolist()
-    return [FIRST_ID if i == placeholder else i for i in ids]
-
-
-def _placeholder(folder: Path) -> int | None:
-    """The id that stands for an image in Hugging Face's prompts."""
-    config = read_json(folder / "config.json", InputError, "Hugging Face model folder")
-    return config.get("image_token_id", config.get("image_token_index"))
+    def _ids(self, length: int) -> list[int]:
+        low = min(FIRST_ID, self.vocab - 1)
+        drawn = torch.randint(low, self.vocab, (length,), generator=self.generator).tolist()
+        return [low if i == self.placeholder else i for i in drawn]

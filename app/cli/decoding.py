@@ -49,7 +49,9 @@ def load(
     room = {"kv_cache_free_gpu_memory_fraction": 0.2} if leave_room else {}
     options = {"runtime": RuntimeConfig(device, threads=threads, **room), "backend": backend}
     with Progress() as progress:
-        loaded = vlm.load(model, dtype=dtype, max_batch_size=max_batch_size, progress=progress, **options)
+        loaded = vlm.load(
+            model, device=device, dtype=dtype, max_batch_size=max_batch_size, progress=progress, **options
+        )
     if backend == "auto":
         print(f"backend {_explained(loaded, dtype)}", file=sys.stderr)
     return loaded

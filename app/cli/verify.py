@@ -55,11 +55,10 @@ def verify(
         pipeline = vlm.load(engine, runtime=RuntimeConfig(device, threads=threads), progress=progress)
     found, build = compare(pipeline, folder, new_tokens, seed), pipeline.engine.build
     allowed = TOLERANCE[build.dtype] if tolerance is None else tolerance
-    print(
-        json.dumps(_as_json(found, allowed), indent=2)
-        if as_json
-        else _table(found, allowed, build.backend, build.dtype)
-    )
+    if as_json:
+        print(json.dumps(_as_json(found, allowed), indent=2))
+    else:
+        print(f"{_table(found, allowed)}\n{build.backend}, {build.dtype}; tolerance {allowed:g}")
     if not all(_holds(one, allowed) for one in found):
         raise typer.Exit(DIFFERS)
 
@@ -73,11 +72,10 @@ def _as_json(found: list[Verified], allowed: float) -> dict[str, object]:
     return {"tolerance": allowed, "requests": rows}
 
 
-def _table(found: list[Verified], allowed: float, backend: str, dtype: str) -> str:
+def _table(found: list[Verified], allowed: float) -> str:
     rows = [("request", "tokens", "agree", "largest error", "")]
     for one in found:
         accuracy, verdict = one.accuracy, "" if _holds(one, allowed) else "beyond the tolerance"
         rows.append((one.request, str(accuracy.tokens), f"{accuracy.agreement:.1f}%", f"{accuracy.error:.2g}", verdict))
     width = max(len(row[0]) for row in rows)
-    lines = [f"{a:<{width}}  {b:>6}  {c:>7}  {d:>13}  {e}".rstrip() for a, b, c, d, e in rows]
-    return "\n".join([*lines, f"{backend}, {dtype}; tolerance {allowed:g}"])
+    return "\n".join(f"{a:<{width}}  {b:>6}  {c:>7}  {d:>13}  {e}".rstrip() for a, b, c, d, e in rows)

@@ -18,7 +18,7 @@ updated. Integers are int64. `batch` is any run of slots: sequences that wait ta
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -44,6 +44,13 @@ class GraphIO:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     in_place: Mapping[str, str] = field(default_factory=dict)  # output -> the input whose memory it is
+    vocab_size: int = 0  # of its token ids; those from here on are rows of the prompt table
+    max_span: int | None = None  # rows of a sequence, earlier ones included
+
+    def to(self, dtype: torch.dtype) -> GraphIO:
+        """With its floating tensors in another type."""
+        cast = lambda port: replace(port, dtype=dtype if port.dtype.is_floating_point else port.dtype)  # noqa: E731
+        return replace(self, inputs=tuple(map(cast, self.inputs)), outputs=tuple(map(cast, self.outputs)))
 
 
 def role_of(graph: str) -> str:
@@ -68,9 +75,9 @@ def graphs_of(configs: Mapping[str, Config], build: BuildConfig) -> dict[str, Gr
     if "visual" in configs:
         found["visual"] = visual_io(configs["visual"], dtype)
     if "encoder" in configs:
-        found["encoder"] = encoder_io(configs["encoder"], dtype)
+        found["encoder"] = encoder_io(configs["encoder"], build, dtype)
     if decoder.cross_attention:
-        found["cross"] = cross_io(decoder, dtype)
+        found["cross"] = cross_io(decoder, build, dtype)
     found["decoder"] = decoder_io(decoder, build, dtype)
     return found
 
@@ -80,15 +87,17 @@ def visual_io(config: VisionConfig, dtype: torch.dtype) -> GraphIO:
     return GraphIO((pixels,), (Port("features", (BATCH, config.num_features, config.hidden_size), dtype),))
 
 
-def encoder_io(config: ModelConfig, dtype: torch.dtype) -> GraphIO:
+def encoder_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> GraphIO:
     inputs = (_token_ids(), _integers("lengths"), _prompt_table(config, dtype))
-    return GraphIO(inputs, (Port("hidden", (BATCH, SPAN, config.hidden_size), dtype),))
+    outputs = (Port("hidden", (BATCH, SPAN, config.hidden_size), dtype),)
+    return GraphIO(inputs, outputs, {}, config.vocab_size, build.max_encoder_input_len)
 
 
-def cross_io(config: ModelConfig, dtype: torch.dtype) -> GraphIO:
+def cross_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> GraphIO:
     shape = (BATCH, config.num_heads, SPAN, config.head_dim)
     outputs = tuple(Port(name, shape, dtype) for name in caches("cross", config.num_layers))
-    return GraphIO((Port("hidden", (BATCH, SPAN, config.hidden_size), dtype),), outputs)
+    inputs = (Port("hidden", (BATCH, SPAN, config.hidden_size), dtype),)
+    return GraphIO(inputs, outputs, max_span=build.max_encoder_input_len)
 
 
 def decoder_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> GraphIO:
@@ -103,7 +112,8 @@ def decoder_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> G
         inputs += [_prompt_table(config, dtype), *held]
     outputs = [Port("logits", (BATCH, config.vocab_size), torch.float32)]
     outputs += [Port(updated(port.name), port.shape, dtype) for port in held]
-    return GraphIO(tuple(inputs), tuple(outputs), {updated(port.name): port.name for port in held})
+    in_place = {updated(port.name): port.name for port in held}
+    return GraphIO(tuple(inputs), tuple(outputs), in_place, config.vocab_size, build.max_seq_len)
 
 
 def _token_ids() -> Port:

@@ -11,9 +11,8 @@ import torch
 from vlm import registry
 from vlm.checkpoint import Progress, RoleWeights
 from vlm.compile.graph_io import graphs_of, role_of
-from vlm.compile.onnxruntime import MISSING, OnnxGraph
+from vlm.compile.onnxruntime import OnnxGraph, require
 from vlm.config import BuildConfig, Config, RuntimeConfig
-from vlm.errors import EngineError
 
 if TYPE_CHECKING:
     from vlm.compile.engine_dir import EngineDir
@@ -30,11 +29,10 @@ def write_graphs(
 ) -> list[Path]:
     """Exports and checks every graph below `draft` -> the files. EngineError where the packages are missing, or a
     graph does not compute what the network does."""
-    try:
-        from vlm.compile.graph_check import check
-        from vlm.compile.onnx_export import export
-    except ImportError:
-        raise EngineError(MISSING) from None
+    require("onnx", "onnxscript", "onnxruntime")
+    from vlm.compile.graph_check import check
+    from vlm.compile.onnx_export import export
+
     graphs = graphs_of(configs, build)
     for done, (name, io) in enumerate(graphs.items()):
         if progress:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ EXTERNAL_FROM = 2**30  # bytes of weights; a protocol buffer ends at 2 GiB
 
 def export(name: str, network: nn.Module, io: GraphIO, path: Path) -> None:
     """Writes graph `name` of a network to `path`, large weights to a file beside it."""
-    module, inputs = GRAPHS[name](network).eval(), examples(io)
+    # a span of one would be taken for all that there is
+    module, inputs = GRAPHS[name](network).eval(), examples(replace(io, max_span=None))
     with _quiet(), torch.no_grad():
         program = torch.onnx.export(
             module,
@@ -45,20 +47,24 @@ def export(name: str, network: nn.Module, io: GraphIO, path: Path) -> None:
 
 
 def examples(io: GraphIO, seed: int = 0, batch: int = 2, span: int = 3, rows: int = 4) -> dict[str, Tensor]:
-    """Random inputs that belong together, ragged where sequences are."""
+    """Random inputs that belong together, ragged where sequences are, with ids of the prompt table where there is one;
+    a span that is too long is cut."""
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    span = min(span, io.max_span or span)
+    lengths = (span - torch.arange(batch)).clamp(min=1)
+    starts = torch.arange(batch).clamp(max=(io.max_span or span) - span)
+    found = {"lengths": lengths, "counts": lengths, "starts": starts, "cross_lengths": torch.ones_like(starts)}
     for port in io.inputs:
         shape = port.sized(batch=batch, span=span, rows=rows)
         if port.dtype.is_floating_point:
             found[port.name] = torch.randn(shape, generator=generator).to(port.dtype)
-        elif port.name == "starts":
-            found[port.name] = torch.arange(batch)
-        elif port.name == "token_ids":
-            found[port.name] = torch.randint(0, 4, shape, generator=generator)
-        else:
-            found[port.name] = (span - torch.arange(batch)).clamp(min=1)
-    return found
+            if port.name.startswith("cross_k"):
+                found["cross_lengths"] = torch.arange(batch).remainder(shape[2]) + 1
+    ids = torch.randint(0, io.vocab_size or 1, (batch, span), generator=generator)
+    if "prompt_table" in found:
+        ids[:, 0] = io.vocab_size + torch.arange(batch).remainder(rows)
+    found["token_ids"] = ids
+    return {port.name: found[port.name] for port in io.inputs}
 
 
 def _dynamic(port: Port) -> dict[int, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,15 @@ import torch
 from torch import Tensor
 
 from vlm.compile.graph_io import GraphIO
-from vlm.errors import EngineError
+from vlm.errors import EngineError, listed
 
 TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
-MISSING = "the onnxruntime backend needs packages that are not installed; run: pip install 'vlm[onnx]'."
+
+
+def require(*packages: str) -> None:
+    """EngineError with the command that installs what is missing."""
+    if absent := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise EngineError(f"the onnxruntime backend needs {listed(absent)}; run: pip install 'vlm[onnx]'.")
 
 
 class OnnxGraph:
@@ -24,10 +30,9 @@ class OnnxGraph:
     """
 
     def __init__(self, path: Path, io: GraphIO, threads: int | None = None):
-        try:
-            import onnxruntime
-        except ImportError:
-            raise EngineError(MISSING) from None
+        require("onnxruntime")
+        import onnxruntime
+
         self.io = io
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or 0
