@@ -19,6 +19,7 @@ from vlm.compile.plan_info import PlanInfo
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import EngineError, InputError
 from vlm.pipeline import Pipeline
+from vlm.resolve import resolve
 
 MODELS = {
     "nougat": (tiny.nougat, {"visual", "cross", "decoder"}),
@@ -97,6 +98,20 @@ def test_plans_are_what_the_executor_runs(engine, monkeypatch):
 def test_nothing_is_built_to_be_run_where_it_cannot():
     with pytest.raises(EngineError, match=r"runs on a CUDA GPU, this machine has none.*--target sm89"):
         vlm.load("mini-t5", backend="tensorrt")
+
+
+def test_cached_plans_belong_to_a_gpu_and_a_version(engine, monkeypatch):
+    built = []
+    monkeypatch.setattr("vlm.resolve._build", lambda source, out, build, progress: built.append((out, build.target)))
+
+    def cached(gpu: str, version: str):
+        monkeypatch.setattr("vlm.compile.trt_targets.this_gpu", lambda: gpu)
+        monkeypatch.setattr("vlm.compile.trt_library.versions", lambda: {"tensorrt_rtx": version})
+        return resolve(engine.path.parent / "checkpoint", backend="tensorrt")
+
+    folders = [cached(gpu, version) for gpu, version in (("sm89", "1.7"), ("sm86", "1.7"), ("sm89", "1.8"))]
+    assert built == list(zip(folders, [("sm89",), ("sm86",), ("sm89",)], strict=True))
+    assert len(set(folders)) == 3 and cached("sm89", "1.7") == folders[0]
 
 
 def test_the_command_line_builds_and_refuses(engine, tmp_path):

@@ -13,7 +13,7 @@ from vlm.errors import EngineError, listed
 if TYPE_CHECKING:
     import torch
 
-OLDEST_DEFAULT = 80  # Ampere: the first with bfloat16, and what RTX's kernels of attention are made for
+OLDEST_DEFAULT = 80  # Ampere: the first with bfloat16
 HOPPER = "sm90"
 
 
