@@ -15,6 +15,7 @@ from tests.parity.test_beam_search import check, hf_beams
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
 from vlm.pipeline import Pipeline
+from vlm.runtime import slot_cache
 
 LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
 TEXTS = {
@@ -81,6 +82,16 @@ def test_any_batch_and_any_chunks_give_the_tokens_of_one(ragged, options):
     for _ in range(2):  # the second time slots hold what others left
         assert [out.token_ids for out in pipe.generate(decoders.inputs_of(prompts), max_new_tokens=30)] == want
     assert pipe.llm.scheduler.blocks.balanced
+
+
+def test_caches_grow_while_sequences_run(ragged, monkeypatch):
+    _, engine, prompts, want = ragged
+    monkeypatch.setattr(slot_cache, "FIRST_ROWS", 4)
+    pipe = Pipeline(engine, cpu(burst=2, max_prefill_tokens=9, max_batch_size=5))
+    rows = lambda: pipe.llm.executor.cache.tensors["self_k_0"].shape[2]  # noqa: E731
+    assert rows() == 4
+    assert [out.token_ids for out in pipe.generate(decoders.inputs_of(prompts), max_new_tokens=30)] == want
+    assert 60 <= rows() <= 128
 
 
 @pytest.mark.parametrize("options", decoders.BEAMS, ids=str)

@@ -148,11 +148,28 @@ def test_rows_are_written_from_their_starts_on():
 
 # --- slots ---
 def test_beams_follow_their_parents():
-    cache = SlotCache({"self_k_0": torch.arange(5.0)[:, None, None, None].repeat(1, 1, 2, 1)}, {"o": "self_k_0"})
+    port = graph_io.Port("self_k_0", ("batch", 1, "cached", 1), torch.float32)
+    cache = SlotCache(graph_io.GraphIO((port,), (), {"o": "self_k_0"}), 5, {"cached": 2}, torch.device("cpu"))
+    cache.tensors["self_k_0"] += torch.arange(5.0)[:, None, None, None]
     cache.follow(torch.tensor([[0, 2, 3]], dtype=torch.int32), torch.tensor([[2, 0, 0]]))
     assert cache.tensors["self_k_0"][:, 0, 0, 0].tolist() == [3.0, 1.0, 0.0, 0.0, 4.0]
     cache.copy(3, 1, 0, 1)
     assert cache.tensors["self_k_0"][1, 0, :, 0].tolist() == [0.0, 1.0]
+
+
+def test_a_cache_grows_to_its_limit_and_keeps_what_it_holds():
+    ports = (
+        graph_io.Port("self_k_0", ("batch", 1, "cached", 1), torch.float32),
+        graph_io.Port("cross_k_0", ("batch", 1, "crossed", 1), torch.float32),
+    )
+    limits = {"cached": 300, "crossed": 4}
+    cache = SlotCache(graph_io.GraphIO(ports, (), {"o": "self_k_0"}), 2, limits, torch.device("cpu"))
+    cache.write("self_k_0", 1, torch.ones(1, 3, 1))
+    assert not cache.reserve("cached", 128)
+    assert cache.reserve("cached", 129) and cache.tensors["self_k_0"].shape == (2, 1, 256, 1)
+    assert cache.reserve("cached", 257) and cache.tensors["self_k_0"].shape == (2, 1, 300, 1)
+    assert cache.tensors["self_k_0"].sum(2).flatten().tolist() == [0.0, 3.0]
+    assert cache.tensors["cross_k_0"].shape == (2, 1, 4, 1)
 
 
 def spans(*places: tuple[int, int, int]) -> list[tuple[Sequence, Span]]:

@@ -12,7 +12,9 @@ decoder  token_ids [batch, span], starts [batch], counts [batch] and
 `span` tokens of each sequence are right-padded; `counts` of them count, and logits are of the last of these. They are
 written into the caches from row `starts` on (starts + span <= max_seq_len), padding too: the next span overwrites it.
 Ids from the vocabulary's size on are rows of `prompt_table`, which has at least one. An `_out` is its input's memory,
-updated. Integers are int64. `batch` is any run of slots: sequences that wait take part with what they would do next.
+updated. The caches of an encoder's output hold max_encoder_input_len rows. For ONNX Runtime both may have fewer rows
+(`cached`, `crossed`), since shorter ones are looked through faster. Integers are int64. `batch` is any run of slots:
+sequences that wait take part with what they would do next.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 from vlm.config import BuildConfig, Config, ModelConfig, VisionConfig
 
 BATCH, SPAN, ROWS = "batch", "span", "rows"
+CACHED, CROSSED = "cached", "crossed"
 
 
 @dataclass(frozen=True)
@@ -101,11 +104,13 @@ def cross_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> Gra
 
 
 def decoder_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> GraphIO:
-    own = (BATCH, config.num_kv_heads, build.max_seq_len, config.head_dim)
+    rows = (build.max_seq_len, build.max_encoder_input_len)
+    rows = (CACHED, CROSSED) if build.backend == "onnxruntime" else rows
+    own = (BATCH, config.num_kv_heads, rows[0], config.head_dim)
     held = [Port(name, own, dtype) for name in caches("self", config.num_layers)]
     inputs = [_token_ids(), _integers("starts"), _integers("counts")]
     if config.cross_attention:
-        theirs = (BATCH, config.num_heads, build.max_encoder_input_len, config.head_dim)
+        theirs = (BATCH, config.num_heads, rows[1], config.head_dim)
         inputs += [_integers("cross_lengths"), *held]
         inputs += [Port(name, theirs, dtype) for name in caches("cross", config.num_layers)]
     else:

@@ -19,6 +19,7 @@ from vlm.ops import add_rms_norm, rotary, slot_attention
 
 OPSET = 24  # attention over lengths, writes into caches
 TOWER_OPSET = 18  # visual encoders: attention in plain matrix products, which every runtime takes as they are
+SHORT, CROSS = 16, 6  # rows of an example's caches
 EXTERNAL_FROM = 2**30  # bytes of weights; a protocol buffer ends at 2 GiB
 
 
@@ -50,12 +51,13 @@ def examples(io: GraphIO, seed: int = 0, batch: int = 2, span: int = 3, rows: in
     """Random inputs that belong together, ragged where sequences are, with ids of the prompt table where there is one;
     a span that is too long is cut."""
     generator = torch.Generator().manual_seed(seed)
-    span = min(span, io.max_span or span)
+    most = min(io.max_span or SHORT, SHORT)
+    span = min(span, most)
     lengths = (span - torch.arange(batch)).clamp(min=1)
-    starts = torch.arange(batch).clamp(max=(io.max_span or span) - span)
+    starts = torch.arange(batch).clamp(max=most - span)
     found = {"lengths": lengths, "counts": lengths, "starts": starts, "cross_lengths": torch.ones_like(starts)}
     for port in io.inputs:
-        shape = port.sized(batch=batch, span=span, rows=rows)
+        shape = port.sized(batch=batch, span=span, rows=rows, cached=most, crossed=CROSS)
         if port.dtype.is_floating_point:
             found[port.name] = torch.randn(shape, generator=generator).to(port.dtype)
             if port.name.startswith("cross_k"):

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from vlm import registry
+from vlm.compile.graph_io import CACHED, CROSSED
 from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
 from vlm.errors import EngineError, InputError, LimitError, OutOfMemoryError
 from vlm.runtime import kv_cache
@@ -111,7 +112,8 @@ def _slot_executor(engine: EngineDir, runtime: RuntimeConfig, device: torch.devi
     size = max(build.max_seq_len, build.max_encoder_input_len or 0)
     shape = _plan(config, build, replace(runtime, block_size=size, max_kv_blocks=None), batch_size, None)
     state = BatchState(batch_size, build.max_seq_len, shape, device, config.embedding_size, dtype)
-    cache = SlotCache.allocate(networks["decoder"].graph.io, batch_size + 1, device)
+    limits = {CACHED: build.max_seq_len, CROSSED: build.max_encoder_input_len or 0}
+    cache = SlotCache(networks["decoder"].graph.io, batch_size + 1, limits, device)
     return SlotExecutor(networks, cache, state, runtime), shape, size
 
 

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vlm.compile.graph_io import BATCH, GraphIO
+from vlm.compile.graph_io import BATCH, GraphIO, Port
+
+FIRST_ROWS = 128  # of a cache that may grow
 
 
-@dataclass(frozen=True)
 class SlotCache:
-    """The caches by their names as inputs of the decoder's graph. [slots, H, T, D]"""
+    """The caches by their names as inputs of the decoder's graph, [slots, H, T, D].
 
-    tensors: Mapping[str, Tensor]
-    in_place: Mapping[str, str]  # output -> the input whose memory it is
+    T is what the graph says, or where it leaves that open, what has been needed so far. limits: the most, by the names
+    of such dimensions
+    """
 
-    @classmethod
-    def allocate(cls, decoder: GraphIO, slots: int, device: torch.device) -> SlotCache:
-        """Zeros: what lies beyond a sequence's length is multiplied by 0, and must be finite."""
-        ports = [port for port in decoder.inputs if port.name.startswith(("self_", "cross_k", "cross_v"))]
-        shape = {BATCH: slots}
-        tensors = {port.name: torch.zeros(port.sized(**shape), dtype=port.dtype, device=device) for port in ports}
-        return cls(tensors, decoder.in_place)
+    def __init__(self, decoder: GraphIO, slots: int, limits: Mapping[str, int], device: torch.device):
+        self.in_place, self.limits, self.device = decoder.in_place, limits, device
+        self._ports = [port for port in decoder.inputs if port.name.startswith(("self_", "cross_k", "cross_v"))]
+        self._sizes = {BATCH: slots} | {name: min(FIRST_ROWS, limit) for name, limit in limits.items()}
+        self.tensors = {port.name: self._zeros(port) for port in self._ports}
+
+    def _zeros(self, port: Port) -> Tensor:
+        """What lies beyond a sequence's length is multiplied by 0, and must be finite."""
+        return torch.zeros(port.sized(**self._sizes), dtype=port.dtype, device=self.device)
+
+    def reserve(self, dimension: str, rows: int) -> bool:
+        """Sees to it that so many rows fit -> have the tensors been moved?"""
+        held = self._sizes[dimension]
+        if rows <= held:
+            return False
+        self._sizes[dimension] = min(max(rows, 2 * held), self.limits[dimension])
+        grown = [port for port in self._ports if dimension in port.shape]
+        for port in grown:
+            old, self.tensors[port.name] = self.tensors[port.name], self._zeros(port)
+            self.tensors[port.name][:, :, :held] = old
+        return bool(grown)
 
     def inputs(self, slots: slice) -> dict[str, Tensor]:
         """Of a run of slots, no copies."""

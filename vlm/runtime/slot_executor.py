@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vlm.compile.graph_io import GraphIO
+from vlm.compile.graph_io import CACHED, CROSSED, GraphIO
 from vlm.config import Config, ModelConfig, RuntimeConfig
 from vlm.errors import InputError
 from vlm.layers.attention import Trace
@@ -72,6 +72,16 @@ class SlotExecutor(Executor):
         self.cache = cache
         self._passes: dict[tuple[int, int], DecodePass] = {}
 
+    @torch.inference_mode()
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+        self._reserve(CACHED, max(len(s.tokens) for s in sequences))
+        self._reserve(CROSSED, max(s.num_features for s in sequences))
+        super().admit(sequences, stop_ids)
+
+    def _reserve(self, dimension: str, rows: int) -> None:
+        if self.cache.reserve(dimension, rows):
+            self._passes.clear()
+
     # --- prompts ---
     @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
@@ -88,6 +98,8 @@ class SlotExecutor(Executor):
 
     def _prefill(self, group: list[tuple[Sequence, Span]]) -> None:
         slots = slice(group[0][0].slot, group[-1][0].slot + 1)
+        reach = max(span.start for _, span in group) + max(span.end - span.start for _, span in group)
+        self._reserve(CACHED, reach)
         inputs = self._tokens([(s.table, s.tokens[span.start : span.end]) for s, span in group], self.config)
         inputs |= {
             "starts": self._integers([span.start for _, span in group]),
@@ -154,6 +166,8 @@ class SlotExecutor(Executor):
     def _decode(self, rows: DecodeRows, choice: Choice, steps: int) -> None:
         used = rows.all[rows.all != self.state.spare]
         first, end = int(used.min()), int(used.max()) + 1
+        reach = int(self.state.slots.lengths[first:end].max()) + steps
+        self._reserve(CACHED, min(reach, self.state.slots.tokens.shape[1]))
         at = (rows.all.long() - first).clamp(max=end - first - 1)
         for _ in range(steps):
             logits = self._logits(first, end)[at]
