@@ -87,7 +87,7 @@ def bound(graph: PlanGraph, cache: SlotCache, slots: slice, span: int):
 
 
 def test_a_prefill_goes_straight_into_its_slot(graph):
-    cache = SlotCache.allocate(IO, SLOTS, CPU)
+    cache = SlotCache(IO, SLOTS, {}, CPU)
     run = bound(graph, cache, slice(3, 4), span=5)
     outputs = run()
     decode, prefill = (context._context for context in graph._contexts)
@@ -103,7 +103,7 @@ def test_a_prefill_goes_straight_into_its_slot(graph):
 
 
 def test_a_decode_step_is_one_call_once_bound(graph):
-    run = bound(graph, SlotCache.allocate(IO, SLOTS, CPU), slice(0, SLOTS), span=1)
+    run = bound(graph, SlotCache(IO, SLOTS, {}, CPU), slice(0, SLOTS), span=1)
     run()
     context = graph._contexts[DECODE]._context
     assert len([call for call in context.calls if call[0] == "address"]) == len(PORTS)
@@ -113,7 +113,7 @@ def test_a_decode_step_is_one_call_once_bound(graph):
 
 
 def test_too_many_sequences_are_several_passes(graph):
-    cache = SlotCache.allocate(IO, SLOTS, CPU)
+    cache = SlotCache(IO, SLOTS, {}, CPU)
     inputs = inputs_of(3, 5) | cache.inputs(slice(1, 4))
     logits = torch.zeros(3, VOCAB)
     tensors = {**inputs, **cache.outputs(slice(1, 4)), "logits": logits}
@@ -147,7 +147,7 @@ def test_too_many_sequences_are_several_passes(graph):
     ],
 )
 def test_tensors_that_do_not_fit(change, reason):
-    cache = SlotCache.allocate(IO, SLOTS, CPU)
+    cache = SlotCache(IO, SLOTS, {}, CPU)
     tensors = inputs_of(2, 3) | cache.inputs(slice(0, 2)) | cache.outputs(slice(0, 2))
     tensors = {n: x for n, x in (tensors | {"logits": torch.zeros(2, VOCAB)} | change).items() if x is not None}
     with pytest.raises(EngineError, match=reason):
