@@ -208,9 +208,11 @@ def _text(described: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    if value is None or value == []:
+    if value is None or value in ([], ()):
         return "none"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) + ")"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _role_text(part: dict[str, Any]) -> str:

@@ -9,7 +9,9 @@ pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm[tens
 
 from tests.unit import trt_kit
 from vlm.compile.plan_info import PlanInfo
-from vlm.compile.tensorrt import build_plans
+from vlm.compile.tensorrt import PlanBuilder, build_plans
+from vlm.compile.trt_library import FULL, RTX, Library, installed
+from vlm.compile.trt_profiles import PlanLimits
 from vlm.config import BuildConfig
 from vlm.errors import EngineError
 
@@ -66,6 +68,17 @@ def test_what_cannot_be_parsed_and_what_cannot_be_built(tmp_path, monkeypatch):
     monkeypatch.setattr("vlm.compile.tensorrt.graph_profiles", lambda inputs, limits: ())
     with pytest.raises(EngineError, match=r"^tensorrt_rtx cannot build visual.onnx: .*profile"):
         build_plans({"visual": trt_kit.visual(tmp_path / "visual.onnx")}, tmp_path, build_config())
+
+
+@pytest.mark.filterwarnings("ignore:.*[Tt]iming cache")
+def test_the_way_of_the_full_library(tmp_path):
+    """RTX in its place, which has the same interface: it takes timings and gives them back, empty."""
+    full = Library(FULL, installed()[RTX].module)
+    builder = PlanBuilder(full, ("sm90",), tmp_path / "timings")
+    for plan in ("first.plan", "second.plan"):
+        builder.build(trt_kit.decoder(tmp_path / "d.onnx"), tmp_path / plan, PlanLimits.of(build_config()))
+        assert (tmp_path / plan).stat().st_size > 10_000
+    assert [file.name for file in (tmp_path / "timings").iterdir()] == [f"tensorrt-{full.version}-sm90.timing"]
 
 
 def test_without_a_target_all_from_ampere_on(tmp_path):
