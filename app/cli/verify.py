@@ -26,7 +26,7 @@ def verify(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Allowed error of a log-probability. [default: 0.001 in float32, 0.05 in float16, 0.5 in bfloat16]"
+            help="Allowed error of a log-probability. [default: 0.001 in float32, 0.1 in float16, 0.5 in bfloat16]"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,

@@ -165,6 +165,7 @@ def test_texts(make, tmp_path):
 
 
 # --- images ---
+@pytest.mark.slow  # the trained one, in tests/e2e/test_onnx_cli.py, is in the default run
 def test_nougat(tmp_path):
     model = tiny.nougat(seed=0)
     pixels = tiny.images(model, 5)
