@@ -81,14 +81,15 @@ def compare(
     """
     requests = [pipeline.request(given, **greedy(sampling)) for given in inputs]
     try:
-        return _compared(Reference.load(folder, pipeline), requests, list(outputs))
+        return compared(Reference.load(folder, pipeline), requests, list(outputs))
     except torch.OutOfMemoryError:
         raise OutOfMemoryError(
             "Hugging Face's model does not fit beside ours on this device; check with --device cpu."
         ) from None
 
 
-def _compared(reference: Reference, requests: list[Request], outputs: list[Output]) -> Accuracy:
+def compared(reference: Reference, requests: list[Request], outputs: list[Output]) -> Accuracy:
+    """What the pipeline gave for these requests beside what the reference gives."""
     same, longest, error = 0, 0, 0.0
     for request, output in zip(requests, outputs, strict=True):
         theirs, ours = reference.tokens(request), output.token_ids

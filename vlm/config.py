@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
 
 DTYPES = ("float32", "float16", "bfloat16")
-BACKENDS = ("torch",)
+BACKENDS = ("torch", "onnxruntime", "tensorrt")
 
 
 class Config:
@@ -94,6 +95,7 @@ class BuildConfig(Config):
     max_seq_len: int | None = None
     max_encoder_input_len: int | None = None
     backend: str = "torch"
+    target: tuple[str, ...] = ()  # compute capabilities of a TensorRT plan, "sm89"; (): of this machine
 
     def __post_init__(self) -> None:
         wrong = []
@@ -101,12 +103,27 @@ class BuildConfig(Config):
             wrong.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
         if self.backend not in BACKENDS:
             wrong.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
+        wrong += self._wrong_targets()
+        if self.backend == "onnxruntime" and self.dtype == "bfloat16":
+            wrong.append("onnxruntime does not compute in bfloat16 on the CPU, build it with float32 or float16")
         for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 wrong.append(f"{name} is {value}, it must be at least 1")
         if wrong:
             raise ConfigError("; ".join(wrong) + ".")
+
+    def options(self) -> list[str]:
+        """The words after `vlm build MODEL -o OUT` that ask for the same."""
+        values = {**self.to_dict(), "target": ",".join(self.target) or None}
+        given = {name: value for name, value in values.items() if value is not None}
+        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+    def _wrong_targets(self) -> list[str]:
+        if self.target and self.backend != "tensorrt":
+            return [f"target is {','.join(self.target)}, only the backend tensorrt takes one"]
+        odd = [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]
+        return [f"target is {listed(odd)}, it must be like sm89 or sm80,sm86"] if odd else []
 
 
 @dataclass(frozen=True)
@@ -126,12 +143,15 @@ class RuntimeConfig(Config):
     prefix_sharing: bool = True  # equal beginnings of prompts are computed and kept once
     encoder_cache_size: int = 256  # images whose features are kept for their next use
     cuda_graphs: bool = True
+    threads: int | None = None  # on the CPU; None: what torch and ONNX Runtime take by themselves
 
     def __post_init__(self) -> None:
         wrong = []
         for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.threads is not None and self.threads < 1:
+            wrong.append(f"threads is {self.threads}, it must be at least 1")
         if self.encoder_cache_size < 0:
             wrong.append(f"encoder_cache_size is {self.encoder_cache_size}, it must be 0 (off) or more")
         for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):

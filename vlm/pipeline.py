@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from vlm import registry
-from vlm.compile.engine_dir import EngineDir
+from vlm.backends import pick
+from vlm.compile.engine_dir import EngineDir, kind_of
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.errors import InputError, VlmError, listed
 from vlm.generation import sampling_params, warn_of_what_is_not_applied
@@ -39,6 +40,7 @@ def load(
     max_batch_size: int | None = None,
     max_seq_len: int | None = None,
     max_encoder_input_len: int | None = None,
+    backend: str | None = None,
     cache_dir: str | Path | None = None,
     runtime: RuntimeConfig | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -46,12 +48,16 @@ def load(
     """Loads a packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory.
 
     What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
-    engine keeps its own). Raises a VlmError with one sentence.
+    engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
+    vlm.backends.pick takes; None: an engine's own, else torch. Raises a VlmError with one sentence.
     """
     from vlm.resolve import resolve
 
     runtime = replace(runtime or RuntimeConfig(device=device), max_batch_size=max_batch_size)
-    default = "bfloat16" if resolve_device(runtime.device).type == "cuda" else "float32"
+    on = resolve_device(runtime.device).type
+    if backend == "auto":
+        backend = None if kind_of(model) == "engine" else pick(on, dtype).name
+    default = "bfloat16" if on == "cuda" and backend != "onnxruntime" else "float32"
     path = resolve(
         model,
         dtype=dtype,
@@ -59,6 +65,7 @@ def load(
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len,
         max_encoder_input_len=max_encoder_input_len,
+        backend=backend,
         cache_dir=cache_dir,
         progress=progress,
     )

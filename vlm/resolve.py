@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm import __version__, hub
+from vlm.compile import trt_library, trt_targets
 from vlm.compile.engine_dir import FORMAT_VERSION, EngineDir, kind_of
 from vlm.config import BuildConfig
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
@@ -114,7 +115,8 @@ def _check_engine(path: Path, asked: dict[str, Any]) -> None:
         return
     has = ", ".join(f"{name} {getattr(build, name)}" for name in (*short, *other))
     wants = ", ".join(f"{name} {value}" for name, value in (short | other).items())
-    options = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in (dataclasses.asdict(build) | asked).items())
+    target = () if "backend" in other else build.target
+    options = " ".join(dataclasses.replace(build, **asked, target=target).options())
     error = LimitError if short else EngineError
     raise error(
         f"the engine {path} was built for {has}, asked is {wants}; rebuild it: vlm build MODEL -o {path} {options}."
@@ -122,6 +124,8 @@ def _check_engine(path: Path, asked: dict[str, Any]) -> None:
 
 
 def _cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | None, progress: Progress | None) -> Path:
+    if build.backend == "tensorrt":
+        build = trt_targets.for_this_gpu(build)
     root = cache_root(cache_dir)
     name = f"{_slug(source.name)}-{build.dtype}-{_key(source, build)}"
     out = root / "engines" / name
@@ -169,7 +173,8 @@ def _key(source: Source, build: BuildConfig) -> str:
     """Changes with the source's content, the build options, this version of vlm and the engine format."""
     path = source.path.resolve()
     content = [str(path), sorted(_fingerprint(path, file) for file in _files(source))]
-    parts = [content, build.to_dict(), __version__, FORMAT_VERSION]
+    builders = trt_library.versions() if build.backend == "tensorrt" else {}  # plans are tied to them
+    parts = [content, build.to_dict(), builders, __version__, FORMAT_VERSION]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

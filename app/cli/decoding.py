@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,13 +34,35 @@ Chat = Annotated[
 ]
 
 
-def load(model: str, device: str, dtype: str | None, max_batch_size: int | None, leave_room: bool = False) -> Pipeline:
+def load(
+    model: str,
+    device: str,
+    dtype: str | None,
+    max_batch_size: int | None,
+    leave_room: bool = False,
+    backend: str | None = None,
+    threads: int | None = None,
+) -> Pipeline:
     """The model, with progress on stderr; `leave_room`: its cache leaves most of a GPU to another model."""
     import vlm
 
-    options = {"runtime": RuntimeConfig(device, kv_cache_free_gpu_memory_fraction=0.2)} if leave_room else {}
+    room = {"kv_cache_free_gpu_memory_fraction": 0.2} if leave_room else {}
+    options = {"runtime": RuntimeConfig(device, threads=threads, **room), "backend": backend}
     with Progress() as progress:
-        return vlm.load(model, device=device, dtype=dtype, max_batch_size=max_batch_size, progress=progress, **options)
+        loaded = vlm.load(
+            model, device=device, dtype=dtype, max_batch_size=max_batch_size, progress=progress, **options
+        )
+    if backend == "auto":
+        print(f"backend {_explained(loaded, dtype)}", file=sys.stderr)
+    return loaded
+
+
+def _explained(pipeline: Pipeline, dtype: str | None) -> str:
+    """Which backend runs, and why."""
+    from vlm.backends import pick
+
+    name, picked = pipeline.engine.build.backend, pick(pipeline.device.type, dtype)
+    return f"{name}: {picked.reason if name == picked.name else 'the engine was built for it'}"
 
 
 def asked_model() -> str | None:

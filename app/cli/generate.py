@@ -9,7 +9,16 @@ import typer
 from app.cli import decoding
 from app.cli import text_options as texts
 from app.cli.errors import verb
-from app.cli.options import MODEL_HELP, Device, DType, Json, MaxBatchSize, MaxNewTokens
+from app.cli.options import (
+    MODEL_HELP,
+    Device,
+    DType,
+    Json,
+    MaxBatchSize,
+    MaxNewTokens,
+    RunBackend,
+    Threads,
+)
 from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts
 from vlm.errors import InputError, listed
 from vlm.runtime.request import SamplingParams
@@ -48,6 +57,8 @@ def generate(
     device: Device = "auto",
     dtype: DType = None,
     max_batch_size: MaxBatchSize = None,
+    backend: RunBackend = None,
+    threads: Threads = None,
 ) -> None:
     """Go on with prompts, in their order.
 
@@ -80,7 +91,7 @@ def generate(
     name = model or decoding.asked_model()
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
-    pipeline = decoding.load(name, device, dtype, max_batch_size)
+    pipeline = decoding.load(name, device, dtype, max_batch_size, backend=backend, threads=threads)
     decoding.check_asked(pipeline, "vlm generate")
     if chat:
         from app.cli.chat import converse

@@ -42,19 +42,18 @@ def inspect(
 def describe_engine(path: Path) -> dict[str, Any]:
     """What an engine is and needs; EngineError when it is damaged."""
     from vlm.compile.engine_dir import EngineDir
-    from vlm.weights import TensorFiles
 
     engine = EngineDir.open(path)
     manifest = engine.manifest
-    files = {role: TensorFiles([path / role / "rank0.safetensors"]) for role in engine.roles}
+    roles = {role: _engine_role(engine, role) for role in engine.roles}
     return {
         "kind": "engine",
         "path": str(path),
         "family": engine.family,
-        "roles": {role: _role(name, files[role]) for role, name in engine.roles.items()},
+        "roles": roles,
         "build": engine.build.to_dict(),
         **_multimodal(engine),
-        "memory": _memory(engine, sum(_bytes(tensors) for tensors in files.values())),
+        "memory": _memory(engine, sum(part["bytes"] for part in roles.values())),
         "processor": _names(engine.processor_dir),
         "generation": engine.generation,
         "source": manifest.source,
@@ -134,8 +133,21 @@ def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def _bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
+def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
+    """Of the stored weights, or of the graphs that hold them."""
+    from vlm.compile.builder import module_layout
+    from vlm.compile.graph_io import role_of
+    from vlm.registry import model_spec
+    from vlm.weights import TensorFiles
+
+    name, files = engine.roles[role], engine.manifest.files
+    if f"{role}/rank0.safetensors" in files:
+        return _role(name, TensorFiles([engine.path / role / "rank0.safetensors"]))
+    spec = model_spec(name)
+    layout = module_layout(spec, spec.config.from_dict(engine.config(role)))
+    graphs = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
+    parameters = sum(math.prod(shape) for _, shape in layout.values())
+    return {"model": name, "parameters": parameters, "bytes": sum(graphs), "dtypes": [engine.build.dtype]}
 
 
 def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
@@ -196,9 +208,11 @@ def _text(described: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    if value is None or value == []:
+    if value is None or value in ([], ()):
         return "none"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) + ")"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _role_text(part: dict[str, Any]) -> str:

@@ -23,6 +23,14 @@ MaxBatchSize = Annotated[
     int | None,
     typer.Option(help=f"Sequences decoded at once. [default: as built, or {BuildConfig.max_batch_size}]"),
 ]
+RunBackend = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        help=f"What runs it: {', '.join(BACKENDS)}, or auto: what suits this machine. [default: as built, or torch]",
+    ),
+]
+Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: as many as there are cores]")]
 MaxNewTokens = Annotated[
     int | None, typer.Option(help="Tokens to generate at most. [default: as many as the engine holds]")
 ]
@@ -37,4 +45,15 @@ MaxSeqLen = Annotated[
 MaxEncoderInputLen = Annotated[
     int | None, typer.Option(help="Encoder rows (tokens of a text) a request. [default: what the model takes]")
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="GPUs of a TensorRT plan, like sm80,sm86. [default: the one here; without one, all from sm80 on]"
+    ),
+]
 Backend = Annotated[str, typer.Option(help=f"What runs it: {', '.join(BACKENDS)}.")]
+
+
+def targets(text: str | None) -> tuple[str, ...]:
+    """`sm80,sm86` -> its parts"""
+    return tuple(part.strip().lower() for part in (text or "").split(",") if part.strip())

@@ -10,7 +10,17 @@ import typer
 from app.cli import decoding
 from app.cli.asked import Asked
 from app.cli.errors import USER_ERROR, verb
-from app.cli.options import DEFAULT_MODEL, MODEL_HELP, Device, DType, Json, MaxBatchSize, MaxNewTokens
+from app.cli.options import (
+    DEFAULT_MODEL,
+    MODEL_HELP,
+    Device,
+    DType,
+    Json,
+    MaxBatchSize,
+    MaxNewTokens,
+    RunBackend,
+    Threads,
+)
 from app.cli.outputs import Printer
 from app.cli.profiling import print_profile
 from app.cli.progress import Progress
@@ -76,6 +86,8 @@ def run(
     device: Device = "auto",
     dtype: DType = None,
     max_batch_size: MaxBatchSize = None,
+    backend: RunBackend = None,
+    threads: Threads = None,
 ) -> None:
     """Give images, a prompt, or texts to a model; what it makes of them goes to stdout.
 
@@ -92,6 +104,7 @@ def run(
       vlm run --text "translate English to German: The old ship is small."
       vlm run --image a.png --image b.png --prompt "What differs?" --model llava-hf/llava-1.5-7b-hf
       vlm run --image a.png --chat --model llava-hf/llava-1.5-7b-hf
+      vlm run --image page.png --backend auto --threads 4
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
     """
     sampling = sampling_of(  # a bad value is found before the model is loaded
@@ -110,7 +123,7 @@ def run(
         asked.check_comparable()
         with Progress() as progress:
             sampling, folder = accuracy.greedy(sampling), accuracy.folder_of(name, progress=progress)
-    pipeline = decoding.load(name, device, dtype, max_batch_size, leave_room=check_accuracy)
+    pipeline = decoding.load(name, device, dtype, max_batch_size, check_accuracy, backend, threads)
     if chat:
         from app.cli.chat import converse
 

@@ -133,7 +133,7 @@ class Blip2Vision(nn.Module):
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, H, W] -> [n, num_queries, text_width]"""
         image = self.tower(pixel_values)
-        x = self.query_norm(self.queries)[1].expand(len(image), -1, -1)
+        x = self.query_norm(self.queries)[1].expand(image.shape[0], -1, -1)
         for layer in self.layers:
             x = layer(x, image)
         return self.projection(x)

@@ -189,7 +189,7 @@ class WindowAttention(nn.Module):
         # the mask differs by window and not by image: windows join the heads, so that it broadcasts over images
         shape = (3, images, -1) if self.shift else (3, -1, self.num_heads)
         q, k, v = qkv.reshape(*shape, area, width // self.num_heads).unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias.expand(len(q), -1, -1, -1))
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias.expand(q.shape[0], -1, -1, -1))
         return y.reshape(images, windows, self.num_heads, area, -1).transpose(2, 3).reshape(x.shape)
 
 

@@ -201,7 +201,7 @@ class ViT(nn.Module):
     def _embedded(self, pixel_values: Tensor) -> Tensor:
         x = self.patch_embed(pixel_values)
         if self.config.class_token:
-            x = torch.cat([self.class_token.expand(len(x), 1, -1), x], 1)
+            x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
         x = x + self.positions
         return self.embedding_norm(x)[1] if self.config.embedding_norm else x
 

@@ -169,12 +169,42 @@ def build_engine(
         role: model_spec(name).config.from_dict(checkpoint.config(role)) for role, name in checkpoint.roles.items()
     }
     build = resolve_limits(build, configs)
+    check_backend(build)
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
-        files = write_roles(draft, roles, "Building the engine", progress)
+        files, built_for = _write_networks(draft, roles, configs, build, progress)
         files |= file_entries(draft, copy_processor(checkpoint.processor_files, draft))
-        _manifest(checkpoint, spec, roles, build, files).write(draft)
+        _manifest(checkpoint, spec, roles, build, files, built_for).write(draft)
     return EngineDir.open(out, verify=False)
+
+
+def check_backend(build: BuildConfig) -> None:
+    """EngineError where this machine cannot build for it: to be said before a long conversion."""
+    if build.backend == "tensorrt":
+        from vlm.compile.tensorrt import PlanBuilder
+
+        PlanBuilder.of(build)
+
+
+def _write_networks(
+    draft: Path,
+    roles: Mapping[str, RoleWeights],
+    configs: Mapping[str, Config],
+    build: BuildConfig,
+    progress: Progress | None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The files that the backend runs, as the manifest lists them (weights, or graphs or plans that hold them), and
+    what may run them."""
+    if build.backend == "torch":
+        return write_roles(draft, roles, "Building the engine", progress), {"devices": ["cpu", "cuda"]}
+    if build.backend == "tensorrt":
+        from vlm.compile.plan_engine import write_plans
+
+        plans, info = write_plans(draft, roles, configs, build, progress)
+        return file_entries(draft, plans), info.built_for()
+    from vlm.compile.onnx_engine import write_graphs
+
+    return file_entries(draft, write_graphs(draft, roles, configs, build, progress)), {"devices": ["cpu"]}
 
 
 def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
@@ -242,6 +272,7 @@ def _manifest(
     roles: Mapping[str, RoleWeights],
     build: BuildConfig,
     files: dict[str, Any],
+    built_for: dict[str, Any],
 ) -> Manifest:
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -256,6 +287,6 @@ def _manifest(
         generation=checkpoint.generation,
         source=checkpoint.source,
         built_on=built_on(),
-        built_for={"devices": ["cpu", "cuda"]},  # the torch backend's files are portable
+        built_for=built_for,
         files=files,
     )

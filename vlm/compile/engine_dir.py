@@ -1,6 +1,7 @@
 """EngineDir: the built artifact, self-contained, checked on loading.
 
-manifest.json  visual/rank0.safetensors  decoder/rank0.safetensors  processor/...
+manifest.json  visual/rank0.safetensors  decoder/rank0.safetensors  processor/...   of torch
+manifest.json  visual/model.onnx  cross/model.onnx  decoder/model.onnx  processor/...   of ONNX Runtime
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Manifest(Config):
 
     @property
     def build(self) -> BuildConfig:
-        return BuildConfig(dtype=self.dtype, backend=self.backend, **self.limits)
+        target = tuple(self.built_for.get("tensorrt", {}).get("targets", ()))
+        return BuildConfig(dtype=self.dtype, backend=self.backend, target=target, **self.limits)
 
     def write(self, folder: Path) -> None:
         values = self.to_dict()
@@ -201,7 +203,7 @@ def is_engine(path: Path) -> bool:
     except OSError:
         return False
     except ValueError:
-        return any(path.glob("*/rank0.safetensors"))
+        return any(next(path.glob(f"*/{name}"), None) for name in ("rank0.safetensors", "model.onnx"))
     return isinstance(values, dict) and {"format_version", "vlm_version", "roles"} <= set(values)
 
 

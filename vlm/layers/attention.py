@@ -29,6 +29,30 @@ class PagedRows:
     tiles: Tensor | None = None  # [T, 4] int32: of a prefill, see vlm.ops.prefill_attention; None: a row a sequence
     virtual: Virtual | None = None  # what stands for ids beyond the vocabulary
 
+    def self_attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, angles: Tensor | None
+    ) -> Tensor:
+        """q [R, H, D], k, v [R, H_kv, D] -> [R, H, D]; the keys and values enter the cache first."""
+        keys, values = self.cache[layer]
+        places = (keys, values, self.self_tables, self.slots, self.positions)
+        if angles is None:
+            kv_write(k, v, *places)
+        else:
+            q = rotary_kv_write(q, k, v, angles, *places)
+        if self.tiles is None:
+            return paged_attention(q, keys, values, self.self_tables, self.slots, self.self_lengths, scale, bias)
+        return prefill_attention(q, keys, values, self.self_tables, self.tiles, scale, bias)
+
+    def cross_attention(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """q [R, H, D] -> [R, H, D], over what `write_cross` wrote"""
+        keys, values = self.cache[layer]
+        return paged_attention(q, keys, values, self.cross_tables, self.slots, self.cross_lengths, scale)
+
+    def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """k, v [R, H, D] -> a layer's cross K/V at (slot, position) of each row"""
+        keys, values = self.cache[layer]
+        kv_write(k, v, keys, values, self.cross_tables, self.slots, self.positions)
+
 
 @dataclass
 class Trace:
@@ -53,6 +77,12 @@ class PackedRows:
         if self.trace is not None:
             self.trace.hidden_states.append(x if delta is None else x + delta)
 
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+        """q, k, v [R, H, D] -> [R, H, D], each row over all rows of its sequence"""
+        if self.trace is not None and self.trace.keep_attentions:
+            self.trace.attentions.append(attention_weights(q, k, self.tiles, scale, bias))
+        return packed_attention(q, k, v, self.tiles, scale, bias)
+
 
 class Attention(nn.Module):
     """What the kinds of attention share. `scale` None: 1/sqrt(head_dim)."""
@@ -64,7 +94,7 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
         """[R, parts · H · D] -> parts of [R, H, D]"""
-        return x.view(len(x), parts, self.num_heads, self.head_dim).unbind(1)
+        return x.view(x.shape[0], parts, self.num_heads, self.head_dim).unbind(1)
 
 
 class EncoderAttention(Attention):
@@ -81,9 +111,7 @@ class EncoderAttention(Attention):
     def forward(self, x: Tensor, rows: PackedRows, bias: Tensor | None = None) -> Tensor:
         """x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
         q, k, v = self.split(self.qkv(x), 3)
-        if rows.trace is not None and rows.trace.keep_attentions:
-            rows.trace.attentions.append(attention_weights(q, k, rows.tiles, self.scale, bias))
-        return self.out(packed_attention(q, k, v, rows.tiles, self.scale, bias).flatten(1))
+        return self.out(rows.attention(q, k, v, self.scale, bias).flatten(1))
 
 
 class SelfAttention(Attention):
@@ -112,18 +140,8 @@ class SelfAttention(Attention):
         """x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of rotary positions -> [R, hidden]; the rows'
         keys and values enter the cache first."""
         counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        q, k, v = self.qkv(x).view(len(x), -1, self.head_dim).split(counts, 1)
-        keys, values = rows.cache[self.layer]
-        places = (keys, values, rows.self_tables, rows.slots, rows.positions)
-        if angles is None:
-            kv_write(k, v, *places)
-        else:
-            q = rotary_kv_write(q, k, v, angles, *places)
-        if rows.tiles is None:
-            y = paged_attention(q, keys, values, rows.self_tables, rows.slots, rows.self_lengths, self.scale, bias)
-        else:
-            y = prefill_attention(q, keys, values, rows.self_tables, rows.tiles, self.scale, bias)
-        return self.out(y.flatten(1))
+        q, k, v = self.qkv(x).view(x.shape[0], -1, self.head_dim).split(counts, 1)
+        return self.out(rows.self_attention(self.layer, q, k, v, self.scale, bias, angles).flatten(1))
 
 
 class CrossAttention(Attention):
@@ -150,12 +168,8 @@ class CrossAttention(Attention):
     def forward(self, x: Tensor, rows: PagedRows) -> Tensor:
         """x [R, hidden] -> [R, hidden]"""
         (q,) = self.split(self.q(x), 1)
-        keys, values = rows.cache[self.layer]
-        y = paged_attention(q, keys, values, rows.cross_tables, rows.slots, rows.cross_lengths, self.scale)
-        return self.out(y.flatten(1))
+        return self.out(rows.cross_attention(self.layer, q, self.scale).flatten(1))
 
     def write(self, features: Tensor, rows: PagedRows) -> None:
         """Encoder output [R, hidden] -> this layer's cross K/V at (slot, position) of each row."""
-        k, v = self.split(self.kv(features), 2)
-        keys, values = rows.cache[self.layer]
-        kv_write(k, v, keys, values, rows.cross_tables, rows.slots, rows.positions)
+        rows.write_cross(self.layer, *self.split(self.kv(features), 2))

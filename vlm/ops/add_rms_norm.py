@@ -2,8 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+
+
+@torch.library.custom_op("vlm::rms_norm", mutates_args=(), schema="(Tensor x, Tensor weight, float eps) -> Tensor")
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., C], weight [C] of x's type -> the same as x: one node of an exported graph"""
+    return reference(x, None, weight, eps)[1]
+
+
+@rms_norm.register_fake
+def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def lowerings() -> dict[Any, Callable[..., Any]]:
+    """Its ONNX node."""
+    import onnxscript
+
+    def norm(x, weight, eps: float):
+        return onnxscript.values.Opset("", 24).RMSNormalization(x, weight, axis=-1, epsilon=eps)
+
+    return {torch.ops.vlm.rms_norm.default: norm}
+
+
+def exported(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`reference` for a graph: the norm is one node."""
+    stream = x if delta is None else (x.float() + delta.float()).to(x.dtype)
+    return stream, rms_norm(stream, weight.to(stream.dtype), eps).to(weight.dtype)
 
 
 def reference(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -20,4 +50,6 @@ def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) ->
         from vlm.ops.kernels.add_norm import add_norm as kernel
 
         return kernel(x, delta, weight, None, eps)
+    if torch.compiler.is_exporting():
+        return exported(x, delta, weight, eps)
     return reference(x, delta, weight, eps)

@@ -3,6 +3,9 @@ cache."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,3 +42,30 @@ def rotary_kv_write(
 
         return kernel(q, k, v, angles, keys, values, tables, slots, positions)
     return reference(q, k, v, angles, keys, values, tables, slots, positions)
+
+
+@torch.library.custom_op("vlm::slot_rotary", mutates_args=(), schema="(Tensor x, Tensor cos, Tensor sin) -> Tensor")
+def slot_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`rotate` of x [B, H, S, D], cos and sin [B, S, n] of x's type: a node of an exported graph"""
+    rows = x.transpose(1, 2).flatten(0, 1)
+    turned = rotate(rows, torch.stack((cos, sin), 2).flatten(0, 1).float())
+    return turned.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2).contiguous()
+
+
+@slot_rotary.register_fake
+def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def lowerings() -> dict[Any, Callable[..., Any]]:
+    """Its ONNX node. The angles are of rows, so that no positions are given."""
+    import onnxscript
+
+    op = onnxscript.values.Opset("", 24)
+
+    def rotary(x, cos, sin):
+        turned = 2 * cos.shape[-1]
+        part = 0 if turned == x.shape[-1] else turned
+        return op.RotaryEmbedding(x, cos, sin, interleaved=0, rotary_embedding_dim=part)
+
+    return {torch.ops.vlm.slot_rotary.default: rotary}

@@ -8,8 +8,8 @@ from vlm.config import ModelConfig
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_STOP_IDS
 from vlm.ops.advance import LENGTH, STOP
+from vlm.runtime.base_executor import Executor
 from vlm.runtime.burst import Burst, RowResult
-from vlm.runtime.executor import TorchExecutor
 from vlm.runtime.prompt_table import contents
 from vlm.runtime.request import FINISH_REASONS, Request, SamplingParams, Sequence, Update
 from vlm.runtime.scheduler import Plan, Scheduler, Starved
@@ -25,7 +25,7 @@ class LLMEngine:
     def __init__(
         self,
         config: ModelConfig,
-        executor: TorchExecutor,
+        executor: Executor,
         scheduler: Scheduler,
         *,
         max_batch_size: int,

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from vlm import registry
-from vlm.config import RuntimeConfig
+from vlm.compile.graph_io import CACHED, CROSSED
+from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
 from vlm.errors import EngineError, InputError, LimitError, OutOfMemoryError
 from vlm.runtime import kv_cache
+from vlm.runtime.base_executor import Executor
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.block_manager import BlockManager
 from vlm.runtime.executor import TorchExecutor
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.scheduler import Scheduler, SchedulerConfig
+from vlm.runtime.slot_cache import SlotCache
+from vlm.runtime.slot_executor import Network, SlotExecutor
 
 if TYPE_CHECKING:
     from vlm.compile.engine_dir import EngineDir
@@ -43,49 +48,32 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
 
     Raises OutOfMemoryError, EngineError and LimitError.
     """
-    device = resolve_device(runtime.device)
-    build, dtype = engine.build, getattr(torch, engine.build.dtype)
+    build = engine.build
+    device = _device_of(build, runtime)
+    if runtime.threads and device.type == "cpu":
+        torch.set_num_threads(runtime.threads)
     batch_size = runtime.max_batch_size or build.max_batch_size
     if batch_size > build.max_batch_size:
         raise LimitError(
             f"max_batch_size {batch_size} is more than the engine's {build.max_batch_size}; rebuild with"
             f" --max-batch-size {batch_size}."
         )
+    if build.backend == "tensorrt":
+        from vlm.compile.plan_engine import within_plans
+
+        runtime = within_plans(engine, runtime, device)
     with _memory_errors(engine, device):
-        modules = {role: load_module(engine, role, device) for role in engine.roles}
-        config = modules["decoder"].config
-        _share_embedding(modules)
-        shape = kv_cache.plan_cache(
-            config,
-            runtime,
-            batch_size=batch_size,
-            max_seq_len=build.max_seq_len,
-            max_encoder_len=build.max_encoder_input_len or 0,
-            dtype=dtype,
-            free_bytes=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None,
-        )
-        cache = kv_cache.allocate(config, shape, runtime.block_size, dtype, device)
-        state = BatchState(batch_size, build.max_seq_len, shape, device, config.embedding_size, dtype)
-    executor = TorchExecutor(
-        config,
-        modules["decoder"],
-        modules.get("visual"),
-        modules.get("encoder"),
-        cache,
-        state,
-        max_encoder_batch_size=runtime.max_encoder_batch_size,
-        max_encoder_tokens=runtime.max_encoder_tokens,
-        encoder_cache_size=runtime.encoder_cache_size,
-        cuda_graphs=runtime.cuda_graphs,
-    )
+        make = _torch_executor if build.backend == "torch" else _slot_executor
+        executor, shape, block_size = make(engine, runtime, device, batch_size)
+    config = executor.config
     blocks = BlockManager(shape.num_self, shape.num_cross)
     schedule = SchedulerConfig(
         batch_size,
-        runtime.block_size,
+        block_size,
         runtime.burst,
         runtime.max_prefill_tokens,
         config.vocab_size,
-        prefix_sharing=runtime.prefix_sharing and not config.cross_attention,
+        prefix_sharing=build.backend == "torch" and runtime.prefix_sharing and not config.cross_attention,
     )
     eos = engine.generation.get("eos_token_id", config.eos_token_id)
     return LLMEngine(
@@ -95,28 +83,85 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
         max_batch_size=batch_size,
         max_seq_len=build.max_seq_len,
         max_encoder_len=build.max_encoder_input_len or 0,
-        num_features=modules["visual"].config.num_features if "visual" in modules else None,
+        num_features=executor.visual.config.num_features if executor.visual else None,
         eos_token_ids=tuple(eos) if isinstance(eos, list | tuple) else (eos,),
     )
+
+
+Made = tuple[Executor, kv_cache.CacheShape, int]  # the executor, its blocks and their size
+
+
+def _torch_executor(engine: EngineDir, runtime: RuntimeConfig, device: torch.device, batch_size: int) -> Made:
+    build, dtype = engine.build, getattr(torch, engine.build.dtype)
+    modules = {role: load_module(engine, role, device) for role in engine.roles}
+    config = modules["decoder"].config
+    _share_embedding(modules)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    shape = _plan(config, build, runtime, batch_size, free)
+    cache = kv_cache.allocate(config, shape, runtime.block_size, dtype, device)
+    state = BatchState(batch_size, build.max_seq_len, shape, device, config.embedding_size, dtype)
+    networks = (modules["decoder"], modules.get("visual"), modules.get("encoder"))
+    return TorchExecutor(config, *networks, cache, state, runtime), shape, runtime.block_size
+
+
+def _slot_executor(engine: EngineDir, runtime: RuntimeConfig, device: torch.device, batch_size: int) -> Made:
+    """A slot is one block that holds a whole sequence."""
+    build, dtype = engine.build, getattr(torch, engine.build.dtype)
+    networks = {name: Network(*parts) for name, parts in _graphs(engine, runtime, device).items()}
+    config = networks["decoder"].config
+    size = max(build.max_seq_len, build.max_encoder_input_len or 0)
+    shape = _plan(config, build, replace(runtime, block_size=size, max_kv_blocks=None), batch_size, None)
+    state = BatchState(batch_size, build.max_seq_len, shape, device, config.embedding_size, dtype)
+    limits = {CACHED: build.max_seq_len, CROSSED: build.max_encoder_input_len or 0}
+    cache = SlotCache(networks["decoder"].graph.io, batch_size + 1, limits, device)
+    return SlotExecutor(networks, cache, state, runtime), shape, size
+
+
+def _graphs(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, tuple]:
+    if engine.build.backend == "tensorrt":
+        from vlm.compile.plan_engine import load_plans
+
+        return load_plans(engine, device)
+    from vlm.compile.onnx_engine import load_graphs
+
+    return load_graphs(engine, runtime)
+
+
+def _plan(
+    config: ModelConfig, build: BuildConfig, runtime: RuntimeConfig, batch_size: int, free_bytes: int | None
+) -> kv_cache.CacheShape:
+    return kv_cache.plan_cache(
+        config,
+        runtime,
+        batch_size=batch_size,
+        max_seq_len=build.max_seq_len,
+        max_encoder_len=build.max_encoder_input_len or 0,
+        dtype=getattr(torch, build.dtype),
+        free_bytes=free_bytes,
+    )
+
+
+def _device_of(build: BuildConfig, runtime: RuntimeConfig) -> torch.device:
+    """InputError for one that the backend does not run on."""
+    if build.backend == "tensorrt" and runtime.device == "cpu":
+        raise InputError("device is cpu; a tensorrt engine runs on cuda, build for torch or onnxruntime instead.")
+    if build.backend != "onnxruntime":
+        return resolve_device(runtime.device)
+    if runtime.device not in ("auto", "cpu"):
+        raise InputError(f"device is {runtime.device}; an onnxruntime engine runs on cpu, build for torch instead.")
+    return torch.device("cpu")
 
 
 def load_module(engine: EngineDir, role: str, device: torch.device) -> nn.Module:
     """One role's network with its weights on `device`; nothing is initialized twice."""
     spec = registry.model_spec(engine.roles[role])
-    config = spec.config.from_dict(engine.config(role))
-    with torch.device("meta"):
-        module = spec.module(config)
-    weights = engine.weights(role, device=device)
     try:
-        module.load_state_dict(weights, strict=True, assign=True)
+        return spec.loaded(spec.config.from_dict(engine.config(role)), engine.weights(role, device=device), device)
     except RuntimeError as error:
         raise EngineError(
             f"{engine.path}: the {role} weights do not fit the {spec.name} model of this version; rebuild the engine"
             " with vlm build."
         ) from error
-    if hasattr(module, "init_buffers"):
-        module.init_buffers(device)
-    return module.eval().requires_grad_(False)
 
 
 def _share_embedding(modules: dict[str, nn.Module]) -> None:

@@ -1,0 +1,40 @@
+"""The packaged models, which are trained, as engines of ONNX Runtime: built, verified and run by the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="needs the onnx extra")
+
+from tests.prompted_kit import call
+from vlm.resolve import packaged_models
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MINI = [
+    pytest.param(name, marks=[] if name == "mini-nougat" else pytest.mark.slow) for name in sorted(packaged_models())
+]
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_built_and_verified(name, tmp_path):
+    engine = tmp_path / "engine"
+    built = call("build", name, "-o", engine, "--backend", "onnxruntime")
+    assert built.exit_code == 0 and built.stdout.strip() == str(engine)
+    found = call("verify", engine, "--against", packaged_models()[name], "--json", "--threads", 1)
+    assert found.exit_code == 0
+    requests = json.loads(found.stdout)["requests"]
+    assert len(requests) >= 3 and all(one["agreement"] == 100.0 and one["error"] < 1e-3 for one in requests)
+    if name == "mini-nougat":
+        page = call("run", "--model", engine, "--image", EXAMPLES / "page.png", "--backend", "auto", "--threads", 1)
+        assert page.stdout.strip() == (EXAMPLES / "page.txt").read_text().strip()
+        assert "backend onnxruntime: onnxruntime" in page.stderr
+        other = call("run", "--model", engine, "--image", EXAMPLES / "page.png", "--backend", "torch")
+        assert other.exit_code == 2 and "built for backend onnxruntime, asked is backend torch" in other.stderr
+
+
+def test_a_type_that_it_does_not_compute_in():
+    found = call("run", "--image", EXAMPLES / "page.png", "--backend", "onnxruntime", "--dtype", "bfloat16")
+    assert found.exit_code == 2 and "onnxruntime does not compute in bfloat16 on the CPU" in found.stderr

@@ -1,0 +1,148 @@
+"""Models -> engines of TensorRT plans, and what a machine says that cannot run them. Nothing runs: there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm[tensorrt-rtx]'")
+
+from typer.testing import CliRunner
+
+import vlm
+from app.cli.main import app
+from tests import tiny
+from tests.engines import engine_dir, rebuilt
+from vlm.compile.builder import build_engine, random_checkpoint
+from vlm.compile.engine_dir import EngineDir
+from vlm.compile.onnxruntime import OnnxGraph
+from vlm.compile.plan_info import PlanInfo
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.errors import EngineError, InputError
+from vlm.pipeline import Pipeline
+from vlm.resolve import resolve
+
+MODELS = {
+    "nougat": (tiny.nougat, {"visual", "cross", "decoder"}),
+    "t5": (tiny.t5, {"encoder", "cross", "decoder"}),
+    "bart": (tiny.bart, {"encoder", "cross", "decoder"}),
+    "llama": (tiny.llama, {"decoder"}),
+    "opt": (tiny.opt, {"decoder"}),
+    "gpt2": (tiny.gpt2, {"decoder"}),
+    "llava": (tiny.llava, {"visual", "decoder"}),
+    "blip2": (tiny.blip2, {"visual", "decoder"}),
+    "blip2-t5": (lambda: tiny.blip2("t5"), {"visual", "encoder", "cross", "decoder"}),
+}
+ONE_BILLION = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192, "rms_norm_eps": 1e-5,
+    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 1024,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> EngineDir:
+    """With the checkpoint that it was built from beside it."""
+    return engine_dir(
+        tiny.llama(), tmp_path_factory.mktemp("llama"), backend="tensorrt", target=("sm80", "sm86"), dtype="float16"
+    )
+
+
+def test_the_manifest_says_what_may_run_it(engine):
+    read = EngineDir.open(engine.path)
+    assert read.build == BuildConfig("float16", 8, 128, None, "tensorrt", ("sm80", "sm86"))
+    info = PlanInfo.of(read.manifest.built_for)
+    assert info.library == "tensorrt_rtx" and info.targets == ("sm80", "sm86") and info.version
+    assert set(read.manifest.files) == {"decoder/rank0.plan", "processor/generation_config.json"}
+    assert not list(engine.path.rglob("*onnx*"))
+
+
+def test_a_machine_without_a_gpu_refuses_before_it_reads(engine, monkeypatch):
+    monkeypatch.setattr("vlm.compile.tensorrt_session.PlanGraph", None)  # not even touched
+    with pytest.raises(EngineError, match=r"for sm80, sm86, this machine has no CUDA GPU.*vlm build MODEL -o .*torch"):
+        vlm.load(engine.path)
+    with pytest.raises(InputError, match="a tensorrt engine runs on cuda"):
+        vlm.load(engine.path, device="cpu")
+    result = call("inspect", engine.path)
+    assert result.exit_code == 0 and "backend tensorrt, target sm80, sm86\n" in result.stdout
+
+
+def test_plans_are_what_the_executor_runs(engine, monkeypatch):
+    """Here ONNX Runtime runs the graphs that the plans were made of, in their place."""
+    same = rebuilt(engine, backend="onnxruntime", dtype="float16")
+    opened = []
+
+    def graph(plan, io, library, device):
+        opened.append((plan, library.name))
+        return OnnxGraph(same.path / plan.parent.name / "model.onnx", io, threads=1)
+
+    monkeypatch.setattr("vlm.compile.plan_engine.check_runnable", lambda *_: None)
+    monkeypatch.setattr("vlm.compile.plan_engine.PlanGraph", graph)
+    pipes = [Pipeline(one, RuntimeConfig(threads=1, max_prefill_tokens=10**6)) for one in (engine, same)]
+    assert opened == [(engine.path / "decoder/rank0.plan", "tensorrt_rtx")]
+    prompts = [{"decoder_prompt_token_ids": ids} for ids in ([5, 6, 7], [9], [4] * 20)]
+    ours, theirs = ([out.token_ids for out in pipe.generate(prompts, max_new_tokens=6)] for pipe in pipes)
+    assert ours == theirs and len(ours[0]) == 6
+    assert pipes[0].llm.scheduler.config.max_prefill_tokens == RuntimeConfig.max_prefill_tokens
+
+
+def test_nothing_is_built_to_be_run_where_it_cannot():
+    with pytest.raises(EngineError, match=r"runs on a CUDA GPU, this machine has none.*--target sm89"):
+        vlm.load("mini-t5", backend="tensorrt")
+
+
+def test_cached_plans_belong_to_a_gpu_and_a_version(engine, monkeypatch):
+    built = []
+    monkeypatch.setattr("vlm.resolve._build", lambda source, out, build, progress: built.append((out, build.target)))
+
+    def cached(gpu: str, version: str):
+        monkeypatch.setattr("vlm.compile.trt_targets.this_gpu", lambda: gpu)
+        monkeypatch.setattr("vlm.compile.trt_library.versions", lambda: {"tensorrt_rtx": version})
+        return resolve(engine.path.parent / "checkpoint", backend="tensorrt")
+
+    folders = [cached(gpu, version) for gpu, version in (("sm89", "1.7"), ("sm86", "1.7"), ("sm89", "1.8"))]
+    assert built == list(zip(folders, [("sm89",), ("sm86",), ("sm89",)], strict=True))
+    assert len(set(folders)) == 3 and cached("sm89", "1.7") == folders[0]
+
+
+def test_the_command_line_builds_and_refuses(engine, tmp_path):
+    out = tmp_path / "e"
+    build = ("build", engine.path.parent / "checkpoint", "-o", out, "--max-seq-len", 16)
+    result = call(*build, "--backend", "tensorrt", "--target", "sm80,sm90")
+    assert result.exit_code == 2 and "does not build for sm90" in result.stderr
+    result = call(*build, "--target", "sm80")
+    assert result.exit_code == 2 and "only the backend tensorrt takes one" in result.stderr
+    assert not out.exists()
+    result = call(*build, "--backend", "tensorrt", "--target", "SM89, sm86")
+    assert (result.exit_code, result.stdout) == (0, f"{out}\n") and "Building decoder" in result.stderr
+    assert EngineDir.open(out).build.target == ("sm86", "sm89")
+    result = call("generate", "a", "--model", out)
+    assert result.exit_code == 2 and "this machine has no CUDA GPU" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_family_and_type(name, dtype, tmp_path):
+    make, graphs = MODELS[name]
+    engine = engine_dir(make(), tmp_path, backend="tensorrt", target=("sm80", "sm120"), dtype=dtype)
+    plans = {file for file in engine.manifest.files if file.endswith(".plan")}
+    assert plans == {f"{graph}/rank0.plan" for graph in graphs}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_billion_parameters(tmp_path):
+    checkpoint = random_checkpoint(ONE_BILLION, tmp_path / "checkpoint", dtype="bfloat16")
+    build = BuildConfig("bfloat16", 4, backend="tensorrt", target=("sm80",))
+    engine = build_engine(checkpoint, tmp_path / "engine", build)
+    assert engine.manifest.files["decoder/rank0.plan"]["size"] > 2_000_000_000  # weights were beside the graph

@@ -1,0 +1,54 @@
+"""Plans on a GPU: Hugging Face's tokens in FP32, in ragged batches. Skipped where no TensorRT runs on this GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.engines import engine_dir
+from vlm.compile.tensorrt import PlanBuilder
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.errors import EngineError
+from vlm.pipeline import Pipeline
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is visible"),
+]
+LENGTHS = (14, 3, 60, 1, 33, 9)
+
+
+@pytest.fixture(autouse=True)
+def builder():
+    try:
+        return PlanBuilder.of(BuildConfig(backend="tensorrt"))
+    except EngineError as reason:
+        pytest.skip(str(reason))
+
+
+def plans(model, folder, **limits) -> Pipeline:
+    engine = engine_dir(model, folder, backend="tensorrt", max_batch_size=4, **limits)
+    return Pipeline(engine, RuntimeConfig(device="cuda"))
+
+
+def test_a_decoder_alone(tmp_path):
+    model = tiny.llama()
+    prompts = tiny.prompts(model, LENGTHS)
+    found = plans(model, tmp_path).generate([{"decoder_prompt_token_ids": p} for p in prompts], max_new_tokens=20)
+    assert [out.token_ids for out in found] == [tiny.hf_continued(model, p, 20) for p in prompts]
+
+
+@pytest.mark.parametrize("make", [tiny.t5, tiny.bart])
+def test_texts(make, tmp_path):
+    model = make(seed=5)
+    texts = tiny.texts(model, LENGTHS)
+    found = plans(model, tmp_path).generate([{"encoder_input_ids": text} for text in texts], max_new_tokens=20)
+    assert [out.token_ids for out in found] == [tiny.hf_text(model, text, 20) for text in texts]
+
+
+def test_images(tmp_path):
+    model = tiny.nougat(seed=2)
+    images = tiny.images(model, 5)
+    found = plans(model, tmp_path).generate([{"pixel_values": image} for image in images], max_new_tokens=40)
+    assert [out.token_ids for out in found] == tiny.hf_tokens(model, images, 40)

@@ -1,0 +1,207 @@
+"""What all executors share: the device state of the slots, admission, images' features, and how results are fetched.
+
+A subclass runs the networks and keeps the keys and values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.config import ModelConfig, RuntimeConfig
+from vlm.errors import OutOfMemoryError
+from vlm.layers.attention import Trace
+from vlm.runtime.batch_state import BatchState
+from vlm.runtime.burst import Burst, hypotheses_of, to_host
+from vlm.runtime.choice import BeamRows, Choice
+from vlm.runtime.chooser import Chooser, DecodeRows
+from vlm.runtime.packing import bucket_of, chunks, within
+from vlm.runtime.prompt_table import EncoderCache, Image
+from vlm.runtime.request import Hypothesis, Request, Sequence, Span
+from vlm.runtime.timing import DeviceTimer
+
+
+class Executor(ABC):
+    """Runs batches of one engine. `visual` and `encoder`: its other networks, anything with a `config`, or None."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        visual: Any,
+        encoder: Any,
+        state: BatchState,
+        dtype: torch.dtype,
+        runtime: RuntimeConfig,
+    ):
+        self.config, self.visual, self.encoder = config, visual, encoder
+        self.state, self.device, self.dtype = state, state.device, dtype
+        self.max_encoder_batch_size = runtime.max_encoder_batch_size
+        self.max_encoder_tokens = runtime.max_encoder_tokens
+        self.asynchronous = self.device.type == "cuda"
+        self.chooser = Chooser(state)
+        self.rows = torch.full((2, state.spare + 1), state.spare, dtype=torch.int32, device=self.device)
+        self.beam_rows = BeamRows(state.spare, self.device)
+        self.encoder_cache = EncoderCache(runtime.encoder_cache_size)
+        self.timer = DeviceTimer(self.device)
+
+    # --- what a subclass does ---
+    @abstractmethod
+    def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
+        """Puts spans of prompts into the cache: all tokens but the last, which the first decode step takes."""
+
+    @abstractmethod
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
+
+    @abstractmethod
+    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
+        """Each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
+
+    @abstractmethod
+    def _encode_texts(self, sequences: list[Sequence]) -> None:
+        """Encodes token sequences and writes their cross K/V."""
+
+    @abstractmethod
+    def _write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
+        """Encoder output of these sequences, one after the other -> their cross K/V. features [R, hidden]"""
+
+    @abstractmethod
+    def _decode(self, rows: DecodeRows, choice: Choice, steps: int) -> None:
+        """Takes every row `steps` tokens further."""
+
+    # --- calls ---
+    @torch.inference_mode()
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+        """Encodes what newly admitted sequences see and fills their slots."""
+        self.state.admit(sequences, stop_ids)
+        self.state.update_tables(sequences)
+        with self.timer("encode"), self._memory_errors(sequences):
+            self._make_tables([s for s in sequences if s.contents])
+            texts = [s for s in sequences if s.request.encoder_input_ids is not None]
+            for chunk in within(texts, self.max_encoder_tokens, lambda s: s.num_features):
+                self._encode_texts(chunk)
+            others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            for chunk in chunks(others, self.max_encoder_batch_size):
+                self._write_cross_kv(chunk, self._features(chunk))
+
+    @torch.inference_mode()
+    def launch(self, sequences: list[Sequence], steps: int) -> Burst:
+        """Starts `steps` decode steps of these sequences; returns before they are done."""
+        sequences = sorted(sequences, key=lambda s: s.width > 1)
+        self.state.update_tables(sequences)
+        choice = Choice.of(sequences)
+        if choice.top and self.state.top is None:
+            self.state.allocate_top()
+        rows, single = self._rows(sequences)
+        beams = self.beam_rows.fill(sequences, choice) if choice.groups else None
+        leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
+        start = self.state.slots.lengths[leaders].long()
+        with self.timer("decode"):
+            self._decode(DecodeRows(rows, single, beams), choice, steps)
+        return self._fetch(sequences, leaders, start, steps, choice.top)
+
+    @torch.inference_mode()
+    def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
+        """The outcomes of ended beam searches, best first."""
+        beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
+        kept = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
+        rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
+        return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
+
+    @torch.inference_mode()
+    def encode_images(self, images: Items[Image]) -> list[Tensor]:
+        """Of each its features [num_features, hidden], from the cache where they are there."""
+        features = self.encoder_cache.features(images, self._encode_images)
+        return [features[image.key] for image in images]
+
+    # --- admission ---
+    @contextlib.contextmanager
+    def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower max_encoder_batch_size"
+                f" (images at once, now {self.max_encoder_batch_size}), max_encoder_tokens (now"
+                f" {self.max_encoder_tokens}) or kv_cache_free_gpu_memory_fraction."
+            ) from error
+
+    def _features(self, sequences: list[Sequence]) -> Tensor:
+        """Of images, or given -> [sum of num_features, hidden]"""
+        images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
+        encoded = iter(self.encode(torch.stack(images))) if images else iter(())
+        given = lambda x: x.to(self.device, self.dtype, non_blocking=True)  # noqa: E731
+        parts = [
+            next(encoded) if s.request.encoder_output is None else given(s.request.encoder_output) for s in sequences
+        ]
+        return torch.cat(parts)
+
+    # --- prompt tables ---
+    def _make_tables(self, sequences: list[Sequence]) -> None:
+        """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
+        for sequence, table in zip(sequences, self._tables([s.request for s in sequences]), strict=True):
+            sequence.table = table
+            last = sequence.tokens[-1] - self.config.vocab_size
+            if self.encoder is None and last >= 0:
+                for slot in sequence.slots:
+                    self.state.pending[slot] = sequence.table[last]
+
+    def _tables(self, requests: list[Request]) -> list[Tensor | None]:
+        """Each request's prompt table [n, hidden]: the given rows, then its images' features."""
+        features = iter(self.encode_images([image for request in requests for image in request.images]))
+        given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
+        parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
+                 for r, g in zip(requests, given, strict=True)]  # fmt: skip
+        return [torch.cat(rows) if rows else None for rows in parts]
+
+    def _encode_images(self, pixels: list[Tensor]) -> list[Tensor]:
+        """[C, H, W] each -> [num_features, hidden] each"""
+        batches = chunks(pixels, self.max_encoder_batch_size)
+        # a graph's output is overwritten by its next run
+        return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
+
+    def _virtual(self, parts: list[tuple[Tensor | None, Items[int]]], config: ModelConfig) -> tuple[Tensor, ...]:
+        """What stands for the ids beyond the vocabulary in rows of these (table, tokens), as Virtual has it: () for
+        none."""
+        if all(table is None for table, _ in parts):
+            return ()
+        tables, at, begin = [], [], 0
+        for table, tokens in parts:
+            at += [begin + token - config.vocab_size if token >= config.vocab_size else 0 for token in tokens]
+            if table is not None:
+                tables.append(table)
+                begin += len(table)
+        return torch.cat(tables), torch.tensor(at, dtype=torch.int32).to(self.device, non_blocking=True)
+
+    # --- decode ---
+    def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
+        """The slots of a batch, padded to its bucket with the spare one; and again without those of beams."""
+        spare = self.state.spare
+        slots = [slot for s in sequences for slot in s.slots]
+        extra = [spare] * (bucket_of(len(slots), spare) - len(slots))
+        single = [slot if s.width == 1 else spare for s in sequences for slot in s.slots]
+        rows = self.rows[:, : len(slots) + len(extra)]
+        rows.copy_(torch.tensor([slots + extra, single + extra], dtype=torch.int32), non_blocking=True)
+        return rows[0], rows[1]
+
+    def _fetch(self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, top: bool) -> Burst:
+        """Starts the copy of a burst's results to the host."""
+        state = self.state.slots
+        at = (start[:, None] + torch.arange(steps, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
+        head = torch.stack((state.lengths[slots], state.finish[slots]), 1)
+        tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
+        result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
+        likeliest = self.state.top[slots[:, None], at] if top else None
+        if not self.asynchronous:
+            return Burst(sequences, result, likeliest, None)
+        result, likeliest = to_host(result), None if likeliest is None else to_host(likeliest)
+        ready = torch.cuda.Event()
+        ready.record()
+        return Burst(sequences, result, likeliest, ready)
