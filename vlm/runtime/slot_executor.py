@@ -29,6 +29,7 @@ from vlm.runtime.slot_cache import SlotCache
 from vlm.runtime.slot_packing import alike, neighbours
 
 Tensors = Mapping[str, Tensor]
+MOST_PASSES = 256  # runs of slots whose decode steps are kept ready
 
 
 class Graph(Protocol):
@@ -72,6 +73,7 @@ class SlotExecutor(Executor):
         self.decoder, self.cross = networks["decoder"], networks.get("cross")
         self.cache = cache
         self._passes: dict[tuple[int, int], DecodePass] = {}
+        self._logits_of = torch.empty(state.spare + 1, config.vocab_size, device=self.device)
 
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
@@ -112,7 +114,8 @@ class SlotExecutor(Executor):
     def _bound(self, slots: slice, inputs: dict[str, Tensor]) -> Callable[[], Tensors]:
         graph = self.decoder.graph
         inputs = {**inputs, **self.cache.inputs(slots)}
-        return graph.bind({port.name: inputs[port.name] for port in graph.io.inputs}, self.cache.outputs(slots))
+        outputs = {"logits": self._logits_of[slots], **self.cache.outputs(slots)}
+        return graph.bind({port.name: inputs[port.name] for port in graph.io.inputs}, outputs)
 
     def _tokens(self, parts: list[tuple[Tensor | None, Items[int]]], config: ModelConfig) -> dict[str, Tensor]:
         """Tokens of each (table, tokens), right-padded, and one table for all of them."""
@@ -178,6 +181,8 @@ class SlotExecutor(Executor):
     def _logits(self, first: int, end: int) -> Tensor:
         """The next logits of a run of slots, [end - first, vocabulary] float32."""
         if (first, end) not in self._passes:
+            if len(self._passes) == MOST_PASSES:
+                self._passes.clear()
             self._passes[first, end] = self._decode_pass(slice(first, end))
         bound, state, slots = self._passes[first, end], self.state.slots, slice(first, end)
         bound.starts.copy_(state.lengths[slots] - 1)
