@@ -132,16 +132,20 @@ SHAPES = {
 PROMPTS = [([ROWS, 5, 9, 33], [0]), ([7, 8, 9], []), ([4, ROWS, 17, 18, ROWS, ROWS, 20], [1, 2, 0]), ([ROWS, 44], [2])]
 
 
+def ours(model, prompt, images):
+    """A prompt with rows of a table where its images stand."""
+    count = len(model.features(images[:1])[0]) if len(images) else 0
+    rows = iter(range(60, 60 + count * len(images)))
+    ids = [x for t in prompt for x in ([next(rows) for _ in range(count)] if t == ROWS else [t])]
+    return {"decoder_prompt_token_ids": ids, "pixel_values": images if len(images) else None}
+
+
 def check(model, folder, tmp_path):
     engine = build_engine(convert_folder(folder, tmp_path / "checkpoint"), tmp_path / "engine", BuildConfig())
     pipe = Pipeline(engine, RuntimeConfig(device="cpu", max_prefill_tokens=40))
     images = torch.randn(3, 3, model.size, model.size, generator=torch.Generator().manual_seed(2))
     torch.testing.assert_close(pipe.llm.executor.encode(images), model.features(images), atol=1e-5, rtol=1e-5)
-    inputs, count = [], len(model.features(images[:1])[0])
-    for prompt, which in PROMPTS:
-        rows = iter(range(60, 60 + count * len(which)))
-        ids = [x for t in prompt for x in ([next(rows) for _ in range(count)] if t == ROWS else [t])]
-        inputs.append({"decoder_prompt_token_ids": ids, "pixel_values": images[which] if which else None})
+    inputs = [ours(model, prompt, images[which]) for prompt, which in PROMPTS]
     found = [out.token_ids for out in pipe.generate(inputs, max_new_tokens=12)]
     assert found == [model.continued(prompt, images[which], 12) for prompt, which in PROMPTS]
     assert len({tuple(tokens) for tokens in found}) == len(PROMPTS)

@@ -31,7 +31,7 @@ from vlm.pipeline import Pipeline
 from vlm.registry import model_spec
 from vlm.runtime.request import Request, Sequence, Span
 from vlm.runtime.slot_cache import SlotCache
-from vlm.runtime.slot_executor import neighbours
+from vlm.runtime.slot_packing import neighbours
 
 
 @pytest.fixture(scope="module")

@@ -167,19 +167,6 @@ class Executor(ABC):
         # a graph's output is overwritten by its next run
         return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
 
-    def _virtual(self, parts: list[tuple[Tensor | None, Items[int]]], config: ModelConfig) -> tuple[Tensor, ...]:
-        """What stands for the ids beyond the vocabulary in rows of these (table, tokens), as Virtual has it: () for
-        none."""
-        if all(table is None for table, _ in parts):
-            return ()
-        tables, at, begin = [], [], 0
-        for table, tokens in parts:
-            at += [begin + token - config.vocab_size if token >= config.vocab_size else 0 for token in tokens]
-            if table is not None:
-                tables.append(table)
-                begin += len(table)
-        return torch.cat(tables), torch.tensor(at, dtype=torch.int32).to(self.device, non_blocking=True)
-
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
         """The slots of a batch, padded to its bucket with the spare one; and again without those of beams."""

@@ -21,6 +21,7 @@ from vlm.runtime.choice import Choice
 from vlm.runtime.chooser import DecodeRows
 from vlm.runtime.graph_pool import GraphPool
 from vlm.runtime.packing import PackedSpans, PackedTexts, packed
+from vlm.runtime.prompt_table import virtual_rows
 from vlm.runtime.request import Request, Sequence, Span
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
@@ -49,7 +50,7 @@ class TorchExecutor(Executor):
         """Puts spans of prompts into the cache: all tokens but the last, which the first decode step takes."""
         packed_spans = PackedSpans.of(prefills)
         parts = [(s.table, s.tokens[span.start : span.end]) for s, span in prefills]
-        virtual = self._virtual(parts, self.config)
+        virtual = virtual_rows(parts, self.config.vocab_size, self.device)
         with self.timer("prefill"):
             if self.graphs is None or packed_spans.rows > LAUNCH_BOUND_PREFILL:
                 self._prefill(*packed_spans.tensors(self.device), *virtual)
@@ -76,7 +77,9 @@ class TorchExecutor(Executor):
         texts = [request.encoder_input_ids for request in requests]
         packed_texts = PackedTexts.of(texts, [0] * len(texts))
         token_ids, positions, _, tiles = packed_texts.tensors(self.device)
-        virtual = self._virtual(list(zip(self._tables(requests), texts, strict=True)), self.encoder.config)
+        virtual = virtual_rows(
+            list(zip(self._tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
+        )
         rows = PackedRows(positions, tiles, trace, Virtual(*virtual) if virtual else None)
         return list(self.encoder(token_ids, rows).split(packed_texts.lengths))
 
@@ -88,7 +91,9 @@ class TorchExecutor(Executor):
     def _encode_texts(self, sequences: list[Sequence]) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.of([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
-        virtual = self._virtual([(s.table, s.request.encoder_input_ids) for s in sequences], self.encoder.config)
+        virtual = virtual_rows(
+            [(s.table, s.request.encoder_input_ids) for s in sequences], self.encoder.config.vocab_size, self.device
+        )
         for sequence in sequences:
             sequence.table = None
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:

@@ -52,6 +52,23 @@ def contents(table: PromptTable | None, images: Items[Image], num_features: int)
     return given + [image.key + i.to_bytes(4, "little") for image in images for i in range(num_features)]
 
 
+def virtual_rows(
+    parts: list[tuple[Tensor | None, Items[int]]], vocab_size: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """What stands for ids beyond the vocabulary in rows of these (table, tokens), as Virtual has it; () for none."""
+    import torch
+
+    if all(table is None for table, _ in parts):
+        return ()
+    tables, at, begin = [], [], 0
+    for table, tokens in parts:
+        at += [begin + token - vocab_size if token >= vocab_size else 0 for token in tokens]
+        if table is not None:
+            tables.append(table)
+            begin += len(table)
+    return torch.cat(tables), torch.tensor(at, dtype=torch.int32).to(device, non_blocking=True)
+
+
 class EncoderCache:
     """Features of images by content, on the device; the longest unused give way."""
 

@@ -23,11 +23,13 @@ from vlm.runtime.base_executor import Executor
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.choice import Choice
 from vlm.runtime.chooser import DecodeRows
+from vlm.runtime.prompt_table import virtual_rows
 from vlm.runtime.request import Request, Sequence, Span
 from vlm.runtime.slot_cache import SlotCache
+from vlm.runtime.slot_packing import alike, neighbours
 
 Tensors = Mapping[str, Tensor]
-UNEVEN = 2  # sequences are padded to at most so many times their length
+MOST_PASSES = 256  # runs of slots whose decode steps are kept ready
 
 
 class Graph(Protocol):
@@ -71,6 +73,7 @@ class SlotExecutor(Executor):
         self.decoder, self.cross = networks["decoder"], networks.get("cross")
         self.cache = cache
         self._passes: dict[tuple[int, int], DecodePass] = {}
+        self._logits_of = torch.empty(state.spare + 1, config.vocab_size, device=self.device)
 
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
@@ -111,13 +114,14 @@ class SlotExecutor(Executor):
     def _bound(self, slots: slice, inputs: dict[str, Tensor]) -> Callable[[], Tensors]:
         graph = self.decoder.graph
         inputs = {**inputs, **self.cache.inputs(slots)}
-        return graph.bind({port.name: inputs[port.name] for port in graph.io.inputs}, self.cache.outputs(slots))
+        outputs = {"logits": self._logits_of[slots], **self.cache.outputs(slots)}
+        return graph.bind({port.name: inputs[port.name] for port in graph.io.inputs}, outputs)
 
     def _tokens(self, parts: list[tuple[Tensor | None, Items[int]]], config: ModelConfig) -> dict[str, Tensor]:
         """Tokens of each (table, tokens), right-padded, and one table for all of them."""
         ids = self._integers([token for _, tokens in parts for token in tokens])
         table = torch.zeros(1, config.embedding_size, dtype=self.dtype, device=self.device)
-        if virtual := self._virtual(parts, config):
+        if virtual := virtual_rows(parts, config.vocab_size, self.device):
             table, at = virtual
             ids = torch.where(ids < config.vocab_size, ids, config.vocab_size + at)
         padded = pad_sequence(list(ids.split([len(tokens) for _, tokens in parts])), batch_first=True)
@@ -177,6 +181,8 @@ class SlotExecutor(Executor):
     def _logits(self, first: int, end: int) -> Tensor:
         """The next logits of a run of slots, [end - first, vocabulary] float32."""
         if (first, end) not in self._passes:
+            if len(self._passes) == MOST_PASSES:
+                self._passes.clear()
             self._passes[first, end] = self._decode_pass(slice(first, end))
         bound, state, slots = self._passes[first, end], self.state.slots, slice(first, end)
         bound.starts.copy_(state.lengths[slots] - 1)
@@ -193,29 +199,3 @@ class SlotExecutor(Executor):
         inputs = {"token_ids": token_ids, "starts": starts, "counts": integers(), "cross_lengths": cross_lengths}
         run = self._bound(slots, inputs | {"prompt_table": self.state.pending[slots]})
         return DecodePass(token_ids, starts, cross_lengths, run)
-
-
-def neighbours(spans: list[tuple[Sequence, Span]], max_seq_len: int) -> list[list[tuple[Sequence, Span]]]:
-    """Groups whose slots follow one another, of lengths that are alike, and whose padding fits the cache."""
-    groups: list[list[tuple[Sequence, Span]]] = []
-    for one in sorted(spans, key=lambda one: one[0].slot):
-        group = groups[-1] if groups else []
-        lengths = [span.end - span.start for _, span in (*group, one)]
-        fits = max(span.start for _, span in (*group, one)) + max(lengths) <= max_seq_len
-        follows = bool(group) and group[-1][0].slot + 1 == one[0].slot
-        if follows and fits and max(lengths) <= UNEVEN * min(lengths):
-            group.append(one)
-        else:
-            groups.append([one])
-    return groups
-
-
-def alike(sequences: list[Sequence]) -> list[list[Sequence]]:
-    """Groups of similar numbers of encoder rows."""
-    groups: list[list[Sequence]] = []
-    for sequence in sorted(sequences, key=lambda s: s.num_features):
-        if groups and sequence.num_features <= UNEVEN * groups[-1][0].num_features:
-            groups[-1].append(sequence)
-        else:
-            groups.append([sequence])
-    return groups
