@@ -27,7 +27,7 @@ CREATE TABLE IF NOT EXISTS pages (
     text TEXT, raw_text TEXT, finish_reason TEXT, tokens INTEGER NOT NULL DEFAULT 0, error_kind TEXT, error TEXT,
     attempts INTEGER NOT NULL DEFAULT 1, PRIMARY KEY (document, page)) WITHOUT ROWID;
 """
-DONE, LOOPED, FAILED = "done", "looped", "failed"
+DONE, LOOPED, FAILED = "done", "looped", "failed"  # states of a page
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Page:
     """A page's row."""
 
     page: int  # from 0
-    state: str  # done | looped | failed
+    state: str
     text: str | None
     raw_text: str | None
     finish_reason: str | None
@@ -99,8 +99,8 @@ class Ledger:
     # --- the job ---
     def get(self, name: str) -> Any:
         """A value of the job's own; None where there is none."""
-        row = self._rows.execute("SELECT value FROM job WHERE name = ?", (name,)).fetchone()
-        return json.loads(row[0]) if row else None
+        row = self._rows.execute("SELECT value FROM job WHERE name = ?", (name,)).fetchone() or ("null",)
+        return json.loads(row[0])
 
     def put(self, values: Mapping[str, Any]) -> None:
         rows = [(name, json.dumps(value)) for name, value in values.items()]
@@ -109,8 +109,8 @@ class Ledger:
 
     def clear(self) -> None:
         with self.at_once():
-            for table in ("pages", "documents", "job"):
-                self._rows.execute(f"DELETE FROM {table}")
+            for name in ("pages", "documents", "job"):
+                self._rows.execute(f"DELETE FROM {name}")
 
     # --- documents ---
     def register(self, path: str, seen: Seen) -> int:
@@ -122,9 +122,7 @@ class Ledger:
         return self._record("path = ?", path)
 
     def record(self, document: int) -> Record:
-        found = self._record("id = ?", document)
-        assert found is not None, "documents are registered before they are read"
-        return found
+        return self._record("id = ?", document)  # of one that is registered
 
     def _record(self, where: str, value: Any) -> Record | None:
         columns = "id, path, stamp, created, digest, num_pages, selection, written, pages"
@@ -133,8 +131,8 @@ class Ledger:
 
     def restamp(self, document: int, seen: Seen) -> None:
         """The file was written anew."""
-        values = (seen.stamp, seen.modified, document)
-        self._rows.execute("UPDATE documents SET stamp = ?, created = ? WHERE id = ?", values)
+        change = "UPDATE documents SET stamp = ?, created = ? WHERE id = ?"
+        self._rows.execute(change, (seen.stamp, seen.modified, document))
 
     def forget(self, document: int) -> None:
         """Nothing is known of the document any more but that it is to be read."""
@@ -172,12 +170,11 @@ class Ledger:
     def page_read(self, event: PageRead) -> None:
         """A page's text. Where it loops again, what the first attempt read stays."""
         state = LOOPED if event.finish_reason == LOOP else DONE
-        self._commit(
-            event.document, event.page, state, event.text, event.raw_text, event.finish_reason, event.tokens, None, None
-        )
+        found = (state, event.text, event.raw_text, event.finish_reason, event.tokens)
+        self._commit(event.document, event.page, *found, None, None)
 
     def page_failed(self, event: PageFailed) -> None:
-        """A page without a text. One that looped before keeps what was read."""
+        """One that looped before keeps what was read."""
         self._commit(event.document, event.page, FAILED, None, None, None, 0, event.kind, event.reason)
 
     def _commit(self, *row: Any) -> None:
@@ -195,8 +192,8 @@ class Ledger:
 
     def exhaust(self, document: int, attempts: int) -> None:
         """Looped pages of a document that cannot be opened any more are tried no further."""
-        change = "UPDATE pages SET attempts = ? WHERE document = ? AND state = ?"
-        self._rows.execute(change, (attempts, document, LOOPED))
+        values = (attempts, document, LOOPED)
+        self._rows.execute("UPDATE pages SET attempts = ? WHERE document = ? AND state = ?", values)
 
     def save_as(self, path: Path) -> None:
         """A copy, whole, while the job goes on."""

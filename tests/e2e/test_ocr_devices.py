@@ -39,13 +39,22 @@ def running(pid: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="looks for processes in /proc, which is not here")
-def test_two_devices_and_a_kill(jobs, source, tmp_path):
+def test_two_devices_give_what_one_gives(jobs, source, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert jobs.finish(source, "-o", one, *SHORT, "--workers", 0) == 1
-    process = jobs.start(source, "-o", two, *SHORT, "--workers", 0, "--devices", "cpu,cpu")
+    assert jobs.finish(source, "-o", two, *SHORT, "--workers", 0, "--devices", "cpu,cpu") == 1
+    assert left(one) == left(two) and set(left(one)) == {"0.md", "1.md", "2.md"}
+    assert set(commits(two).values()) == {1} and len(commits(two)) == 16
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="looks for processes in /proc, which is not here")
+def test_a_kill_leaves_nothing_running_and_the_job_goes_on(jobs, source, tmp_path):
+    out = tmp_path / "out"
+    options = (*SHORT, "--workers", 0, "--devices", "cpu,cpu")
+    process = jobs.start(source, "-o", out, *options)
     deadline = time.monotonic() + 120
-    while not commits(two):
+    while not commits(out):
         assert process.is_alive() and time.monotonic() < deadline
         time.sleep(0.02)
     helpers = children(process)
@@ -55,6 +64,5 @@ def test_two_devices_and_a_kill(jobs, source, tmp_path):
     while any(map(running, helpers)):
         assert time.monotonic() < deadline, "processes are left without their job"
         time.sleep(0.05)
-    assert jobs.finish(source, "-o", two, *SHORT, "--devices", "cpu,cpu") == 1
-    assert left(one) == left(two) and set(left(one)) == {"0.md", "1.md", "2.md"}
-    assert set(commits(two).values()) == {1} and len(commits(two)) == 16
+    assert jobs.finish(source, "-o", out, *options) == 1
+    assert set(commits(out).values()) == {1} and len(commits(out)) == 16 and len(left(out)) == 3

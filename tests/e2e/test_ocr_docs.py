@@ -19,7 +19,7 @@ from tests.ocr_jobs import EXAMPLES, book, left
 
 DOCS = Path(__file__).parents[2] / "docs" / "ocr.md"
 FENCE = re.compile(r"(?:<!-- (?P<mark>[^>]*?) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)
-QUICK = ["--device", "cpu", "--max-new-tokens", "8", "--batch-size", "4"]
+QUICK = ["--device", "cpu", "--max-new-tokens", "4", "--batch-size", "4", "--workers", "0"]
 
 SHIMS = {
     # notes what it is asked, and with which cluster
