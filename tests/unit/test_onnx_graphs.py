@@ -192,6 +192,8 @@ def test_what_cannot_be_run_is_said(llama, tmp_path, monkeypatch):
     (tmp_path / "model.onnx").write_bytes(path.read_bytes()[:1000])
     with pytest.raises(EngineError, match=r"ONNX Runtime cannot load .*model\.onnx"):
         OnnxGraph(tmp_path / "model.onnx", io)
+    with pytest.raises(EngineError, match="was exported by another version of vlm; rebuild the engine"):
+        OnnxGraph(path, dataclasses.replace(io, inputs=io.inputs[1:]))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EngineError, match=r"needs onnx, onnxscript, onnxruntime; run: pip install 'vlm\[onnx\]'"):
         build_engine(Checkpoint.open(engine.path.parent / "checkpoint"), tmp_path / "e", engine.build)

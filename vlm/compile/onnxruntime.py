@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ class OnnxGraph:
                 f"ONNX Runtime cannot load {path}: {reason}; rebuild the engine with vlm build."
             ) from error
 
+        held = [*self.session.get_inputs(), *self.session.get_outputs()]
+        if [_fixed(x.name, x.shape) for x in held] != [_fixed(p.name, p.shape) for p in (*io.inputs, *io.outputs)]:
+            raise EngineError(f"{path} was exported by another version of vlm; rebuild the engine with vlm build.")
+
     def bind(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Binding:
         """See vlm.runtime.slot_executor.Graph."""
         sizes = {
@@ -61,6 +65,11 @@ class OnnxGraph:
             if port.name not in outputs
         }
         return Binding(self.session, dict(inputs), {**made, **outputs})
+
+
+def _fixed(name: str, shape: Iterable[int | str | None]) -> tuple[str | int | None, ...]:
+    """A tensor's name and sizes, None for one that varies."""
+    return name, *(size if isinstance(size, int) else None for size in shape)
 
 
 class Binding:
