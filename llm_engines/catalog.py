@@ -22,7 +22,16 @@ def _is_fairseq(folder: Path) -> bool:
     return any(folder.glob("*.pt")) and any(folder.glob("dict.*.txt")) and not (folder / "config.json").exists()
 
 
-CONVERTERS = (ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq),)
+def _is_nemo(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix == ".nemo"
+    return (path / "model_config.yaml").is_file() and not (path / "config.json").exists()
+
+
+CONVERTERS = (
+    ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq),
+    ConverterRef("nemo", "llm_engines.converters.nemo:convert", _is_nemo),
+)
 
 
 def _is(*model_types: str) -> Any:
