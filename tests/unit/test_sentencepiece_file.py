@@ -59,6 +59,6 @@ def test_what_cannot_be_read(tmp_path, monkeypatch):
     ):  # fmt: skip
         with pytest.raises(CheckpointError, match=says):
             read_model(path)
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(CheckpointError, match="pip install sentencepiece protobuf"):
+    monkeypatch.setitem(sys.modules, "google.protobuf.message", None)
+    with pytest.raises(CheckpointError, match="pip install protobuf"):
         read_model(words)

@@ -23,13 +23,11 @@ def read_model(path: Path) -> Any:
     to install where nothing here reads it."""
     try:
         from google.protobuf.message import DecodeError
-        from sentencepiece import sentencepiece_model_pb2
     except ImportError:
         raise CheckpointError(
-            f"{path} is a SentencePiece model; install what reads it (pip install sentencepiece protobuf) and convert"
-            " again."
+            f"{path} is a SentencePiece model; install what reads it (pip install protobuf) and convert again."
         ) from None
-    model = sentencepiece_model_pb2.ModelProto()
+    model = _empty()
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError:
@@ -39,6 +37,14 @@ def read_model(path: Path) -> Any:
         what = "holds no pieces" if not model.pieces else "is of a kind that is not supported; unigram and BPE are"
         raise CheckpointError(f"the SentencePiece model {path} {what}.")
     return model
+
+
+def _empty() -> Any:
+    try:
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    except Exception:  # it is not there, or it was made for another protobuf, which raises a kind of its own
+        from transformers.utils.sentencepiece_model_pb2_new import ModelProto
+    return ModelProto()
 
 
 def tokenizer_of(model: Any) -> Tokenizer:
