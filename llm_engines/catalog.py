@@ -217,7 +217,7 @@ FAMILIES = (
     ),
     FamilySpec(
         name="gpt2",
-        summary="Text and code: GPT-2, SantaCoder, StarCoder, GPT-Next decoders (openai-community/gpt2*, bigcode/*)",
+        summary="Text, code: GPT-2, SantaCoder, StarCoder, NeMo decoders (openai-community/gpt2*, bigcode/*, .nemo)",
         roles={"decoder": Role("gpt2")},
         matches=lambda config: config.get("model_type") in ("gpt2", "gpt_bigcode", "nemo_gpt"),
         inputs=("text",),
