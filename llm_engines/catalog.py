@@ -22,7 +22,16 @@ def _is_fairseq(folder: Path) -> bool:
     return any(folder.glob("*.pt")) and any(folder.glob("dict.*.txt")) and not (folder / "config.json").exists()
 
 
-CONVERTERS = (ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq),)
+def _is_nemo(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix == ".nemo"
+    return (path / "model_config.yaml").is_file() and not (path / "config.json").exists()
+
+
+CONVERTERS = (
+    ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq),
+    ConverterRef("nemo", "llm_engines.converters.nemo:convert", _is_nemo),
+)
 
 
 def _is(*model_types: str) -> Any:
@@ -208,7 +217,7 @@ FAMILIES = (
     ),
     FamilySpec(
         name="gpt2",
-        summary="Text and code: GPT-2, SantaCoder, StarCoder, GPT-Next decoders (openai-community/gpt2*, bigcode/*)",
+        summary="Text, code: GPT-2, SantaCoder, StarCoder, NeMo decoders (openai-community/gpt2*, bigcode/*, .nemo)",
         roles={"decoder": Role("gpt2")},
         matches=lambda config: config.get("model_type") in ("gpt2", "gpt_bigcode", "nemo_gpt"),
         inputs=("text",),

@@ -77,6 +77,8 @@ class InputReader:
         turns, sources = read_messages(fields["messages"]) if "messages" in fields else (None, [])
         if sources and fields.get("images"):
             raise InputError("images were given in the messages and besides them; give each once.")
+        if sources and self.image_processor is None:
+            raise InputError(f"{self.family.name} takes text, not images; leave them out of the messages.")
         images = self.images(fields, sources)
         table = _table(fields)
         rows, ids = 0 if table is None else len(table), None

@@ -59,11 +59,11 @@ class ModelRef:
 
 @dataclass(frozen=True)
 class ConverterRef:
-    """Names what converts another program's folders, without importing it."""
+    """Names what converts another program's folders or files, without importing it."""
 
-    name: str  # the kind of folder: "fairseq"
-    target: str  # `module:function`, (folder, out, *, progress) -> Checkpoint
-    matches: Callable[[Path], bool]  # is this folder one of them?
+    name: str  # the kind of model: "fairseq"
+    target: str  # `module:function`, (path, out, *, progress) -> Checkpoint
+    matches: Callable[[Path], bool]  # is this folder or file, which exists, one of them?
 
     def load(self) -> Callable[..., Any]:
         module, _, attribute = self.target.partition(":")
@@ -132,9 +132,9 @@ def model_spec(name: str) -> ModelSpec:
     raise ConfigError(f"model {name!r} is in no installed catalog; reinstall the package that brought it.")
 
 
-def converter_of(folder: Path) -> ConverterRef | None:
-    """What converts this folder; None for a Hugging Face one and any other."""
-    found = (ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()) if ref.matches(folder))
+def converter_of(path: Path) -> ConverterRef | None:
+    """What converts this folder or file; None for a Hugging Face one and any other."""
+    found = (ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()) if ref.matches(path))
     return next(found, None)
 
 

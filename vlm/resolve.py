@@ -49,7 +49,8 @@ def resolve(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The engine directory of a packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory.
+    """The engine directory of a packaged name, a Hub id, a Hugging Face folder (or another program's folder or file),
+    a checkpoint or an engine directory.
 
     An engine that is given is used as it is; `None` takes what it has. For the others `None` means `default_dtype` and
     BuildConfig's defaults. Two processes that ask at once build once; an interrupted build leaves nothing behind.
@@ -98,11 +99,11 @@ def _unknown(name: str, path: Path) -> str:
     if path.is_dir():
         state = "is a folder that holds neither an engine, nor a checkpoint, nor a config.json"
     elif path.exists():
-        state = "is a file, not a model folder"
+        state = "is a file that is no model"
     packaged = listed(packaged_models()) or "none"
     return (
         f"model {name!r} {state}; give a packaged name ({packaged}), a Hub id (owner/name), a Hugging Face folder,"
-        " a checkpoint or an engine directory."
+        " a .nemo archive, a checkpoint or an engine directory."
     )
 
 
@@ -183,7 +184,7 @@ def _files(source: Source) -> list[Path]:
     path = source.path.resolve()
     if source.kind == "hf":
         return [path / name for name in hub.needed_files(file.name for file in path.iterdir())]
-    return [file for file in path.rglob("*") if file.is_file()]
+    return [file for file in (path, *path.rglob("*")) if file.is_file()]
 
 
 def _fingerprint(root: Path, file: Path) -> list[str | int]:

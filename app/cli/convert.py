@@ -1,4 +1,4 @@
-"""`vlm convert`: a Hugging Face or FairSeq model -> a checkpoint of ours."""
+"""`vlm convert`: a Hugging Face, FairSeq or NeMo model -> a checkpoint of ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from vlm.errors import InputError
 
 @verb
 def convert(
-    source: Annotated[str, typer.Argument(help="A Hugging Face or FairSeq folder, a Hub id or a packaged name.")],
+    source: Annotated[
+        str, typer.Argument(help="A Hugging Face or FairSeq folder, a .nemo archive, a Hub id or a packaged name.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the checkpoint goes.")],
 ) -> None:
     """Convert a model into a checkpoint.
@@ -27,6 +29,7 @@ def convert(
       vlm convert facebook/nougat-base -o nougat-base.ckpt
       vlm convert ./my-finetuned-nougat -o nougat.ckpt
       vlm convert ./wmt14.en-fr.joined-dict.transformer -o en-fr.ckpt    # model.pt, dict.*.txt, bpecodes
+      vlm convert GPT-2B-001_bf16_tp1.nemo -o gpt-next.ckpt
     """
     from vlm.compile.builder import convert_folder
     from vlm.resolve import locate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -19,7 +20,9 @@ from app.cli.options import (
     RunBackend,
     Threads,
 )
-from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts
+from app.cli.prompt_job import PromptJob
+from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
+from app.text.prompts import prompt_of
 from vlm.errors import InputError, listed
 from vlm.runtime.request import SamplingParams
 
@@ -63,15 +66,20 @@ def generate(
     """Go on with prompts, in their order.
 
     A lone prompt's output is printed as it is, and on a terminal as it is decoded. Of several prompts, and of a file or
-    stdin (-), which hold a prompt a line (a .jsonl file in the field "text"), each output is one line; of several
-    outputs a prompt (--num-return-sequences) each is one. A prompt that fails is named on stderr and leaves an empty
-    line; the others are done and the exit code is 1.
+    stdin (-), which hold a prompt a line, each output is one line; of several outputs a prompt (--num-return-sequences)
+    each is one. A prompt that fails is named on stderr and leaves an empty line; the others are done and the exit code
+    is 1.
+
+    A .jsonl file has "prompt" or "text" in each line, or a conversation in "messages", and for models that take them
+    "images", a list of paths. Messages may hold images between their texts: {"role": "user", "content": [{"type":
+    "image", "path": "a.png"}, {"type": "text", "text": "What is it?"}]}.
 
     \b
     Examples:
       vlm generate "Once upon a time" --model openai-community/gpt2 --max-new-tokens 40
       vlm generate "def add(a, b):" --model openai-community/gpt2 --temperature 0.8 --num-return-sequences 3
       vlm generate --file prompts.txt -o answers.jsonl --json --model facebook/opt-2.7b
+      vlm generate --file conversations.jsonl -o answers.txt --model llava-hf/llava-1.5-7b-hf
       vlm generate --chat --model lmsys/vicuna-7b-v1.5
       vlm generate "A review:" "A poem:" --prompt-table tuned.npy --tasks 0,1 --model facebook/opt-2.7b
     """
@@ -86,7 +94,8 @@ def generate(
             "the prompts": bool(prompt), "--file": bool(file), "--out": out is not None, "--raw-prompt": raw_prompt,
             "--num-return-sequences": num_return_sequences > 1,
         })  # fmt: skip
-    items = iter(()) if chat else texts.items_of(prompt, file, out)
+    of_json = partial(prompt_of, raw=raw_prompt)
+    items = iter(()) if chat else texts.items_of(prompt, file, out, of_json=of_json)
     tuned = TunedPrompts.read(prompt_table, tasks)
     name = model or decoding.asked_model()
     if name is None:
@@ -98,14 +107,13 @@ def generate(
 
         converse(pipeline, sampling, [], tuned, as_json, profiling=False)
         return
-    from app.cli.prompt_job import PromptJob, opened, run_prompts, with_tasks
-
-    items, to_input = with_tasks(items, "raw_prompt" if raw_prompt else "prompt", tuned)
     alone = prompt is not None and len(prompt) == 1 and prompt != ["-"]
     stream = texts.streams(prompt, out, as_json) and num_return_sequences == 1
-    with opened(out) as lines:
-        job = PromptJob(pipeline, to_input, lines, sampling=sampling, as_json=as_json, alone=alone)
-        run_prompts(job, items, stream)
+    key = "raw_prompt" if raw_prompt else "prompt"
+    texts.run_job(
+        pipeline, with_rows(tuned, items), lambda text: {key: text}, out, stream, job=partial(PromptJob, alone=alone),
+        what="prompts", sampling=sampling, as_json=as_json,
+    )  # fmt: skip
 
 
 def _check_chat(others: dict[str, bool]) -> None:

@@ -110,11 +110,11 @@ def describe_folder(path: Path) -> dict[str, Any]:
 
 
 def describe_foreign(path: Path) -> dict[str, Any]:
-    """A folder of another program: its converter reads it."""
+    """A folder or file of another program: its converter reads it."""
     from vlm.compile.engine_dir import kind_of
 
     return {
-        "kind": f"{kind_of(path)} folder",
+        "kind": f"{kind_of(path)} {'folder' if path.is_dir() else 'archive'}",
         "path": str(path),
         "next": f"vlm convert {path} -o {path.name}.checkpoint",
     }

@@ -12,7 +12,7 @@ DEFAULT_MODEL = "mini-nougat"
 
 _dtypes = ", ".join(DTYPES)
 
-MODEL_HELP = "A packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory."
+MODEL_HELP = "A packaged name, a Hub id, a Hugging Face folder, a .nemo archive, a checkpoint or an engine."
 Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 DType = Annotated[

@@ -9,6 +9,7 @@ import typer
 from app.cli import text_options as texts
 from app.cli.errors import verb
 from app.cli.options import Device, DType, Json, MaxBatchSize, MaxNewTokens, Model
+from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
 
 
 @verb
@@ -30,6 +31,8 @@ def summarize(
     repetition_penalty: texts.RepetitionPenalty = None,
     no_repeat_ngram_size: texts.NoRepeatNgramSize = None,
     stop: texts.Stop = None,
+    prompt_table: TableFile = None,
+    tasks: TaskNumbers = None,
     as_json: Json = False,
     device: Device = "auto",
     dtype: DType = None,
@@ -46,6 +49,7 @@ def summarize(
       vlm summarize "The meeting on Monday is moved to room 12. It starts at 3:00 p.m."
       vlm summarize --file notices.jsonl -o summaries.txt
       vlm summarize --file article.txt --model facebook/bart-large-cnn --truncate
+      vlm summarize --file notices.jsonl --prompt-table tuned.npy --tasks 0 --model ./tuned-t5
     """
     sampling = texts.sampling_of(
         num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens, temperature=temperature,
@@ -53,6 +57,7 @@ def summarize(
         no_repeat_ngram_size=no_repeat_ngram_size, stop=stop,
     )  # fmt: skip
     items = texts.items_of(text, file, out, whole=not by_line)
+    items = with_rows(TunedPrompts.read(prompt_table, tasks), items)
     pipeline = texts.load_text_model(model, device, dtype, max_batch_size)
     from app.text.tasks import summary
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -18,7 +18,7 @@ from vlm.errors import InputError
 from vlm.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
-    from app.text.job import Report
+    from app.text.job import Report, TextJob
     from app.text.sources import Item
     from app.text.tasks import ToInput
     from vlm.pipeline import Pipeline
@@ -49,11 +49,15 @@ def sampling_of(**values: Any) -> dict[str, Any]:
 
 
 def items_of(
-    texts: list[str] | None, files: list[Path] | None, out: Path | None, whole: bool = False
+    texts: list[str] | None,
+    files: list[Path] | None,
+    out: Path | None,
+    whole: bool = False,
+    of_json: Callable[[Item], Item] | None = None,
 ) -> Iterator[Item]:
-    """The texts of arguments, or of files. InputError, before a model is loaded, unless one of both is given, for a
-    file that is not there, and for an output that cannot be written."""
-    from app.text.sources import from_arguments, from_file
+    """The texts of arguments, or of files, whose lines of JSON `of_json` reads. InputError, before a model is loaded,
+    unless one of both is given, for a file that is not there, and for an output that cannot be written."""
+    from app.text.sources import from_arguments, from_file, text_of
 
     if bool(texts) == bool(files):
         raise InputError('give texts or files: "A text.", - for stdin, or --file FILE.')
@@ -61,7 +65,7 @@ def items_of(
         _check_readable(file)
     check_output("--out", out, files or ())
     if files:
-        return chain.from_iterable(from_file(file, whole) for file in files)
+        return chain.from_iterable(from_file(file, whole, of_json or text_of) for file in files)
     return from_arguments(texts, whole)
 
 
@@ -101,19 +105,27 @@ def _on_terminal(out: Path | None) -> bool:
 
 
 def run_job(
-    pipeline: Pipeline, items: Iterator[Item], to_input: ToInput, out: Path | None, stream: bool, **options: Any
+    pipeline: Pipeline,
+    items: Iterable[Item],
+    to_input: ToInput,
+    out: Path | None,
+    stream: bool,
+    *,
+    job: Callable[..., TextJob] | None = None,
+    what: str = "texts",
+    **options: Any,
 ) -> None:
-    """Writes a line an item and reports on stderr; exits with 1 if some failed."""
+    """Writes what `job` (a TextJob, with these options) makes of each item and reports on stderr, where the items are
+    called `what`; exits with 1 if some failed."""
     from app.text.job import TextJob
 
     with _opened(out) as file, Progress() as progress:
         if not _on_terminal(out):  # where lines would run through the bar
-            options["show"] = lambda report: progress("Texts", report.texts, 0, _rate(report))
-        job = TextJob(pipeline, to_input, file, **options)
-        report = job.stream(next(items)) if stream else job.run(items)
-    print(
-        f"{report.texts} texts, {report.tokens} tokens in {report.seconds:.2f} s{_rate(report, ', ')}", file=sys.stderr
-    )
+            options["show"] = lambda report: progress(what.capitalize(), report.texts, 0, _rate(report))
+        running = (job or TextJob)(pipeline, to_input, file, **options)
+        report = running.stream(next(iter(items))) if stream else running.run(items)
+    rate = _rate(report, ", ")
+    print(f"{report.texts} {what}, {report.tokens} tokens in {report.seconds:.2f} s{rate}", file=sys.stderr)
     for failure in report.failures:
         complain(failure)
     if report.failures:

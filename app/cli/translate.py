@@ -9,6 +9,7 @@ import typer
 from app.cli import text_options as texts
 from app.cli.errors import verb
 from app.cli.options import Device, DType, Json, MaxBatchSize, MaxNewTokens, Model
+from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
 
 
 @verb
@@ -31,6 +32,8 @@ def translate(
     repetition_penalty: texts.RepetitionPenalty = None,
     no_repeat_ngram_size: texts.NoRepeatNgramSize = None,
     stop: texts.Stop = None,
+    prompt_table: TableFile = None,
+    tasks: TaskNumbers = None,
     as_json: Json = False,
     device: Device = "auto",
     dtype: DType = None,
@@ -47,6 +50,7 @@ def translate(
       vlm translate --src-lang en --tgt-lang de "The small house is old."
       vlm translate --src-lang de --tgt-lang en --file saetze.txt -o sentences.txt --num-beams 4
       cat lines.txt | vlm translate - --model facebook/mbart-large-50-many-to-many-mmt --src-lang en_XX --tgt-lang ro_RO
+      vlm translate --file lines.txt --prompt-table tuned.npy --tasks 2 --model ./tuned-t5 --prefix ""
     """
     sampling = texts.sampling_of(
         num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens, temperature=temperature,
@@ -54,6 +58,7 @@ def translate(
         no_repeat_ngram_size=no_repeat_ngram_size, stop=stop,
     )  # fmt: skip
     items = texts.items_of(text, file, out)
+    items = with_rows(TunedPrompts.read(prompt_table, tasks), items)
     pipeline = texts.load_text_model(model, device, dtype, max_batch_size)
     from app.text.tasks import translation
 

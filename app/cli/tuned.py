@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from vlm.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from app.text.sources import Item
 
 TableFile = Annotated[
     Path | None,
@@ -61,6 +64,22 @@ def put_first(tuned: TunedPrompts | None, inputs: list[dict[str, Any]]) -> list[
         return inputs
     rows = tuned.per_request(len(inputs))
     return [{**given, "prompt_table": table} for given, table in zip(inputs, rows, strict=True)]
+
+
+def with_rows(tuned: TunedPrompts | None, items: Iterable[Item]) -> Iterable[Item]:
+    """The items with their rows; they are read at once where each has a task of its own. InputError unless there is one
+    for each, or one for all."""
+    if tuned is None:
+        return items
+    if len(tuned.tasks) == 1:
+        [table] = tuned.per_request(1)
+        return (_with(item, table) for item in items)
+    items = list(items)
+    return [_with(item, table) for item, table in zip(items, tuned.per_request(len(items)), strict=True)]
+
+
+def _with(item: Item, table: np.ndarray) -> Item:
+    return replace(item, given={**item.given, "prompt_table": table})
 
 
 def _numbers(tasks: str) -> tuple[int, ...]:

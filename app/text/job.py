@@ -56,11 +56,11 @@ class TextJob:
 
     def stream(self, item: Item) -> Report:
         """Writes one item's text as it is decoded."""
-        if item.error is not None or not item.text.strip():
+        if item.error is not None or item.is_empty:
             return self.run([item])
         start = time.perf_counter()
         try:
-            for piece in self.pipeline.stream(self.to_input(item.text), **self.sampling):
+            for piece in self.pipeline.stream(input_of(item, self.to_input), **self.sampling):
                 print(piece, end="", file=self.out, flush=True)
             self.report.tokens = len(self.pipeline.last_output.token_ids)
         except VlmError as error:
@@ -81,6 +81,11 @@ class TextJob:
         print(line, file=self.out, flush=True)
 
 
+def input_of(item: Item, to_input: ToInput) -> dict[str, Any]:
+    """What its text becomes, with what else it has; a conversation has its texts in it."""
+    return {**({} if "messages" in item.given else to_input(item.text)), **item.given}
+
+
 def in_order(
     pipeline: Pipeline, items: Iterable[Item], to_input: ToInput, sampling: dict[str, Any]
 ) -> Iterator[tuple[Item, Output | str | None]]:
@@ -92,9 +97,9 @@ def in_order(
     def inputs() -> Iterator[dict[str, Any]]:
         for number, item in enumerate(items):
             held[number] = (item, ...)
-            if item.error is None and item.text.strip():
+            if item.error is None and not item.is_empty:
                 asked[next(counter)] = number
-                yield to_input(item.text)
+                yield input_of(item, to_input)
             else:
                 held[number] = (item, item.error)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from vlm.errors import InputError
 
@@ -22,6 +23,11 @@ class Item:
     line: int | None  # 1 is the first; None: the text is the whole file
     text: str = ""
     error: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)  # what else its input has, by the pipeline's names
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.text.strip() or "messages" in self.given or "images" in self.given)
 
     @property
     def place(self) -> str:
@@ -34,7 +40,7 @@ def from_arguments(texts: Iterable[str], whole: bool = False) -> Iterator[Item]:
     """The arguments; `-` is stdin, a text a line or all of it as one."""
     for number, text in enumerate(texts, 1):
         if text != STDIN:
-            yield _checked(Item("", number, text))
+            yield checked(Item("", number, text))
         elif whole:
             yield _decoded("stdin", None, sys.stdin.buffer.read())
         else:
@@ -49,15 +55,29 @@ def one_text(argument: str) -> str:
     return item.text
 
 
-def from_file(path: Path, whole: bool = False) -> Iterator[Item]:
-    """A text a line, or the file as one; a .jsonl file holds an object with `text` a line."""
+def text_of(item: Item) -> Item:
+    """A line of JSON -> its `text`."""
+    if item.error or not item.text.strip():
+        return item
+    try:
+        fields = json.loads(item.text)
+        text = next(fields[name] for name in ("text", "source", "document") if name in fields)
+    except (ValueError, TypeError, RecursionError, StopIteration):
+        return Item(item.source, item.line, error='it is no JSON object with "text"')
+    if not isinstance(text, str):
+        return Item(item.source, item.line, error="its text is no string")
+    return checked(Item(item.source, item.line, text))
+
+
+def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] = text_of) -> Iterator[Item]:
+    """A text a line, or the file as one; a .jsonl file holds an object a line, which `of_json` reads."""
     try:
         file = path.open("rb")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     with file:
         if path.suffix == ".jsonl":
-            yield from map(_text_of, lines(str(path), file))
+            yield from map(of_json, lines(str(path), file))
         elif whole:
             yield _decoded(str(path), None, file.read())
         else:
@@ -79,23 +99,10 @@ def _decoded(name: str, number: int | None, data: bytes) -> Item:
         return Item(name, number, error=f"it is not UTF-8 (byte {error.start + 1} of it)")
 
 
-def _checked(item: Item) -> Item:
+def checked(item: Item) -> Item:
     """Arguments that are not UTF-8, and JSON's escapes, may hold halves of characters, which no tokenizer takes."""
     try:
         item.text.encode("utf-8")
     except UnicodeEncodeError as error:
         return Item(item.source, item.line, error=f"character {error.start + 1} of it is not Unicode text")
     return item
-
-
-def _text_of(item: Item) -> Item:
-    if item.error or not item.text.strip():
-        return item
-    try:
-        fields = json.loads(item.text)
-        text = next(fields[name] for name in ("text", "source", "document") if name in fields)
-    except (ValueError, TypeError, RecursionError, StopIteration):
-        return Item(item.source, item.line, error='it is no JSON object with "text"')
-    if not isinstance(text, str):
-        return Item(item.source, item.line, error="its text is no string")
-    return _checked(Item(item.source, item.line, text))

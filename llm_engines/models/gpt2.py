@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from llm_engines.models.nemo_config import nemo_fields
 from vlm.config import ModelConfig
 from vlm.convert import Apply, Drop, Fuse, Rename, Tied, Transpose
-from vlm.errors import ConfigError
 from vlm.foreign_config import ForeignConfig, token_id
 from vlm.layers.attention import PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
@@ -29,8 +29,6 @@ from vlm.registry import ModelSpec
 
 # what each program calls the functions
 NAMES = {name: name for name in ACTIVATIONS} | {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
-NEMO_GATED = {"swiglu": "silu", "fast-swiglu": "silu", "geglu": "gelu", "fast-geglu": "gelu", "reglu": "relu",
-              "fast-reglu": "relu"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,9 @@ class GPT2Config(ModelConfig):
 def parse(hf: dict[str, Any]) -> GPT2Config:
     """A Hugging Face `gpt2` or `gpt_bigcode` configuration, or NeMo's of a GPT under `model_type` "nemo_gpt", ->
     GPT2Config; ConfigError names every field it cannot honour."""
-    return _parse_nemo(hf) if hf.get("model_type") == "nemo_gpt" else _parse_hf(hf)
+    if hf.get("model_type") == "nemo_gpt":
+        return GPT2Config(**nemo_fields(hf), **_ends(hf, 0))
+    return _parse_hf(hf)
 
 
 def _parse_hf(hf: dict[str, Any]) -> GPT2Config:
@@ -101,40 +101,6 @@ def _parse_hf(hf: dict[str, Any]) -> GPT2Config:
     }
     fields.finish()
     return GPT2Config(**config)
-
-
-def _parse_nemo(hf: dict[str, Any]) -> GPT2Config:
-    """What changes the maths in NeMo's `model_config.yaml`; the rest of it is about training."""
-    wrong = []
-    hidden, heads = hf["hidden_size"], hf["num_attention_heads"]
-    activation = hf.get("activation", "gelu")
-    if activation not in NEMO_GATED and activation not in NAMES:
-        wrong.append(f"activation is {activation!r}")
-    if (norm := hf.get("normalization", "layernorm")) not in ("layernorm", "layernorm1p"):
-        wrong.append(f"normalization is {norm!r}")
-    positions = hf.get("position_embedding_type", "learned_absolute")
-    if positions not in ("learned_absolute", "rope"):
-        wrong.append(f"position_embedding_type is {positions!r}")
-    if hf.get("kv_channels") not in (None, hidden // heads):
-        wrong.append(f"kv_channels is {hf['kv_channels']}")
-    for name in ("apply_query_key_layer_scaling_at_inference", "sequence_parallel_rope", "num_moe_experts"):
-        if hf.get(name):
-            wrong.append(f"{name} is {hf[name]!r}")
-    if wrong:
-        raise ConfigError(f"this NeMo GPT configuration cannot be run exactly: {'; '.join(wrong)}.")
-    limit = hf.get("max_position_embeddings") or hf.get("encoder_seq_length") or 2048
-    turned = int(hidden // heads * hf.get("rotary_percentage", 1.0))
-    base = float(hf.get("rotary_base", 10000.0))
-    return GPT2Config(
-        vocab_size=hf["vocab_size"], hidden_size=hidden, num_layers=hf["num_layers"], num_heads=heads,
-        max_positions=limit, ffn_size=hf.get("ffn_hidden_size") or 4 * hidden,
-        kv_heads=hf.get("num_query_groups") or heads,
-        activation=NEMO_GATED.get(activation, NAMES.get(activation)), gated=activation in NEMO_GATED,
-        bias=bool(hf.get("bias", True)), norm_eps=hf.get("layernorm_epsilon", 1e-5),
-        tied=bool(hf.get("share_embeddings_and_output_weights", True)),
-        rotary=RotaryConfig(base, turned) if positions == "rope" else None,
-        source=("nemo", norm, "joined" if activation.startswith("fast") else "apart"), **_ends(hf, 0),
-    )  # fmt: skip
 
 
 def _ends(hf: dict[str, Any], default: int) -> dict[str, int]:

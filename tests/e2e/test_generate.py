@@ -12,7 +12,7 @@ import torch
 import vlm
 from app.cli import text_options
 from tests import tiny
-from tests.prompted_kit import DECODERS, VOCABULARY, call, ids, saved, text, tuned_continued
+from tests.prompted_kit import DECODERS, VOCABULARY, call, ids, pictures, saved, text, tuned_continued
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")
 PROMPTS = ["w1 w2 w3", "w40", "w7 w7 w9 w30 w2"]
@@ -106,6 +106,93 @@ def test_a_lone_prompt_is_streamed_on_a_terminal(llama, monkeypatch):
     assert len(two.stdout.splitlines()) == 2
 
 
+# --- lines of JSON ---
+def jsonl(path, *rows):
+    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+    return path
+
+
+def said(*turns):
+    return [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(turns)]
+
+
+def test_conversations_and_prompts_of_a_file(llama, tmp_path):
+    model, folder = llama
+    file = jsonl(
+        tmp_path / "asked.jsonl",
+        {"messages": said("w1 w2", "w9", "w3")}, {"prompt": "w1 w2"}, {"text": "w3", "id": 7}, "",
+        {"messages": said([{"type": "text", "text": "w4"}, {"type": "text", "text": " w5"}])},
+    )  # fmt: skip
+    result = call("generate", "--file", file, "--json", "--model", folder, *SHORT)
+    assert result.exit_code == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    put = ["USER: w1 w2 ASSISTANT: w9 USER: w3 ASSISTANT:", "USER: w1 w2 ASSISTANT:", "USER: w3 ASSISTANT:",
+           "USER: w4 w5 ASSISTANT:"]  # fmt: skip
+    answered = [row for row in rows if "token_ids" in row]
+    assert [row["token_ids"] for row in answered] == [tiny.hf_continued(model, ids(p), 12) for p in put]
+    assert [row["source"] for row in rows] == ["w3", "w1 w2", "w3", "", "w4 w5"]
+    assert [row["line"] for row in rows] == [1, 2, 3, 4, 5] and "5 prompts" in result.stderr
+
+
+def test_images_of_prompts_and_conversations_of_a_file(tmp_path):
+    saved("llava", tmp_path / "llava")
+    one, two = map(str, pictures(tmp_path, 2))
+    image = {"type": "image", "path": one}
+    asked = [
+        {"prompt": "w1 <image> w2", "images": [one]},
+        {"messages": said([{"type": "text", "text": "w1"}, image, {"type": "text", "text": "w2"}], "w5", "w6")},
+        {"messages": said([{"type": "image"}, {"type": "text", "text": "w2"}]), "images": [two]},
+        {"prompt": "w2 w3", "images": [two, one]},
+        {"images": [two]},
+    ]
+    result = call(
+        "generate", "--file", jsonl(tmp_path / "a.jsonl", *asked), "--json", "--model", tmp_path / "llava", *SHORT
+    )
+    assert result.exit_code == 0, result.stderr
+    found = [json.loads(line)["token_ids"] for line in result.stdout.splitlines()]
+    parts = asked[1]["messages"][0]["content"]
+    inputs = [
+        *asked[:1],
+        {"messages": said([parts[0], {"type": "image", "image": one}, parts[2]], "w5", "w6")},
+        *asked[2:],
+    ]
+    want = vlm.load(tmp_path / "llava", device="cpu").generate(inputs, max_new_tokens=12)
+    assert found == [out.token_ids for out in want] and len({tuple(tokens) for tokens in found}) == len(asked)
+
+
+def test_lines_of_json_that_fail(llama, tmp_path):
+    _, folder = llama
+    rows = {
+        "[1]": 'it is no JSON object with "prompt", "text" or "messages"',
+        '{"source": "a"}': 'it is no JSON object with "prompt"', "nul": "it is no JSON object",
+        "[" * 99999: "no JSON object",
+        '{"prompt": "w1", "messages": []}': "it has prompt, messages; give one of them",
+        '{"prompt": 3}': "its prompt is no string", '{"text": null}': "its text is no string",
+        '{"prompt": "\\ud800"}': "is not Unicode text", '{"messages": []}': "messages is empty",
+        '{"messages": "w1"}': "its messages are no list",
+        json.dumps({"messages": [{"role": "user"}]}): "message 1 needs a role",
+        '{"messages": [7]}': "message 1 needs a role",
+        json.dumps({"messages": said("w1", "w2")}): "the last message is the assistant's",
+        json.dumps({"messages": said(7)}): "the content of message 1 is neither a text nor a list",
+        json.dumps({"messages": said([{"type": "video"}])}): "a part of type 'video'",
+        json.dumps({"messages": said([{"type": "image", "path": 7}])}): "its images are no list of paths",
+        json.dumps({"messages": said([{"type": "image", "path": "a.png"}])}): "llama takes text, not images",
+        '{"prompt": "w1", "images": "a.png"}': "its images are no list",
+        '{"prompt": "w1", "images": ["a.png"]}': "llama takes text, not images",
+    }  # fmt: skip
+    file = jsonl(tmp_path / "a.jsonl", {"prompt": "w1"}, *rows, {"prompt": "w1"})
+    result = call("generate", "--file", file, "--model", folder, *SHORT)
+    first, *others, last = result.stdout.split("\n")[:-1]
+    assert result.exit_code == 1 and first == last != "" and others == [""] * len(rows)
+    named = [line for line in result.stderr.splitlines() if line.startswith("vlm: ")]
+    for number, (line, says) in enumerate(zip(named, rows.values(), strict=True), 2):
+        assert line.startswith(f"vlm: {file} line {number}: ") and says in line and line.endswith("."), line
+    file = jsonl(tmp_path / "b.jsonl", {"messages": said("w1")}, {"prompt": "w1"})
+    result = call("generate", "--file", file, "--raw-prompt", "--model", folder, *SHORT)
+    assert result.exit_code == 1 and "line 1: it is a conversation, which needs the template" in result.stderr
+    assert result.stdout == "\n" + call("generate", "w1", "--raw-prompt", "--model", folder, *SHORT).stdout
+
+
 # --- chat ---
 def test_a_conversation_over_a_pipe(decoder):
     """Each prompt holds all that was said; an empty line is no turn."""
@@ -158,13 +245,17 @@ def test_rows_of_a_task_go_before_the_text(decoder, tables):
         assert result.stdout.splitlines() == [text(tokens) for tokens in want]
 
 
-def test_tasks_of_lines_and_of_a_conversation(llama, tables):
+def test_tasks_of_lines_and_of_a_conversation(llama, tables, tmp_path):
     model, folder = llama
     rows, files = tables
     tuned = ("--prompt-table", files / "three.npy", "--model", folder, *SHORT)
     result = call("generate", "-", "--raw-prompt", "--tasks", "1,0,2", *tuned, stdin="w1\n\nw2\n")
     want = [tuned_continued(model, torch.from_numpy(rows[n]), ids(p), 12) for n, p in ((1, "w1"), (2, "w2"))]
     assert result.stdout.split("\n") == [text(want[0]), "", text(want[1]), ""]
+    file = jsonl(tmp_path / "asked.jsonl", {"messages": said("w1")}, {"prompt": "w1"})
+    result = call("generate", "--file", file, "--tasks", "1,2", *tuned)
+    both = [tuned_continued(model, torch.from_numpy(rows[n]), ids("USER: w1 ASSISTANT:"), 12) for n in (1, 2)]
+    assert result.stdout.splitlines() == [text(tokens) for tokens in both]
     result = call("generate", "--chat", "--tasks", "1", *tuned, stdin="w1\n")
     want = tuned_continued(model, torch.from_numpy(rows[1]), ids("USER: w1 ASSISTANT:"), 12)
     assert result.stdout == text(want) + "\n"

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from transformers import T5ForConditionalGeneration
 from typer.testing import CliRunner
 
 from app.cli.main import app
+from vlm.processing.tokenization import Tokenizer
+from vlm.resolve import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EN_DE = ("--src-lang", "en", "--tgt-lang", "de", "--device", "cpu")
@@ -54,6 +59,56 @@ def test_stdin_json_and_another_direction():
     fields = json.loads(result.stdout)
     assert result.exit_code == 0 and fields["text"] == english and fields["source"] == german
     assert fields["finish_reason"] == "eos" and len(fields["logprobs"]) == len(fields["token_ids"])
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A .npy file of two tasks, six rows each, and what Hugging Face's T5 makes of a text after them."""
+    folder = packaged_models()["mini-t5"]
+    model = T5ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    learned, tokenizer = model.get_input_embeddings().weight.detach(), Tokenizer.from_dir(folder)
+    rows = torch.randn(2, 6, learned.shape[1], generator=torch.Generator().manual_seed(0)) * 3 * learned.std()
+    file = tmp_path_factory.mktemp("tuned") / "rows.npy"
+    np.save(file, rows.numpy())
+
+    def after(task: int, text: str) -> str:
+        embedded = torch.cat([rows[task], learned[tokenizer.encode_source(text)]])[None]
+        return tokenizer.decode(model.generate(inputs_embeds=embedded, max_new_tokens=20, num_beams=1)[0].tolist())
+
+    return file, after
+
+
+def test_tuned_prompts_of_tasks(tuned, tmp_path):
+    table, after = tuned
+    short = ("--prompt-table", table, "--device", "cpu", "--max-new-tokens", 20, "--num-beams", 1)
+    texts = ["twenty-one", "The old ship is small.", "at 3:00 p.m."]
+    put = [f"translate English to German: {text}" for text in texts]
+    for tasks in ((1, 0, 1), (1, 1, 1)):
+        want = [after(task, text) for task, text in zip(tasks, put, strict=True)]
+        named = ",".join(map(str, tasks)) if len(set(tasks)) > 1 else 1
+        result = call("translate", *texts, *EN_DE, "--tasks", named, *short)
+        assert (result.exit_code, result.stdout.splitlines()) == (0, want), result.stderr
+    (tmp_path / "lines.txt").write_text("\n".join((texts[0], "", texts[1])))
+    result = call("summarize", "--file", tmp_path / "lines.txt", "--lines", "--tasks", "0,0,1", *short)
+    want = [after(0, f"summarize: {texts[0]}"), "", after(1, f"summarize: {texts[1]}")]
+    assert (result.exit_code, result.stdout.split("\n")) == (0, [*want, ""]), result.stderr
+    plain = call("translate", texts[2], *EN_DE).stdout.strip()
+    assert len({after(0, put[2]), after(1, put[2]), plain}) == 3, "the rows make no difference"
+
+
+def test_tuned_prompts_that_do_not_fit(tuned, tmp_path):
+    table, _ = tuned
+    np.save(tmp_path / "wide.npy", np.zeros((2, 33), dtype=np.float32))
+    for verb, options, says in (
+        ("translate", ("--prompt-table", table), "holds 2 tasks; say which one with --tasks 0"),
+        ("summarize", ("--prompt-table", table, "--tasks", "2"), "--tasks names 2; "),
+        ("summarize", ("--tasks", "1"), "--tasks says whose rows"),
+        ("translate", ("--prompt-table", table, "--tasks", "0,1"), "--tasks names 2 tasks for 1 requests"),
+    ):
+        result = call(verb, "a text", *options, "--model", "nothing")
+        assert result.exit_code == 2 and says in result.stderr and not result.stdout, result.stderr
+    result = call("summarize", "a text", "--prompt-table", tmp_path / "wide.npy", "--device", "cpu")
+    assert result.exit_code == 1 and "text 1: " in result.stderr and "rows of" in result.stderr
 
 
 def test_summarize_files_and_lines(tmp_path):

@@ -6,11 +6,11 @@ import json
 
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
 from tests.engines import engine_dir
+from tests.nemo_kit import GPTNext
 from vlm.compile.builder import build_engine, convert_folder
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError
@@ -48,118 +48,6 @@ def test_santacoder_as_first_published(tmp_path):
 
 def inputs():
     return [{"decoder_prompt_token_ids": p} for p in PROMPTS]
-
-
-class GPTNext:
-    """NeMo's GPT in a few lines: tensors under its names, and the same maths."""
-
-    def __init__(self, seed: int = 0, **options):
-        self.config = {
-            "model_type": "nemo_gpt", "vocab_size": 60, "hidden_size": 32, "ffn_hidden_size": 44, "num_layers": 2,
-            "num_attention_heads": 4, "encoder_seq_length": 96, "position_embedding_type": "rope",
-            "rotary_percentage": 0.5, "activation": "fast-swiglu", "normalization": "layernorm1p", "bias": False,
-            "share_embeddings_and_output_weights": False, "eos_token_id": 2, "layernorm_epsilon": 1e-5,
-        } | options  # fmt: skip
-        self.generator = torch.Generator().manual_seed(seed)
-        self.state: dict[str, torch.Tensor] = {}
-        c, root = self.config, "model.language_model"
-        self.groups = c.get("num_query_groups") or c["num_attention_heads"]
-        self.dim = c["hidden_size"] // c["num_attention_heads"]
-        self.matrix(f"{root}.embedding.word_embeddings", 60, 32)
-        if not c["share_embeddings_and_output_weights"]:
-            self.matrix(f"{root}.output_layer", 60, 32)
-        if c["position_embedding_type"] != "rope":
-            self.matrix(f"{root}.embedding.position_embeddings", 96, 32)
-        for i in range(c["num_layers"]):
-            layer, gated = f"{root}.encoder.layers.{i}", "glu" in c["activation"]
-            rows = self.dim * (c["num_attention_heads"] + 2 * self.groups)
-            self.affine(f"{layer}.self_attention.query_key_value", rows, 32)
-            self.affine(f"{layer}.self_attention.dense", 32, 32)
-            joined = gated and c["activation"].startswith("fast")
-            self.affine(f"{layer}.mlp.dense_h_to_4h", c["ffn_hidden_size"] * (2 if joined else 1), 32)
-            if gated and not joined:
-                self.affine(f"{layer}.mlp.dense_h_to_4h_2", c["ffn_hidden_size"], 32)
-            self.affine(f"{layer}.mlp.dense_4h_to_h", 32, c["ffn_hidden_size"])
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                self.norm_weights(f"{layer}.{norm}")
-        self.norm_weights(f"{root}.encoder.final_layernorm")
-
-    def draw(self, *size):
-        return torch.randn(*size, generator=self.generator) * (0.3 if len(size) > 1 else 0.1)
-
-    def matrix(self, name, *size):
-        self.state[f"{name}.weight"] = self.draw(*size)
-
-    def affine(self, name, outputs, inputs):
-        self.matrix(name, outputs, inputs)
-        if self.config["bias"]:
-            self.state[f"{name}.bias"] = self.draw(outputs)
-
-    def norm_weights(self, name):
-        less = 0.0 if self.config["normalization"] == "layernorm1p" else 1.0
-        self.state |= {f"{name}.weight": self.draw(32) + less, f"{name}.bias": self.draw(32)}
-
-    def logits(self, ids):
-        c, root = self.config, "model.language_model"
-        embedding = self.state[f"{root}.embedding.word_embeddings.weight"]
-        x = embedding[ids]
-        if c["position_embedding_type"] != "rope":
-            x = x + self.state[f"{root}.embedding.position_embeddings.weight"][: len(ids)]
-        for i in range(c["num_layers"]):
-            layer = f"{root}.encoder.layers.{i}"
-            x = x + self.attend(layer, self.normed(f"{layer}.input_layernorm", x))
-            x = x + self.feed_forward(layer, self.normed(f"{layer}.post_attention_layernorm", x))
-        x = self.normed(f"{root}.encoder.final_layernorm", x)
-        tied = c["share_embeddings_and_output_weights"]
-        return x @ (embedding if tied else self.state[f"{root}.output_layer.weight"]).T
-
-    def normed(self, name, x):
-        weight = self.state[f"{name}.weight"] + (1.0 if self.config["normalization"] == "layernorm1p" else 0.0)
-        return F.layer_norm(x, (32,), weight, self.state[f"{name}.bias"], 1e-5)
-
-    def linear(self, name, x):
-        return F.linear(x, self.state[f"{name}.weight"], self.state.get(f"{name}.bias"))
-
-    def attend(self, layer, x):
-        each = self.config["num_attention_heads"] // self.groups
-        mixed = self.linear(f"{layer}.self_attention.query_key_value", x).view(len(x), self.groups, each + 2, self.dim)
-        q, k, v = mixed[:, :, :each].flatten(1, 2), mixed[:, :, each], mixed[:, :, each + 1]
-        q, k, v = (y.transpose(0, 1) for y in (q, k.repeat_interleave(each, 1), v.repeat_interleave(each, 1)))
-        if self.config["position_embedding_type"] == "rope":
-            q, k = self.turned(q), self.turned(k)
-        scores = q @ k.transpose(1, 2) / self.dim**0.5
-        scores = scores.masked_fill(torch.ones(len(x), len(x), dtype=torch.bool).triu(1), float("-inf"))
-        return self.linear(f"{layer}.self_attention.dense", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
-
-    def turned(self, x):
-        share = int(self.dim * self.config["rotary_percentage"])
-        angles = torch.arange(x.shape[1])[:, None] / 10000 ** (torch.arange(0, share, 2) / share)
-        angles = torch.cat([angles, angles], -1)
-        part, rest = x[..., :share], x[..., share:]
-        half = torch.cat([-part[..., share // 2 :], part[..., : share // 2]], -1)
-        return torch.cat([part * angles.cos() + half * angles.sin(), rest], -1)
-
-    def feed_forward(self, layer, x):
-        up = self.linear(f"{layer}.mlp.dense_h_to_4h", x)
-        if self.config["activation"] == "gelu":
-            return self.linear(f"{layer}.mlp.dense_4h_to_h", F.gelu(up))
-        if self.config["activation"].startswith("fast"):
-            gate, up = up.chunk(2, -1)
-        else:
-            gate, up = up, self.linear(f"{layer}.mlp.dense_h_to_4h_2", x)
-        return self.linear(f"{layer}.mlp.dense_4h_to_h", F.silu(gate) * up)
-
-    def continued(self, prompt, new):
-        ids = list(prompt)
-        while len(ids) < len(prompt) + new and (len(ids) == len(prompt) or ids[-1] != 2):
-            ids.append(int(self.logits(torch.tensor(ids))[-1].argmax()))
-        return ids[len(prompt) :]
-
-    def write(self, folder):
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps(self.config))
-        save_file(self.state, folder / "model.safetensors")
-        return folder
 
 
 SHAPES = {

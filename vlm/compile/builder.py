@@ -27,7 +27,7 @@ from vlm.weights import Layout, Scoped, TensorSource
 
 
 def convert_folder(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """A Hugging Face (or FairSeq) model folder -> our checkpoint at `out`, written whole or not at all.
+    """A Hugging Face model folder (or what a converter takes) -> our checkpoint at `out`, written whole or not at all.
 
     Raises ConfigError for a model or field that is not supported; one CheckpointError with every reason why the
     weights do not fit, or for a folder that is damaged.

@@ -208,13 +208,13 @@ def is_engine(path: Path) -> bool:
 
 
 def kind_of(path: str | Path) -> str | None:
-    """What a folder is by the look of it: "engine", "checkpoint", a converter's name ("fairseq") or "hf"; None for a
-    file, a missing path and any other folder. Raises nothing."""
+    """What a folder or file is by the look of it: "engine", "checkpoint", a converter's name ("fairseq") or "hf"; None
+    for any other and a missing path. Raises nothing."""
     path = Path(path)
     if is_engine(path):
         return "engine"
     if is_checkpoint(path):
         return "checkpoint"
-    if path.is_dir() and (converter := converter_of(path)) is not None:
+    if path.exists() and (converter := converter_of(path)) is not None:
         return converter.name
     return "hf" if (path / "config.json").is_file() else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.compile.graph_io import GraphIO
+from vlm.compile.graph_io import GraphIO, Port
 from vlm.errors import EngineError, listed
 
 TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
@@ -48,7 +48,8 @@ class OnnxGraph:
             ) from error
 
         held = [*self.session.get_inputs(), *self.session.get_outputs()]
-        if [_fixed(x.name, x.shape) for x in held] != [_fixed(p.name, p.shape) for p in (*io.inputs, *io.outputs)]:
+        ports = [*io.inputs, *io.outputs]
+        if len(held) != len(ports) or not all(map(_fits, ports, held)):
             raise EngineError(f"{path} was exported by another version of vlm; rebuild the engine with vlm build.")
 
     def bind(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Binding:
@@ -67,9 +68,11 @@ class OnnxGraph:
         return Binding(self.session, dict(inputs), {**made, **outputs})
 
 
-def _fixed(name: str, shape: Iterable[int | str | None]) -> tuple[str | int | None, ...]:
-    """A tensor's name and sizes, None for one that varies."""
-    return name, *(size if isinstance(size, int) else None for size in shape)
+def _fits(port: Port, held: Any) -> bool:
+    """Does the file's tensor take all that the port may be? Its sizes that vary are no numbers."""
+    sizes = zip(held.shape, port.shape, strict=False)
+    same = port.name == held.name and len(port.shape) == len(held.shape)
+    return same and all(size == wanted for size, wanted in sizes if isinstance(size, int))
 
 
 class Binding:

@@ -49,7 +49,8 @@ def read_messages(messages: Any) -> tuple[list[Message], list[Any]]:
         if not isinstance(message, Mapping) or message.get("role") not in ROLES or "content" not in message:
             raise InputError(f"message {number} needs a role ({listed(ROLES)}) and a content.")
         parts = []
-        content = message["content"]
+        if not isinstance(content := message["content"], str | list | tuple):
+            raise InputError(f"the content of message {number} is neither a text nor a list of parts.")
         for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
             kind = part.get("type") if isinstance(part, Mapping) else None
             if kind == "text" and isinstance(part.get("text"), str):

@@ -1,0 +1,109 @@
+"""The tokenizer of a NeMo archive, as its configuration names it -> tokenizer.json: all that the runtime reads.
+
+NeMo adds no special tokens to a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.compile.sentencepiece_file import read_model, tokenizer_of
+from vlm.compile.tokenizer_files import make_tokenizer
+from vlm.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+END_OF_TEXT = "<|endoftext|>"  # begins and ends GPT-2's texts
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """What goes into the checkpoint, and what it says of the model."""
+
+    paths: tuple[Path, ...]
+    size: int  # ids, without those that pad the embedding
+    ids: dict[str, int]  # "bos_token_id", "eos_token_id", "pad_token_id"
+
+
+def tokenizer_files(folder: Path, config: Mapping[str, Any], made: Path) -> TokenizerFiles:
+    """Writes tokenizer.json and its settings into `made`. CheckpointError for a tokenizer that is not there, damaged or
+    of a kind that cannot be read."""
+    said = config.get("tokenizer")
+    said = said if isinstance(said, Mapping) else {}
+    if (folder / "tokenizer.json").is_file():
+        fast, ends = _ready(folder / "tokenizer.json"), {}
+    elif said.get("model"):
+        fast, ends = _sentencepiece(_file(folder, said["model"]))
+    elif said.get("vocab_file") and said.get("merge_file"):
+        fast, ends = _gpt2(_file(folder, said["vocab_file"]), _file(folder, said["merge_file"]), made)
+    else:
+        kind = said.get("type") or said.get("library")
+        raise CheckpointError(
+            f"{folder} holds no tokenizer{f' (it names {kind})' if kind else ''}; unpack it, put the tokenizer.json of"
+            " its model beside model_config.yaml and convert that folder."
+        )
+    return _written(fast, ends | _added(fast, said), made)
+
+
+def _file(folder: Path, name: Any) -> Path:
+    """`nemo:0123_tokenizer.model`, or a path of the machine that trained it -> the file of that name in the archive."""
+    path = folder / Path(str(name).removeprefix("nemo:")).name
+    if not path.is_file():
+        raise CheckpointError(f"{folder} lacks {path.name}, which its model_config.yaml names as its tokenizer.")
+    return path
+
+
+def _ready(path: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{path} is not a readable tokenizer: {error}.") from None
+
+
+def _sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
+    model = read_model(path)
+    ids = {name: getattr(model.trainer_spec, f"{name}_id") for name in ("bos", "eos", "pad")}
+    return tokenizer_of(model), {name: model.pieces[i].piece for name, i in ids.items() if 0 <= i < len(model.pieces)}
+
+
+def _gpt2(vocabulary: Path, merges: Path, made: Path) -> tuple[Tokenizer, dict[str, str]]:
+    from tokenizers import Tokenizer
+
+    parts = made / "parts"
+    parts.mkdir()
+    shutil.copyfile(vocabulary, parts / "vocab.json")
+    shutil.copyfile(merges, parts / "merges.txt")
+    (parts / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}', encoding="utf-8")
+    try:
+        fast = Tokenizer.from_str(make_tokenizer(parts))
+    except Exception as error:  # the library raises bare Exception
+        reason = f"{vocabulary} and {merges.name} are no vocabulary and merges of GPT-2's kind"
+        raise CheckpointError(f"{reason} ({error}).") from None
+    return fast, {"bos": END_OF_TEXT, "eos": END_OF_TEXT}
+
+
+def _added(fast: Tokenizer, said: Mapping[str, Any]) -> dict[str, str]:
+    """Gives the tokens that a configuration adds the next ids, in their order -> those that have a part in a text."""
+    own, more = said.get("special_tokens") or {}, said.get("additional_special_tokens") or []
+    named = {str(name): str(token) for name, token in own.items()} if isinstance(own, Mapping) else {}
+    for token in [*(named.values() or own), *more]:
+        fast.add_special_tokens([str(token)])
+    return {name.removesuffix("_token"): token for name, token in named.items()}
+
+
+def _written(fast: Tokenizer, ends: Mapping[str, str], made: Path) -> TokenizerFiles:
+    ids = {f"{name}_token_id": fast.token_to_id(token) for name, token in ends.items() if name in ("bos", "eos", "pad")}
+    paths = made / "tokenizer.json", made / "tokenizer_config.json"
+    paths[0].write_text(fast.to_str(), encoding="utf-8")
+    settings = {f"{name}_token": ends[name] for name in ("bos", "eos") if name in ends}
+    paths[1].write_text(json.dumps(settings), encoding="utf-8")
+    known = {name: i for name, i in ids.items() if i is not None}
+    return TokenizerFiles(paths, fast.get_vocab_size(), known)
