@@ -1,7 +1,7 @@
 """Trains mini-llava or mini-blip2 from scratch on rendered scenes, scores it, and writes its folder and card.
 
 python training/mini_vlm.py mini-llava                   # about 9 minutes on one H200 with 16 cores
-python training/mini_vlm.py mini-blip2
+python training/mini_vlm.py mini-blip2 --resume vlm/assets/mini-blip2 --most-objects 3   # a first lesson
 python training/mini_vlm.py mini-llava --evaluate-only   # scores what is in --out and rewrites the card
 python training/mini_vlm.py mini-llava --examples examples
 """
@@ -20,9 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from training.scenes.card import write_card, write_examples, write_results
 from training.scenes.evaluate import evaluate, show
-from training.scenes.loader import batches, held_out
+from training.scenes.loader import WHOLE, Lesson, batches, held_out
 from training.scenes.models import MODELS, MiniBlip2, MiniLlava, export, load, take_tower
-from training.scenes.scene import MOST
 
 
 def arguments() -> argparse.Namespace:
@@ -32,7 +31,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=480, help="length of the schedule")
     parser.add_argument("--batch-size", type=int, default=384, help="scenes")
     parser.add_argument("--questions", type=int, default=5, help="of a scene")
-    parser.add_argument("--most-objects", type=int, default=MOST, help="in a scene; fewer make a first lesson")
+    parser.add_argument(
+        "--most-objects", type=int, default=WHOLE.most_objects, help="in a scene; fewer make a first lesson"
+    )
+    parser.add_argument(
+        "--turned", type=float, default=WHOLE.turned, help="share of comparisons the other way; 0 makes a first lesson"
+    )
+    parser.add_argument("--positions", type=int, default=WHOLE.positions, help="comparisons to 9 others")
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--workers", type=int, default=14, help="processes that draw")
     parser.add_argument("--scenes", type=int, default=1000, help="held-out ones in the final evaluation")
@@ -67,7 +72,8 @@ class Run:
 
     def train(self) -> None:
         args = self.args
-        stream = batches(args.batch_size, args.questions, args.workers, args.seed, args.most_objects)
+        lesson = Lesson(args.most_objects, args.turned, args.positions)
+        stream = batches(args.batch_size, args.questions, args.workers, args.seed, lesson)
         next(stream)  # the processes have started
         begin = told = time.time()
         while (elapsed := time.time() - begin) < args.seconds:

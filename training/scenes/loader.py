@@ -12,10 +12,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training.scenes import scene as scenes
-from training.scenes.questions import ask
+from training.scenes.questions import SHARES, TURNED, ask
 
 HELD_OUT = 10**12  # seeds from here on are never trained on
 SHARPEST = 4  # a scene is drawn at up to so many times its size
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """How hard the scenes and questions are."""
+
+    most_objects: int = scenes.MOST
+    turned: float = TURNED
+    positions: int = SHARES["position"]
+
+
+WHOLE = Lesson()
 
 
 @dataclass(frozen=True)
@@ -24,18 +36,18 @@ class Examples:
     questions: list[list[tuple[str, str, str]]]  # of each scene: kind, question, answer
 
 
-def example(seed: int, number: int, most: int = scenes.MOST) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
+def example(seed: int, number: int, lesson: Lesson = WHOLE) -> tuple[np.ndarray, list[tuple[str, str, str]]]:
     """Picture [SIZE, SIZE, 3] uint8 and its questions."""
-    scene = scenes.make(seed, most)
+    scene = scenes.make(seed, lesson.most_objects)
     scale = SHARPEST if seed % 8 == 0 else 2
-    return np.asarray(scenes.picture(scene, scale=scale)), ask(scene, number, seed)
+    return np.asarray(scenes.picture(scene, scale=scale)), ask(scene, number, seed, lesson.turned, lesson.positions)
 
 
 class Stream(IterableDataset):
     """Endless batches; each process has seeds of its own."""
 
-    def __init__(self, batch_size: int, questions: int, seed: int, most: int = scenes.MOST):
-        self.batch_size, self.questions, self.seed, self.most = batch_size, questions, seed, most
+    def __init__(self, batch_size: int, questions: int, seed: int, lesson: Lesson = WHOLE):
+        self.batch_size, self.questions, self.seed, self.lesson = batch_size, questions, seed, lesson
 
     def __iter__(self) -> Iterator[tuple[Tensor, list]]:
         worker = get_worker_info()
@@ -43,13 +55,13 @@ class Stream(IterableDataset):
         torch.set_num_threads(1)
         seed = (self.seed * 10**9) % (HELD_OUT // 2) + number
         while True:
-            made = [example(seed + i * of, self.questions, self.most) for i in range(self.batch_size)]
+            made = [example(seed + i * of, self.questions, self.lesson) for i in range(self.batch_size)]
             seed += self.batch_size * of
             yield torch.from_numpy(np.stack([pixels for pixels, _ in made])), [asked for _, asked in made]
 
 
-def batches(batch_size: int, questions: int, workers: int, seed: int, most: int = scenes.MOST) -> Iterator[Examples]:
-    stream = Stream(batch_size, questions, seed, most)
+def batches(batch_size: int, questions: int, workers: int, seed: int, lesson: Lesson = WHOLE) -> Iterator[Examples]:
+    stream = Stream(batch_size, questions, seed, lesson)
     more = {"prefetch_factor": 4, "persistent_workers": True} if workers else {}
     loader = DataLoader(stream, batch_size=None, num_workers=min(workers, os.cpu_count() or 1), **more)
     for pixels, asked in loader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from training.scenes.scene import CELL, COLOURS, SHAPES, Object, Scene
 
 MARGIN = 12  # pixels: what is nearer than that is neither left nor right of the other
+TURNED = 0.5  # share of comparisons that ask the other way round: for right and lower
 KINDS = ("count", "colour", "shape", "position", "read", "where")
 Answered = tuple[str, str] | None  # question and answer; None: the scene allows none
 
@@ -51,7 +53,7 @@ def shape(scene: Scene, draw: random.Random) -> Answered:
     return form.format(thing.colour), thing.shape
 
 
-def position(scene: Scene, draw: random.Random) -> Answered:
+def position(scene: Scene, draw: random.Random, turned: float = TURNED) -> Answered:
     """Of two objects that their names tell apart from all others."""
     pairs = _alone(scene, lambda o: o.name)
     sideways = draw.random() < 0.5
@@ -62,11 +64,11 @@ def position(scene: Scene, draw: random.Random) -> Answered:
     before = _along(a, sideways) < _along(b, sideways)
     first, last = ("to the left of", "to the right of") if sideways else ("above", "below")
     if draw.random() < 0.5:
-        asked = draw.random() < 0.5
+        asked = draw.random() < 1 - turned
         question = f"Is the {a.name} {first if asked else last} the {b.name}?"
         return question, "yes" if before == asked else "no"
     near, far = ("further left", "further right") if sideways else ("higher", "lower")
-    asked = draw.random() < 0.5
+    asked = draw.random() < 1 - turned
     question = f"Which is {near if asked else far}, the {a.name} or the {b.name}?"
     return question, f"the {(a if before == asked else b).name}"
 
@@ -95,14 +97,17 @@ ASK: dict[str, Callable[[Scene, random.Random], Answered]] = {
 SHARES = {"count": 2, "colour": 1, "shape": 1, "position": 5, "read": 1, "where": 4}
 
 
-def ask(scene: Scene, number: int, seed: int) -> list[tuple[str, str, str]]:
+def ask(
+    scene: Scene, number: int, seed: int, turned: float = TURNED, positions: int = SHARES["position"]
+) -> list[tuple[str, str, str]]:
     """`number` of (kind, question, answer), in any order. A sign is always asked for: reading is learnt the slowest."""
-    draw = random.Random(seed)
+    shares = SHARES | {"position": positions}
+    draw, kinds_of = random.Random(seed), ASK | {"position": functools.partial(position, turned=turned)}
     kinds = ["read"] if scene.sign else []
     found: list[tuple[str, str, str]] = []
     while len(found) < number:
-        kind = kinds.pop() if kinds else draw.choices(KINDS, [SHARES[k] for k in KINDS])[0]
-        answered = ASK[kind](scene, draw)
+        kind = kinds.pop() if kinds else draw.choices(KINDS, [shares[k] for k in KINDS])[0]
+        answered = kinds_of[kind](scene, draw)
         if answered is not None:
             found.append((kind, *answered))
     draw.shuffle(found)
