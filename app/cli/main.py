@@ -9,7 +9,21 @@ from typing import Annotated
 
 import typer
 
-from app.cli import bench, build, convert, encode, generate, inspect, models, ocr, run, serve, summarize, translate
+from app.cli import (
+    bench,
+    build,
+    convert,
+    demo,
+    encode,
+    generate,
+    inspect,
+    models,
+    ocr,
+    run,
+    serve,
+    summarize,
+    translate,
+)
 from app.cli.errors import INTERRUPTED, complain
 from app.cli.eval import evaluate
 from vlm import __version__
@@ -22,7 +36,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (run, generate, ocr, translate, summarize, encode, serve, convert, build, inspect, models):
+for module in (run, generate, ocr, translate, summarize, encode, serve, demo, convert, build, inspect, models):
     app.command(module.__name__.rpartition(".")[2])(getattr(module, module.__name__.rpartition(".")[2]))
 app.command("eval")(evaluate)
 app.add_typer(bench.app, name="bench")

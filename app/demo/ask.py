@@ -1,0 +1,110 @@
+"""The tab of models that are asked in words: a conversation, with images in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from app.demo import examples
+from app.demo.answers import answers, guarded
+from app.demo.models import Models, takes_images
+from app.demo.parts import LATEX, given, model_choice, sampling_controls, timing_line
+from vlm.async_pipeline import AsyncPipeline
+from vlm.errors import InputError
+from vlm.processing.images import load_image
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one of both said."""
+
+    role: str
+    text: str
+    images: tuple[str, ...] = ()  # files
+
+    @classmethod
+    def of(cls, shown: dict[str, Any]) -> Turn:
+        """From a message as the chat shows it."""
+        parts = shown["content"]
+        text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+        return cls(shown["role"], text, tuple(part["file"]["path"] for part in parts if part["type"] == "file"))
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {"role": self.role, "content": [*({"path": path} for path in self.images), self.text]}
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As a pipeline takes it; the images come besides."""
+        return {"role": self.role, "content": [{"type": "image"}] * len(self.images) + _text(self.text)}
+
+
+class AskTab:
+    """Questions and answers. A model without a template for conversations hears each question by itself, with the last
+    images."""
+
+    def __init__(self, models: Models):
+        self.models = models
+        self.sees = any(takes_images(model) for model in models.values())
+        self.title = "Ask about an image" if self.sees else "Ask"
+
+    def build(self) -> None:
+        model = model_choice(self.models)
+        placeholder = "Attach or paste an image and ask about it" if self.sees else "Ask something"
+        chat = gr.Chatbot(
+            label="Conversation", height=440, latex_delimiters=LATEX, placeholder=placeholder, feedback_options=None
+        )
+        box = gr.MultimodalTextbox(
+            placeholder=placeholder, file_types=["image"], file_count="multiple", show_label=False, label="Question"
+        )
+        with gr.Row():
+            timing = timing_line()
+            stop = gr.Button("Stop", size="sm", scale=0, min_width=90)
+            new = gr.ClearButton([chat, box, timing], value="New conversation", size="sm", scale=0, min_width=160)
+        sampling = sampling_controls()
+        if self.sees:
+            gr.Examples(examples.questions(), box, label="Examples")
+        asked = box.submit(
+            guarded(self.answer), [box, chat, model], [chat, box, timing], inputs_kwargs=sampling, api_name="ask"
+        )
+        stop.click(None, cancels=[asked], api_visibility="private")
+        new.click(None, cancels=[asked], api_visibility="private")
+
+    async def answer(
+        self, question: dict[str, Any], conversation: list[dict[str, Any]], model: str, **sampling: Any
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], dict[str, Any], str]]:
+        """The conversation with the answer as it grows, an emptied box, and the timing. A question that fails is as if it
+        had not been asked."""
+        turns = [*(Turn.of(shown) for shown in conversation), _asked(question)]
+        source, paths = _input(self.models[model], turns)
+        files = await asyncio.to_thread(lambda: [np.asarray(load_image(Path(path).read_bytes())) for path in paths])
+        shown, empty = [turn.shown for turn in turns], {"text": "", "files": []}
+        async with aclosing(answers(self.models[model], source, files, given(sampling))) as states:
+            async for text, timing in states:
+                yield [*shown, Turn("assistant", text).shown], empty, timing
+
+
+def _asked(question: dict[str, Any]) -> Turn:
+    if not question["text"].strip():
+        raise InputError("the question is empty; type one.")
+    return Turn("user", question["text"], tuple(question["files"]))
+
+
+def _input(model: AsyncPipeline, turns: list[Turn]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(an input of the pipeline, the files of its images)"""
+    if takes_images(model) and not any(turn.images for turn in turns):
+        raise InputError("there is no image yet; attach one, or take an example.")
+    if model.pipeline.converses:
+        return {"messages": [turn.message for turn in turns]}, tuple(path for turn in turns for path in turn.images)
+    return {"prompt": turns[-1].text}, next((turn.images for turn in reversed(turns) if turn.images), ())
+
+
+def _text(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}]

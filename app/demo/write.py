@@ -1,0 +1,91 @@
+"""The tab of models that turn a text into another: translations and summaries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import gradio as gr
+
+from app.demo import examples
+from app.demo.answers import answers, guarded
+from app.demo.models import Models
+from app.demo.parts import given, model_choice, sampling_controls, timing_line
+from app.text.tasks import NAMES, summary, translation
+from vlm.async_pipeline import AsyncPipeline
+
+TRANSLATE, SUMMARIZE = "Translate", "Summarize"
+
+
+class WriteTab:
+    title = "Translate / summarize"
+
+    def __init__(self, models: Models):
+        self.models = models
+
+    def build(self) -> None:
+        first = languages(next(iter(self.models.values())))
+        with gr.Row(equal_height=True):
+            model = model_choice(self.models)
+            task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", scale=0, min_width=260)
+            source = _language("From", first, 0)
+            target = _language("To", first, 1)
+        with gr.Row(equal_height=True):
+            text = gr.Textbox(label="Text", lines=8, max_lines=16, placeholder="Type or paste a text")
+            result = gr.Textbox(label="Result", lines=8, max_lines=16, interactive=False, buttons=["copy"])
+        with gr.Row():
+            timing = timing_line()
+            stop = gr.Button("Stop", scale=0, min_width=90)
+            write = gr.Button("Go", variant="primary", scale=0, min_width=160)
+        sampling = sampling_controls()
+        lines = [[line, TRANSLATE] for line in examples.SENTENCES] + [[n, SUMMARIZE] for n in examples.notices()]
+        gr.Examples(lines, [text, task], label="Examples")
+        private = {"api_visibility": "private", "show_progress": "hidden"}
+        gr.on([task.change, model.change], self.choices, [task, model], [source, target], **private)
+        writing = gr.on(
+            [write.click, text.submit], guarded(self.write), [text, task, source, target, model], [result, timing],
+            inputs_kwargs=sampling, api_name="write",
+        )  # fmt: skip
+        stop.click(None, cancels=[writing], api_visibility="private")
+
+    def choices(self, task: str, model: str) -> tuple[Any, Any]:
+        """The languages of a model, where it is told them."""
+        known = languages(self.models[model])
+        visible = task == TRANSLATE and bool(known)
+        return tuple(gr.update(choices=_choices(known), value=_nth(known, n), visible=visible) for n in (0, 1))
+
+    async def write(
+        self, text: str, task: str, source: str | None, target: str | None, model: str, **sampling: Any
+    ) -> AsyncIterator[tuple[str, str]]:
+        """The translation or summary as it grows, and the timing."""
+        chosen = self.models[model]
+        if task == SUMMARIZE:
+            to_input = summary(chosen.pipeline, None, False)
+        else:
+            to_input = translation(chosen.pipeline, source, target, None, False)
+        async with aclosing(answers(chosen, to_input(text), [], given(sampling))) as states:
+            async for state in states:
+                yield state
+
+
+def languages(model: AsyncPipeline) -> list[str]:
+    """That the model can be told; none where it knows one pair."""
+    pipeline = model.pipeline
+    if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
+        return sorted(pipeline.tokenizer.languages.ids)
+    return list(NAMES) if pipeline.family.name == "t5" else []
+
+
+def _language(label: str, known: list[str], place: int) -> gr.Dropdown:
+    return gr.Dropdown(
+        _choices(known), value=_nth(known, place), label=label, visible=bool(known), scale=0, min_width=160
+    )
+
+
+def _choices(known: list[str]) -> list[tuple[str, str]]:
+    return [(NAMES.get(code, code), code) for code in known]
+
+
+def _nth(known: list[str], place: int) -> str | None:
+    return known[place] if place < len(known) else None
