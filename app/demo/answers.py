@@ -91,8 +91,7 @@ def guarded(handler: Handler) -> Handler:
 
 def _told(sentence: str) -> gr.Error:
     # it is shown as HTML
-    sentence = html.escape(sentence[:1].upper() + sentence[1:], quote=False)
-    return gr.Error(sentence, title="That did not work", print_exception=False)
+    return gr.Error(html.escape(sentence, quote=False), duration=20, print_exception=False)
 
 
 def _seconds(seconds: float) -> str:

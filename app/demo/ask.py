@@ -56,32 +56,41 @@ class AskTab:
         self.title = "Ask about an image" if self.sees else "Ask"
 
     def build(self) -> None:
-        model = model_choice(self.models)
         placeholder = "Attach or paste an image and ask about it" if self.sees else "Ask something"
-        chat = gr.Chatbot(
-            label="Conversation", height=440, latex_delimiters=LATEX, placeholder=placeholder, feedback_options=None
-        )
-        box = gr.MultimodalTextbox(
-            placeholder=placeholder, file_types=["image"], file_count="multiple", show_label=False, label="Question"
-        )
         with gr.Row():
-            timing = timing_line()
-            stop = gr.Button("Stop", size="sm", scale=0, min_width=90)
-            new = gr.ClearButton([chat, box, timing], value="New conversation", size="sm", scale=0, min_width=160)
-        sampling = sampling_controls()
-        if self.sees:
-            gr.Examples(examples.questions(), box, label="Examples")
+            with gr.Column(scale=5):
+                chat = gr.Chatbot(
+                    label="Conversation", height=480, latex_delimiters=LATEX, placeholder=placeholder,
+                    feedback_options=None, buttons=[], elem_classes="chat",
+                )  # fmt: skip
+                box = gr.MultimodalTextbox(
+                    label="Question", show_label=False, placeholder=placeholder, file_types=["image"],
+                    file_count="multiple",
+                )  # fmt: skip
+                with gr.Row():
+                    timing = timing_line()
+                    stop = gr.Button("Stop", size="sm", scale=0, min_width=90)
+                    new = gr.ClearButton(
+                        [chat, box, timing], value="New conversation", size="sm", scale=0, min_width=160
+                    )
+            with gr.Column(scale=2, min_width=280):
+                model = model_choice(self.models)
+                if self.sees:
+                    with gr.Column(elem_classes="scenes"):
+                        gr.Examples(examples.questions(), box, label="Examples")
+                sampling = sampling_controls()
         asked = box.submit(
-            guarded(self.answer), [box, chat, model], [chat, box, timing], inputs_kwargs=sampling, api_name="ask"
-        )
-        stop.click(None, cancels=[asked], api_visibility="private")
-        new.click(None, cancels=[asked], api_visibility="private")
+            guarded(self.answer), [box, chat, model], [chat, box, timing],
+            inputs_kwargs=sampling, show_progress_on=timing, api_name="ask",
+        )  # fmt: skip
+        for button in (stop, new):
+            button.click(None, cancels=[asked], api_visibility="private")
 
     async def answer(
         self, question: dict[str, Any], conversation: list[dict[str, Any]], model: str, **sampling: Any
     ) -> AsyncIterator[tuple[list[dict[str, Any]], dict[str, Any], str]]:
-        """The conversation with the answer as it grows, an emptied box, and the timing. A question that fails is as if it
-        had not been asked."""
+        """The conversation with the answer as it grows, an emptied box, and the timing. A question that fails is as if
+        it had not been asked."""
         turns = [*(Turn.of(shown) for shown in conversation), _asked(question)]
         source, paths = _input(self.models[model], turns)
         files = await asyncio.to_thread(lambda: [np.asarray(load_image(Path(path).read_bytes())) for path in paths])

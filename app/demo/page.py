@@ -11,10 +11,20 @@ from app.demo.write import WriteTab
 
 TABS = {ASK: AskTab, READ: ReadTab, WRITE: WriteTab}
 CSS = """
-.gradio-container { max-width: 1180px !important; margin: 0 auto !important; }
-.timing { color: var(--body-text-color-subdued); font-size: var(--text-sm); min-height: 1.6em; }
-.page { padding: var(--spacing-lg) var(--spacing-xl); }
+.gradio-container, .gradio-container main { width: 100%; max-width: 1180px !important; margin: 0 auto !important; }
+.timing *, .about * { color: var(--neutral-500) !important; font-size: var(--text-sm); }
+.timing { min-height: 1.6em; }
+.page { padding: var(--spacing-xl) var(--spacing-xxl); }
+.chat .message img { max-height: 200px; width: auto; }
+.chat .message-buttons-right, .chat .message-buttons-left { display: none; }
+.scenes img { max-height: 64px; max-width: 64px; }
 """
+ABOUT = {  # what the packaged models are good for; they answer all the same
+    "mini-llava": "knows pictures of plain shapes and signs, and no photographs",
+    "mini-blip2": "the same, each question by itself",
+    "mini-nougat": "reads pages of up to about 300 ASCII characters",
+    "mini-t5": "translates simple sentences, numbers, dates and times, and summarizes notices",
+}
 
 
 def theme() -> gr.themes.Base:
@@ -30,11 +40,16 @@ def theme() -> gr.themes.Base:
 def build_page(models: Models) -> gr.Blocks:
     """Tabs without a model are left out."""
     with gr.Blocks(title="vlm demo", analytics_enabled=False) as page:
-        gr.Markdown(f"### vlm demo\n{', '.join(models)}")
+        gr.Markdown("### vlm demo")
         with gr.Tabs():
             for name, kind in TABS.items():
                 if own := models_of(name, models):
                     tab = kind(own)
                     with gr.Tab(tab.title, id=name):
+                        gr.Markdown(_about(own), elem_classes="about")
                         tab.build()
     return page.queue(default_concurrency_limit=None)
+
+
+def _about(models: Models) -> str:
+    return "; ".join(f"**{name}** {ABOUT[name]}" if name in ABOUT else f"**{name}**" for name in models)

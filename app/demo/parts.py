@@ -14,6 +14,8 @@ LATEX = [
     {"left": "\\(", "right": "\\)", "display": False},
     {"left": "\\[", "right": "\\]", "display": True},
 ]
+# an empty field for numbers turns into 0 when it is shown
+LEFT_OUT = {"num_beams": 0, "max_new_tokens": 0, "seed": -1}
 
 
 def model_choice(names: Iterable[str]) -> gr.Dropdown:
@@ -22,28 +24,29 @@ def model_choice(names: Iterable[str]) -> gr.Dropdown:
 
 
 def sampling_controls() -> dict[str, gr.components.Component]:
-    """By the fields of SamplingParams that they set. An empty one leaves it to the model."""
+    """By the fields of SamplingParams that they set."""
     defaults = SamplingParams()
-    with gr.Accordion("Sampling", open=False), gr.Row():
-        return {
-            "temperature": gr.Slider(
-                0, 2, defaults.temperature, step=0.05, label="Temperature", info="0 takes the likeliest token"
-            ),
-            "top_p": gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p", info="1 is off"),
-            "top_k": _whole("Top-k", defaults.top_k, "0 is off"),
-            "num_beams": _whole("Beams", None, "above 1 needs temperature 0", "the model's"),
-            "max_new_tokens": _whole("Max tokens", None, "of the answer", "as many as fit"),
-            "seed": _whole("Seed", None, "makes sampling repeatable", "random"),
-        }
+    with gr.Accordion("Sampling", open=False):
+        with gr.Row():
+            temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature (0: the likeliest)")
+            top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p (1: off)")
+        with gr.Row():
+            top_k = _whole("Top-k (0: off)", defaults.top_k)
+            beams = _whole("Beams (0: the model's)", LEFT_OUT["num_beams"])
+            most = _whole("Max tokens (0: all that fit)", LEFT_OUT["max_new_tokens"])
+            seed = _whole("Seed (-1: any)", LEFT_OUT["seed"])
+    controls = (temperature, top_p, top_k, beams, most, seed)
+    return dict(zip(("temperature", "top_p", "top_k", "num_beams", "max_new_tokens", "seed"), controls, strict=True))
 
 
 def given(sampling: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sampling.items() if value is not None}
+    """What was set; the rest is the model's own."""
+    return {name: value for name, value in sampling.items() if value is not None and value != LEFT_OUT.get(name)}
 
 
 def timing_line() -> gr.Markdown:
     return gr.Markdown(elem_classes="timing", container=False)
 
 
-def _whole(label: str, value: int | None, info: str, placeholder: str | None = None) -> gr.Number:
-    return gr.Number(value, label=label, info=info, placeholder=placeholder, precision=0, min_width=120)
+def _whole(label: str, value: int) -> gr.Number:
+    return gr.Number(value, label=label, precision=0, min_width=120)

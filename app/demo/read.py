@@ -26,37 +26,40 @@ class ReadTab:
     def build(self) -> None:
         with gr.Row():
             with gr.Column():
-                document = gr.File(label="PDF or image", file_types=sorted({*IMAGE_SUFFIXES, PDF_SUFFIX}), height=120)
                 with gr.Row(equal_height=True):
-                    model = model_choice(self.models)
-                    page = gr.Number(1, label="Page", precision=0, minimum=1, scale=1, min_width=100)
-                    read = gr.Button("Read this page", variant="primary", scale=2)
+                    document = gr.File(
+                        label="PDF or image", file_types=sorted({*IMAGE_SUFFIXES, PDF_SUFFIX}), height=110, scale=3
+                    )
+                    page = gr.Number(1, label="Page", precision=0, minimum=1, min_width=110)
+                model = model_choice(self.models)
+                with gr.Row():
+                    read = gr.Button("Read this page", variant="primary")
                     stop = gr.Button("Stop", scale=0, min_width=90)
-                picture = gr.Image(label="Page", interactive=False, height=560, buttons=[])
+                timing = timing_line()
+                picture = gr.Image(label="Page", interactive=False, height=520, buttons=[])
             with gr.Column():
                 text = gr.Markdown(
-                    label="Markdown", latex_delimiters=LATEX, buttons=["copy"], container=True, min_height=600,
-                    elem_classes="page", show_label=True,
+                    label="Markdown", latex_delimiters=LATEX, buttons=["copy"], container=True, min_height=720,
+                    elem_classes="page",
                 )  # fmt: skip
-                timing = timing_line()
-        sampling = sampling_controls()
         gr.Examples([[path] for path in examples.pages()], document, label="Examples")
+        sampling = sampling_controls()
         private = {"api_visibility": "private", "show_progress": "hidden"}
         document.change(guarded(self.open), document, [page, picture, text, timing], **private)
         page.input(guarded(self.turn), [document, page], picture, **private)
         reading = read.click(
-            guarded(self.read), [document, page, model], [text, timing], inputs_kwargs=sampling, api_name="read"
-        )
+            guarded(self.read), [document, page, model], [text, timing],
+            inputs_kwargs=sampling, show_progress_on=timing, api_name="read",
+        )  # fmt: skip
         stop.click(None, cancels=[reading], api_visibility="private")
 
     async def open(self, document: str | None) -> AsyncIterator[tuple[Any, ...]]:
-        """The first page of a new document."""
-        if document is None:
-            yield gr.update(value=1, label="Page"), None, "", ""
-            return
-        count = await asyncio.to_thread(documents.num_pages, document)
-        picture = await asyncio.to_thread(lambda: documents.preview(documents.page_image(document, 1)))
-        yield gr.update(value=1, label=f"Page (of {count})"), picture, "", ""
+        """The first page of a new document, after nothing has been left of the last one."""
+        yield gr.update(value=1, label="Page"), None, "", ""
+        if document is not None:
+            count = await asyncio.to_thread(documents.num_pages, document)
+            picture = await asyncio.to_thread(lambda: documents.preview(documents.page_image(document, 1)))
+            yield gr.update(value=1, label=f"Page (of {count})"), picture, "", ""
 
     async def turn(self, document: str | None, page: int | None) -> AsyncIterator[Any]:
         """Another page of it."""

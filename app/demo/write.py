@@ -13,9 +13,10 @@ from app.demo.answers import answers, guarded
 from app.demo.models import Models
 from app.demo.parts import given, model_choice, sampling_controls, timing_line
 from app.text.tasks import NAMES, summary, translation
-from vlm.async_pipeline import AsyncPipeline
+from vlm.errors import InputError
 
 TRANSLATE, SUMMARIZE = "Translate", "Summarize"
+PACKAGED_LANGUAGES = {"mini-t5": ("en", "de")}  # other T5 models know those of their paper
 
 
 class WriteTab:
@@ -25,10 +26,10 @@ class WriteTab:
         self.models = models
 
     def build(self) -> None:
-        first = languages(next(iter(self.models.values())))
+        first = self.languages(next(iter(self.models)))
         with gr.Row(equal_height=True):
             model = model_choice(self.models)
-            task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", scale=0, min_width=260)
+            task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", scale=0, min_width=280)
             source = _language("From", first, 0)
             target = _language("To", first, 1)
         with gr.Row(equal_height=True):
@@ -37,21 +38,21 @@ class WriteTab:
         with gr.Row():
             timing = timing_line()
             stop = gr.Button("Stop", scale=0, min_width=90)
-            write = gr.Button("Go", variant="primary", scale=0, min_width=160)
-        sampling = sampling_controls()
+            write = gr.Button("Run", variant="primary", scale=0, min_width=160)
         lines = [[line, TRANSLATE] for line in examples.SENTENCES] + [[n, SUMMARIZE] for n in examples.notices()]
         gr.Examples(lines, [text, task], label="Examples")
+        sampling = sampling_controls()
         private = {"api_visibility": "private", "show_progress": "hidden"}
         gr.on([task.change, model.change], self.choices, [task, model], [source, target], **private)
         writing = gr.on(
             [write.click, text.submit], guarded(self.write), [text, task, source, target, model], [result, timing],
-            inputs_kwargs=sampling, api_name="write",
+            inputs_kwargs=sampling, show_progress_on=timing, api_name="write",
         )  # fmt: skip
         stop.click(None, cancels=[writing], api_visibility="private")
 
     def choices(self, task: str, model: str) -> tuple[Any, Any]:
         """The languages of a model, where it is told them."""
-        known = languages(self.models[model])
+        known = self.languages(model)
         visible = task == TRANSLATE and bool(known)
         return tuple(gr.update(choices=_choices(known), value=_nth(known, n), visible=visible) for n in (0, 1))
 
@@ -59,6 +60,8 @@ class WriteTab:
         self, text: str, task: str, source: str | None, target: str | None, model: str, **sampling: Any
     ) -> AsyncIterator[tuple[str, str]]:
         """The translation or summary as it grows, and the timing."""
+        if not text.strip():
+            raise InputError("the text is empty; type one, or take an example.")
         chosen = self.models[model]
         if task == SUMMARIZE:
             to_input = summary(chosen.pipeline, None, False)
@@ -68,19 +71,18 @@ class WriteTab:
             async for state in states:
                 yield state
 
-
-def languages(model: AsyncPipeline) -> list[str]:
-    """That the model can be told; none where it knows one pair."""
-    pipeline = model.pipeline
-    if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
-        return sorted(pipeline.tokenizer.languages.ids)
-    return list(NAMES) if pipeline.family.name == "t5" else []
+    def languages(self, model: str) -> list[str]:
+        """That a model can be told; none where it knows one pair."""
+        pipeline = self.models[model].pipeline
+        if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
+            return sorted(pipeline.tokenizer.languages.ids)
+        if pipeline.family.name != "t5":
+            return []
+        return list(PACKAGED_LANGUAGES.get(model, NAMES))
 
 
 def _language(label: str, known: list[str], place: int) -> gr.Dropdown:
-    return gr.Dropdown(
-        _choices(known), value=_nth(known, place), label=label, visible=bool(known), scale=0, min_width=160
-    )
+    return gr.Dropdown(_choices(known), value=_nth(known, place), label=label, visible=bool(known), min_width=160)
 
 
 def _choices(known: list[str]) -> list[tuple[str, str]]:
