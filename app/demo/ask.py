@@ -29,13 +29,6 @@ class Turn:
     text: str
     images: tuple[str, ...] = ()  # files
 
-    @classmethod
-    def of(cls, shown: dict[str, Any]) -> Turn:
-        """From a message as the chat shows it."""
-        parts = shown["content"]
-        text = "\n".join(part["text"] for part in parts if part["type"] == "text")
-        return cls(shown["role"], text, tuple(part["file"]["path"] for part in parts if part["type"] == "file"))
-
     @property
     def shown(self) -> dict[str, Any]:
         return {"role": self.role, "content": [*({"path": path} for path in self.images), self.text]}
@@ -56,6 +49,7 @@ class AskTab:
         self.title = "Ask about an image" if self.sees else "Ask"
 
     def build(self) -> None:
+        turns = gr.State(())
         placeholder = "Attach or paste an image and ask about it" if self.sees else "Ask something"
         with gr.Row():
             with gr.Column(scale=5):
@@ -80,24 +74,25 @@ class AskTab:
                         gr.Examples(examples.questions(), box, label="Examples")
                 sampling = sampling_controls()
         asked = box.submit(
-            guarded(self.answer), [box, chat, model], [chat, box, timing],
+            guarded(self.answer), [box, turns, model], [chat, timing, turns, box],
             inputs_kwargs=sampling, show_progress_on=timing, api_name="ask",
         )  # fmt: skip
         for button in (stop, new):
             button.click(None, cancels=[asked], api_visibility="private")
+        chat.clear(tuple, outputs=turns, api_visibility="private")
 
     async def answer(
-        self, question: dict[str, Any], conversation: list[dict[str, Any]], model: str, **sampling: Any
-    ) -> AsyncIterator[tuple[list[dict[str, Any]], dict[str, Any], str]]:
-        """The conversation with the answer as it grows, an emptied box, and the timing. A question that fails is as if
-        it had not been asked."""
-        turns = [*(Turn.of(shown) for shown in conversation), _asked(question)]
+        self, question: dict[str, Any], turns: tuple[Turn, ...], model: str, **sampling: Any
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], str, tuple[Turn, ...], dict[str, Any]]]:
+        """The conversation with the answer as it grows, and the timing. A question that fails is as if it had not been
+        asked."""
+        turns = (*turns, _asked(question))
         source, paths = _input(self.models[model], turns)
         files = await asyncio.to_thread(lambda: [np.asarray(load_image(Path(path).read_bytes())) for path in paths])
-        shown, empty = [turn.shown for turn in turns], {"text": "", "files": []}
         async with aclosing(answers(self.models[model], source, files, given(sampling))) as states:
             async for text, timing in states:
-                yield [*shown, Turn("assistant", text).shown], empty, timing
+                now = (*turns, Turn("assistant", text))
+                yield [turn.shown for turn in now], timing, now, {"text": "", "files": []}
 
 
 def _asked(question: dict[str, Any]) -> Turn:
@@ -106,7 +101,7 @@ def _asked(question: dict[str, Any]) -> Turn:
     return Turn("user", question["text"], tuple(question["files"]))
 
 
-def _input(model: AsyncPipeline, turns: list[Turn]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _input(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(an input of the pipeline, the files of its images)"""
     if takes_images(model) and not any(turn.images for turn in turns):
         raise InputError("there is no image yet; attach one, or take an example.")

@@ -45,7 +45,7 @@ def given(sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def timing_line() -> gr.Markdown:
-    return gr.Markdown(elem_classes="timing", container=False)
+    return gr.Markdown(label="Timing", elem_classes="timing")
 
 
 def _whole(label: str, value: int) -> gr.Number:
