@@ -48,7 +48,7 @@ def demo(
       vlm demo facebook/nougat-base llava-hf/llava-1.5-7b-hf --host 0.0.0.0
       vlm demo mini-t5 --port 0
     """
-    config = DemoConfig(host, port, share)
+    config = DemoConfig(host, port, share).on_free_port()
     names = list(dict.fromkeys(models or PACKAGED))
     running = _running()
     pipelines = {name: decoding.load(name, device, dtype, None, leave_room=len(names) > 1) for name in names}

@@ -13,8 +13,8 @@ TABS = {ASK: AskTab, READ: ReadTab, WRITE: WriteTab}
 CSS = """
 .gradio-container, .gradio-container main { width: 100%; max-width: 1180px !important; margin: 0 auto !important; }
 .timing *, .about * { color: var(--neutral-500) !important; font-size: var(--text-sm); }
-.timing { min-height: 1.6em; }
-.page { padding: var(--spacing-xl) var(--spacing-xxl); }
+.prose.timing { min-height: 1.6em; }
+.block.page { padding: var(--spacing-xl) var(--spacing-xxl); }
 .chat .message img { max-height: 200px; width: auto; }
 .chat .message-buttons-right, .chat .message-buttons-left { display: none; }
 .scenes img { max-height: 64px; max-width: 64px; }

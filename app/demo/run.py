@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
@@ -14,7 +13,6 @@ from app.demo import examples
 from app.demo.config import DemoConfig
 from app.demo.page import CSS, build_page, theme
 from vlm.async_pipeline import AsyncPipeline
-from vlm.errors import InputError
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 
@@ -23,10 +21,7 @@ MAX_FILE = "64mb"
 
 @contextlib.contextmanager
 def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[str]:
-    """Serves loaded models under these names, which it owns from now on; gives the page's address.
-
-    Raises InputError when it cannot listen there.
-    """
+    """Serves loaded models under these names, which it owns from now on, at a port that is free; gives the address."""
     workers = ImageWorkers(0, MediaLimits())
     models = {name: AsyncPipeline(pipeline, workers) for name, pipeline in pipelines.items()}
 
@@ -42,7 +37,7 @@ def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[s
     page = build_page(models)
     _, local, public = page.launch(
         server_name=config.host,
-        server_port=_free_port(config),
+        server_port=config.port,
         share=config.share,
         prevent_thread_lock=True,
         quiet=True,
@@ -58,16 +53,3 @@ def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[s
         yield public or local
     finally:
         page.close(verbose=False)
-
-
-def _free_port(config: DemoConfig) -> int:
-    """The port, or for 0 any that is free."""
-    with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((config.host, config.port))
-        except OSError as error:
-            raise InputError(
-                f"{config.host}:{config.port} cannot be listened at: {error.strerror}; give another --port."
-            ) from None
-        return listener.getsockname()[1]
