@@ -89,10 +89,12 @@ class AskTab:
         turns = (*turns, _asked(question))
         source, paths = _input(self.models[model], turns)
         files = await asyncio.to_thread(lambda: [np.asarray(load_image(Path(path).read_bytes())) for path in paths])
+        emptied = {"text": "", "files": []}
         async with aclosing(answers(self.models[model], source, files, given(sampling))) as states:
             async for text, timing in states:
                 now = (*turns, Turn("assistant", text))
-                yield [turn.shown for turn in now], timing, now, {"text": "", "files": []}
+                yield [turn.shown for turn in now], timing, now, emptied
+                emptied = gr.skip()  # the next question may have been begun
 
 
 def _asked(question: dict[str, Any]) -> Turn:

@@ -14,6 +14,7 @@ CSS = """
 .gradio-container, .gradio-container main { width: 100%; max-width: 1180px !important; margin: 0 auto !important; }
 .timing *, .about * { color: var(--neutral-500) !important; font-size: var(--text-sm); }
 .prose.timing { min-height: 1.6em; }
+.timing .clear-status, .timing .error, .timing:has(.error) .prose { display: none; }
 .block.page { padding: var(--spacing-xl) var(--spacing-xxl); }
 .chat .message img { max-height: 200px; width: auto; }
 .chat .message-buttons-right, .chat .message-buttons-left { display: none; }

@@ -29,7 +29,7 @@ class WriteTab:
         first = self.languages(next(iter(self.models)))
         with gr.Row(equal_height=True):
             model = model_choice(self.models)
-            task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", scale=0, min_width=280)
+            task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", min_width=280)
             source = _language("From", first, 0)
             target = _language("To", first, 1)
         with gr.Row(equal_height=True):

@@ -19,7 +19,10 @@ from tests.server_kit import is_empty, until
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = os.environ.get("VLM_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set VLM_CHROMIUM")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set VLM_CHROMIUM"),
+]
 # counts the states that a part of the page goes through
 WATCH = """element => { window.states = new Set();
     new MutationObserver(() => window.states.add(element.innerText)).observe(
@@ -76,6 +79,8 @@ def ask(panel, question: str) -> None:
 
 
 def finished(panel) -> None:
+    """Waits for the end of an answer."""
+    sync_api.expect(panel.locator(".generating")).to_have_count(0)
     sync_api.expect(panel.locator(".prose.timing")).to_have_text(re.compile(r"\s*first token .* total .*s\s*"))
 
 
@@ -111,6 +116,7 @@ def test_a_conversation(page, shots):
     sync_api.expect(panel.locator(".thumbnail-image, img[alt='']").first).to_be_visible()
     ask(panel, "Count the green objects.")
     sync_api.expect(panel.locator(".bot")).to_have_text("4")
+    finished(panel)
     ask(panel, "Which colour does the star have?")
     sync_api.expect(panel.locator(".bot").last).to_have_text("green")
     finished(panel)
