@@ -15,10 +15,12 @@ import numpy as np
 from app.demo import examples
 from app.demo.answers import answers, guarded
 from app.demo.models import Models, takes_images
-from app.demo.parts import LATEX, given, model_choice, sampling_controls, timing_line
+from app.demo.parts import LATEX, Controls, given, model_choice, sampling_controls, timing_line
 from vlm.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
 from vlm.processing.images import load_image
+
+NOTHING = {"text": "", "files": []}
 
 
 @dataclass(frozen=True)
@@ -50,36 +52,41 @@ class AskTab:
 
     def build(self) -> None:
         turns = gr.State(())
-        placeholder = "Attach or paste an image and ask about it" if self.sees else "Ask something"
         with gr.Row():
             with gr.Column(scale=5):
-                chat = gr.Chatbot(
-                    label="Conversation", height=480, latex_delimiters=LATEX, placeholder=placeholder,
-                    feedback_options=None, buttons=[], elem_classes="chat",
-                )  # fmt: skip
-                box = gr.MultimodalTextbox(
-                    label="Question", show_label=False, placeholder=placeholder, file_types=["image"],
-                    file_count="multiple",
-                )  # fmt: skip
+                chat, box = self._conversation()
                 with gr.Row():
                     timing = timing_line()
                     stop = gr.Button("Stop", size="sm", scale=0, min_width=90)
-                    new = gr.ClearButton(
-                        [chat, box, timing], value="New conversation", size="sm", scale=0, min_width=160
-                    )
+                    new = gr.Button("New conversation", size="sm", scale=0, min_width=150)
             with gr.Column(scale=2, min_width=280):
-                model = model_choice(self.models)
-                if self.sees:
-                    with gr.Column(elem_classes="scenes"):
-                        gr.Examples(examples.questions(), box, label="Examples")
-                sampling = sampling_controls()
+                model, sampling = self._settings(box)
+        shown = [chat, timing, turns, box]
         asked = box.submit(
-            guarded(self.answer), [box, turns, model], [chat, timing, turns, box],
+            guarded(self.answer), [box, turns, model], shown,
             inputs_kwargs=sampling, show_progress_on=timing, api_name="ask",
         )  # fmt: skip
-        for button in (stop, new):
-            button.click(None, cancels=[asked], api_visibility="private")
-        chat.clear(tuple, outputs=turns, api_visibility="private")
+        private = {"cancels": [asked], "api_visibility": "private", "show_progress": "hidden"}
+        stop.click(None, **private)
+        gr.on([new.click, chat.clear], forgotten, outputs=shown, **private)
+
+    def _conversation(self) -> tuple[gr.Chatbot, gr.MultimodalTextbox]:
+        hint = "Attach or paste an image and ask about it" if self.sees else "Ask something"
+        chat = gr.Chatbot(
+            label="Conversation", height=480, latex_delimiters=LATEX, placeholder=hint, feedback_options=None,
+            buttons=[], elem_classes="chat",
+        )  # fmt: skip
+        box = gr.MultimodalTextbox(
+            label="Question", show_label=False, placeholder=hint, file_types=["image"], file_count="multiple"
+        )
+        return chat, box
+
+    def _settings(self, box: gr.MultimodalTextbox) -> tuple[gr.Dropdown, Controls]:
+        model = model_choice(self.models)
+        if self.sees:
+            with gr.Column(elem_classes="scenes"):
+                gr.Examples(examples.questions(), box, label="Examples")
+        return model, sampling_controls()
 
     async def answer(
         self, question: dict[str, Any], turns: tuple[Turn, ...], model: str, **sampling: Any
@@ -89,12 +96,17 @@ class AskTab:
         turns = (*turns, _asked(question))
         source, paths = _input(self.models[model], turns)
         files = await asyncio.to_thread(lambda: [np.asarray(load_image(Path(path).read_bytes())) for path in paths])
-        emptied = {"text": "", "files": []}
+        emptied = NOTHING
         async with aclosing(answers(self.models[model], source, files, given(sampling))) as states:
             async for text, timing in states:
                 now = (*turns, Turn("assistant", text))
                 yield [turn.shown for turn in now], timing, now, emptied
                 emptied = gr.skip()  # the next question may have been begun
+
+
+def forgotten() -> tuple[list[Any], str, tuple[Turn, ...], dict[str, Any]]:
+    """A new conversation, timing, and box."""
+    return [], "", (), NOTHING
 
 
 def _asked(question: dict[str, Any]) -> Turn:

@@ -9,6 +9,7 @@ import gradio as gr
 
 from vlm.runtime.request import SamplingParams
 
+Controls = dict[str, gr.components.Component]  # by the fields of SamplingParams that they set
 # as Nougat writes them; a dollar is money
 LATEX = [
     {"left": "\\(", "right": "\\)", "display": False},
@@ -23,8 +24,7 @@ def model_choice(names: Iterable[str]) -> gr.Dropdown:
     return gr.Dropdown(names, value=names[0], label="Model", visible=len(names) > 1, scale=0, min_width=200)
 
 
-def sampling_controls() -> dict[str, gr.components.Component]:
-    """By the fields of SamplingParams that they set."""
+def sampling_controls() -> Controls:
     defaults = SamplingParams()
     with gr.Accordion("Sampling", open=False):
         with gr.Row():

@@ -26,11 +26,7 @@ class ReadTab:
     def build(self) -> None:
         with gr.Row():
             with gr.Column():
-                with gr.Row(equal_height=True):
-                    document = gr.File(
-                        label="PDF or image", file_types=sorted({*IMAGE_SUFFIXES, PDF_SUFFIX}), height=110, scale=3
-                    )
-                    page = gr.Number(1, label="Page", precision=0, minimum=1, min_width=110)
+                document, page = self._document()
                 model = model_choice(self.models)
                 with gr.Row():
                     read = gr.Button("Read this page", variant="primary")
@@ -38,10 +34,7 @@ class ReadTab:
                 timing = timing_line()
                 picture = gr.Image(label="Page", interactive=False, height=520, buttons=[])
             with gr.Column():
-                text = gr.Markdown(
-                    label="Markdown", latex_delimiters=LATEX, buttons=["copy"], container=True, min_height=720,
-                    elem_classes="page",
-                )  # fmt: skip
+                text = self._markdown()
         gr.Examples([[path] for path in examples.pages()], document, label="Examples")
         sampling = sampling_controls()
         private = {"api_visibility": "private", "show_progress": "hidden"}
@@ -51,7 +44,20 @@ class ReadTab:
             guarded(self.read), [document, page, model], [text, timing],
             inputs_kwargs=sampling, show_progress_on=timing, api_name="read",
         )  # fmt: skip
-        stop.click(None, cancels=[reading], api_visibility="private")
+        stop.click(None, cancels=[reading], **private)
+
+    def _document(self) -> tuple[gr.File, gr.Number]:
+        kinds = sorted({*IMAGE_SUFFIXES, PDF_SUFFIX})
+        with gr.Row(equal_height=True):
+            document = gr.File(label="PDF or image", file_types=kinds, height=110, scale=3)
+            page = gr.Number(1, label="Page", precision=0, minimum=1, min_width=110)
+        return document, page
+
+    def _markdown(self) -> gr.Markdown:
+        return gr.Markdown(
+            label="Markdown", latex_delimiters=LATEX, buttons=["copy"], container=True, min_height=720,
+            elem_classes="page",
+        )  # fmt: skip
 
     async def open(self, document: str | None) -> AsyncIterator[tuple[Any, ...]]:
         """The first page of a new document, after nothing has been left of the last one."""

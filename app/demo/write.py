@@ -26,29 +26,35 @@ class WriteTab:
         self.models = models
 
     def build(self) -> None:
-        first = self.languages(next(iter(self.models)))
-        with gr.Row(equal_height=True):
-            model = model_choice(self.models)
-            task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", min_width=280)
-            source = _language("From", first, 0)
-            target = _language("To", first, 1)
-        with gr.Row(equal_height=True):
-            text = gr.Textbox(label="Text", lines=8, max_lines=16, placeholder="Type or paste a text")
-            result = gr.Textbox(label="Result", lines=8, max_lines=16, interactive=False, buttons=["copy"])
+        model, task, source, target = self._settings()
+        text, result = self._texts()
         with gr.Row():
             timing = timing_line()
             stop = gr.Button("Stop", scale=0, min_width=90)
-            write = gr.Button("Run", variant="primary", scale=0, min_width=160)
+            run = gr.Button("Run", variant="primary", scale=0, min_width=160)
         lines = [[line, TRANSLATE] for line in examples.SENTENCES] + [[n, SUMMARIZE] for n in examples.notices()]
         gr.Examples(lines, [text, task], label="Examples")
         sampling = sampling_controls()
         private = {"api_visibility": "private", "show_progress": "hidden"}
         gr.on([task.change, model.change], self.choices, [task, model], [source, target], **private)
         writing = gr.on(
-            [write.click, text.submit], guarded(self.write), [text, task, source, target, model], [result, timing],
+            [run.click, text.submit], guarded(self.write), [text, task, source, target, model], [result, timing],
             inputs_kwargs=sampling, show_progress_on=timing, api_name="write",
         )  # fmt: skip
-        stop.click(None, cancels=[writing], api_visibility="private")
+        stop.click(None, cancels=[writing], **private)
+
+    def _settings(self) -> tuple[gr.Dropdown, gr.Radio, gr.Dropdown, gr.Dropdown]:
+        known = self.languages(next(iter(self.models)))
+        with gr.Row(equal_height=True):
+            model = model_choice(self.models)
+            task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", min_width=280)
+            return model, task, _language("From", known, 0), _language("To", known, 1)
+
+    def _texts(self) -> tuple[gr.Textbox, gr.Textbox]:
+        size = {"lines": 8, "max_lines": 16}
+        with gr.Row(equal_height=True):
+            text = gr.Textbox(label="Text", placeholder="Type or paste a text", **size)
+            return text, gr.Textbox(label="Result", interactive=False, buttons=["copy"], **size)
 
     def choices(self, task: str, model: str) -> tuple[Any, Any]:
         """The languages of a model, where it is told them."""

@@ -121,7 +121,17 @@ def test_a_conversation(page, shots):
     sync_api.expect(panel.locator(".bot").last).to_have_text("green")
     finished(panel)
     page.screenshot(path=shots / "ask.png", full_page=True)
-    panel.get_by_role("button", name="New conversation").click()
+
+
+@pytest.mark.parametrize("button", ["New conversation", "Clear"])
+def test_a_new_conversation_knows_nothing_of_the_last(page, button):
+    panel = tab(page, "Ask about an image")
+    panel.get_by_role("button", name="Which shape is pink?").click()
+    sync_api.expect(panel.get_by_role("textbox").last).to_have_value("Which shape is pink?")
+    ask(panel, "Which shape is pink?")
+    sync_api.expect(panel.locator(".bot")).to_have_text("cross")
+    finished(panel)
+    panel.get_by_role("button", name=button).click()
     sync_api.expect(panel.locator(".bot")).to_have_count(0)
     ask(panel, "Which colour does the star have?")
     sync_api.expect(page.locator(".toast-body")).to_contain_text("there is no image yet")
