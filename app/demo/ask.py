@@ -94,7 +94,7 @@ class AskTab:
         """The conversation with the answer as it grows, and the timing. A question that fails is as if it had not been
         asked."""
         turns = (*turns, _asked(question))
-        source, paths = _input(self.models[model], turns)
+        source, paths = input_of(self.models[model], turns)
         files = await asyncio.to_thread(lambda: [np.asarray(load_image(Path(path).read_bytes())) for path in paths])
         emptied = NOTHING
         async with aclosing(answers(self.models[model], source, files, given(sampling))) as states:
@@ -115,7 +115,7 @@ def _asked(question: dict[str, Any]) -> Turn:
     return Turn("user", question["text"], tuple(question["files"]))
 
 
-def _input(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def input_of(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(an input of the pipeline, the files of its images)"""
     if takes_images(model) and not any(turn.images for turn in turns):
         raise InputError("there is no image yet; attach one, or take an example.")

@@ -9,6 +9,7 @@ from app.demo.models import ASK, READ, WRITE, Models, models_of
 from app.demo.read import ReadTab
 from app.demo.write import WriteTab
 
+KEPT = (3600, 86400)  # uploads: looked through every hour, deleted after a day and at the end
 TABS = {ASK: AskTab, READ: ReadTab, WRITE: WriteTab}
 CSS = """
 .gradio-container, .gradio-container main { width: 100%; max-width: 1180px !important; margin: 0 auto !important; }
@@ -40,7 +41,7 @@ def theme() -> gr.themes.Base:
 
 def build_page(models: Models) -> gr.Blocks:
     """Tabs without a model are left out."""
-    with gr.Blocks(title="vlm demo", analytics_enabled=False) as page:
+    with gr.Blocks(title="vlm demo", analytics_enabled=False, delete_cache=KEPT) as page:
         gr.Markdown("### vlm demo")
         with gr.Tabs():
             for name, kind in TABS.items():

@@ -91,6 +91,13 @@ def test_translations_and_summaries(client):
     assert client.predict(notice["text"], "Summarize", num_beams=3, api_name="/write")[0] == notice["summary"]
 
 
+def test_many_visitors_at_once_get_what_each_asked_for(demo):
+    visitors = [gradio_client.Client(demo.url, verbose=False) for _ in range(4)]
+    texts = {SENTENCE: "Das alte Schiff ist klein.", "twenty-five past three": "fünf vor halb vier"}
+    jobs = [(want, visitor.submit(text, api_name="/write")) for visitor in visitors for text, want in texts.items()]
+    assert [job.result()[0] for _, job in jobs] == [want for want, _ in jobs]
+
+
 def test_sampling_is_as_the_controls_say(client):
     drawn = [client.predict(UNHEARD_OF, temperature=2, seed=seed, api_name="/write")[0] for seed in (5, 5, 6)]
     assert drawn[0] == drawn[1] != drawn[2]

@@ -12,8 +12,10 @@ pytest.importorskip("gradio", reason="pip install 'vlm[demo]'")
 
 from app.demo import documents
 from app.demo.answers import Clock
-from app.demo.ask import Turn
+from app.demo.ask import AskTab, Turn, input_of
 from app.demo.parts import given
+from app.demo.write import WriteTab
+from vlm import registry
 from vlm.errors import DocumentError, ImageError, InputError
 
 
@@ -78,3 +80,36 @@ def test_documents_that_cannot_be_read_are_named_without_their_folder(tmp_path):
 def test_a_preview_is_no_larger_than_what_is_shown():
     page = documents.page_image(str(EXAMPLES / "pages.pdf"), 1)
     assert documents.preview(page).width <= documents.PREVIEW_WIDTH
+
+
+def fake(family: str, **parts):
+    """An asynchronous pipeline, as far as tabs look at it."""
+    pipeline = SimpleNamespace(family=registry.families()[family], tokenizer=SimpleNamespace(languages=None), **parts)
+    return SimpleNamespace(pipeline=pipeline)
+
+
+def test_languages_are_those_that_a_model_can_be_told():
+    many = fake("bart")
+    many.pipeline.tokenizer.languages = SimpleNamespace(ids={"ro_RO": 7, "en_XX": 4})
+    tab = WriteTab({"mini-t5": fake("t5"), "t5-small": fake("t5"), "mbart": many, "wmt": fake("fairseq")})
+    assert tab.languages("mini-t5") == ["en", "de"]
+    assert tab.languages("t5-small") == ["en", "de", "fr", "ro"]
+    assert tab.languages("mbart") == ["en_XX", "ro_RO"]
+    assert tab.languages("wmt") == []
+    assert [update["visible"] for update in tab.choices("Translate", "wmt")] == [False, False]
+    assert [update["value"] for update in tab.choices("Translate", "mbart")] == ["en_XX", "ro_RO"]
+
+
+def test_a_decoder_alone_is_asked_without_images():
+    opt = fake("opt", converses=False)
+    assert AskTab({"opt": opt}).title == "Ask"
+    assert input_of(opt, (Turn("user", "Once"), Turn("assistant", "upon"), Turn("user", "a"))) == ({"prompt": "a"}, ())
+
+
+def test_a_conversation_keeps_its_images_in_their_places():
+    llava = fake("llava", converses=True)
+    turns = (Turn("user", "One?", ("a.png",)), Turn("assistant", "1"), Turn("user", "Two?", ("b.png",)))
+    source, files = input_of(llava, turns)
+    assert files == ("a.png", "b.png") and [len(m["content"]) for m in source["messages"]] == [2, 1, 2]
+    with pytest.raises(InputError, match="no image yet"):
+        input_of(llava, turns[1:2])
