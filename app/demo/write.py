@@ -26,7 +26,7 @@ class WriteTab:
         self.models = models
 
     def build(self) -> None:
-        model, task, source, target = self._settings()
+        model, task, source, target, truncate = self._settings()
         text, result = self._texts()
         with gr.Row():
             timing = timing_line()
@@ -38,17 +38,20 @@ class WriteTab:
         private = {"api_visibility": "private", "show_progress": "hidden"}
         gr.on([task.change, model.change], self.choices, [task, model], [source, target], **private)
         writing = gr.on(
-            [run.click, text.submit], guarded(self.write), [text, task, source, target, model], [result, timing],
+            [run.click, text.submit], guarded(self.write), [text, task, source, target, truncate, model],
+            [result, timing],
             inputs_kwargs=sampling, show_progress_on=timing, api_name="write",
         )  # fmt: skip
         stop.click(None, cancels=[writing], **private)
 
-    def _settings(self) -> tuple[gr.Dropdown, gr.Radio, gr.Dropdown, gr.Dropdown]:
+    def _settings(self) -> tuple[gr.Dropdown, gr.Radio, gr.Dropdown, gr.Dropdown, gr.Checkbox]:
         known = self.languages(next(iter(self.models)))
         with gr.Row(equal_height=True):
             model = model_choice(self.models)
             task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", min_width=280)
-            return model, task, _language("From", known, 0), _language("To", known, 1)
+            languages = _language("From", known, 0), _language("To", known, 1)
+            truncate = gr.Checkbox(label="Cut off what is too long", show_label=True, min_width=220)
+        return model, task, *languages, truncate
 
     def _texts(self) -> tuple[gr.Textbox, gr.Textbox]:
         size = {"lines": 8, "max_lines": 16}
@@ -63,16 +66,16 @@ class WriteTab:
         return tuple(gr.update(choices=_choices(known), value=_nth(known, n), visible=visible) for n in (0, 1))
 
     async def write(
-        self, text: str, task: str, source: str | None, target: str | None, model: str, **sampling: Any
+        self, text: str, task: str, source: str | None, target: str | None, truncate: bool, model: str, **sampling: Any
     ) -> AsyncIterator[tuple[str, str]]:
         """The translation or summary as it grows, and the timing."""
         if not text.strip():
             raise InputError("the text is empty; type one, or take an example.")
         chosen = self.models[model]
         if task == SUMMARIZE:
-            to_input = summary(chosen.pipeline, None, False)
+            to_input = summary(chosen.pipeline, None, truncate)
         else:
-            to_input = translation(chosen.pipeline, source, target, None, False)
+            to_input = translation(chosen.pipeline, source, target, None, truncate)
         async with aclosing(answers(chosen, to_input(text), [], given(sampling))) as states:
             async for state in states:
                 yield state

@@ -123,6 +123,11 @@ def test_a_mistake_is_one_sentence(client, arguments, endpoint, sentence):
     assert re.fullmatch(sentence, str(raised.value)), raised.value
 
 
+def test_a_text_that_is_too_long_can_be_cut_off(client):
+    text, timing = client.predict(SENTENCE * 300, truncate=True, max_new_tokens=11, api_name="/write")
+    assert text and " 11 tokens " in timing
+
+
 def test_beams_do_not_sample(client):
     with pytest.raises(gradio_client.exceptions.AppError, match="beam search does not sample"):
         client.predict(SENTENCE, temperature=1, num_beams=2, api_name="/write")
