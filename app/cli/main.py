@@ -13,6 +13,7 @@ from app.cli import (
     bench,
     build,
     convert,
+    demo,
     encode,
     generate,
     inspect,
@@ -36,7 +37,7 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (run, generate, ocr, translate, summarize, encode, serve, convert, build, verify, inspect, models):
+for module in (run, generate, ocr, translate, summarize, encode, serve, demo, convert, build, verify, inspect, models):
     app.command(module.__name__.rpartition(".")[2])(getattr(module, module.__name__.rpartition(".")[2]))
 app.command("eval")(evaluate)
 app.add_typer(bench.app, name="bench")

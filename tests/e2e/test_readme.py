@@ -60,6 +60,8 @@ def test_what_pip_installs_is_complete(tmp_path):
             assert file.relative_to(ROOT).as_posix() in names
     for file in (ROOT / "vlm" / "assets").rglob("*"):
         assert not file.is_file() or file.relative_to(ROOT).as_posix() in names
+    for file in (ROOT / "examples").iterdir():
+        assert f"app/demo/examples/{file.name}" in names
     assert not [name for name in names if name.startswith(("tests", "training"))]
 
 

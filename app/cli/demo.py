@@ -1,0 +1,66 @@
+"""`vlm demo`: models in a page of the browser."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Annotated
+
+import typer
+
+from app.cli import decoding
+from app.cli.errors import complain, verb
+from app.cli.options import Device, DType
+from app.demo.config import DemoConfig
+from app.demo.models import PACKAGED
+from vlm.errors import InputError
+
+DEFAULTS = DemoConfig()
+
+
+@verb
+def demo(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"What --model of `vlm run` takes. [default: {', '.join(PACKAGED)}]",
+            metavar="[MODEL]",
+            show_default=False,
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = DEFAULTS.host,
+    port: Annotated[int, typer.Option(help="0: any that is free.")] = DEFAULTS.port,
+    share: Annotated[bool, typer.Option("--share", help="A public address, through gradio's servers.")] = False,
+    device: Device = "auto",
+    dtype: DType = None,
+) -> None:
+    """Try models in the browser: ask about images, read documents, translate and summarize.
+
+    Models are loaded at the start, each goes to the tab that it is for; a tab without a model is left out. Nothing but
+    --share needs a network. Ctrl-C ends.
+
+    \b
+    Examples:
+      vlm demo
+      vlm demo facebook/nougat-base llava-hf/llava-1.5-7b-hf --host 0.0.0.0
+      vlm demo mini-t5 --port 0
+    """
+    config = DemoConfig(host, port, share).on_free_port()
+    names = list(dict.fromkeys(models or PACKAGED))
+    running = _running()
+    pipelines = {name: decoding.load(name, device, dtype, None, leave_room=len(names) > 1) for name in names}
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with running(pipelines, config) as address:
+        complain(f"the demo is at {address}")
+        threading.Event().wait()
+
+
+def _running() -> Callable[..., AbstractContextManager[str]]:
+    try:
+        from app.demo.run import running
+    except ImportError as error:
+        raise InputError(f"vlm demo needs the package {error.name}: pip install 'vlm[demo]'.") from None
+    return running

@@ -1,0 +1,1 @@
+"""`vlm demo`: models in a page of the browser."""

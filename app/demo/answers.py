@@ -1,0 +1,98 @@
+"""What a tab shows while an answer comes: its text so far, a line of timing; and what it shows of a mistake."""
+
+from __future__ import annotations
+
+import functools
+import html
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import gradio as gr
+
+from vlm.errors import VlmError
+
+if TYPE_CHECKING:
+    from vlm.async_pipeline import AsyncPipeline, Piece
+    from vlm.processing.workers import ImageFile
+
+Handler = Callable[..., AsyncIterator[Any]]
+log = logging.getLogger("vlm.demo")
+ENDINGS = {"length": "it reached the most tokens allowed", "loop": "it began to repeat itself"}
+
+
+class Clock:
+    """Times one answer from when it was asked for."""
+
+    def __init__(self) -> None:
+        self._begin = self._first = self._last = time.perf_counter()
+        self._tokens = self._early = 0  # in all; of the first piece
+        self._ending = ""
+
+    def saw(self, piece: Piece) -> None:
+        self._last = time.perf_counter()
+        if piece.delta is not None and not self._tokens:
+            self._first, self._early = self._last, len(piece.delta.token_ids)
+        self._tokens += len(piece.delta.token_ids) if piece.delta is not None else 0
+        if piece.output is not None:
+            self._tokens = len(piece.output.token_ids)
+            self._ending = ENDINGS.get(piece.output.finish_reason, "")
+
+    @property
+    def line(self) -> str:
+        total = self._last - self._begin
+        parts = [
+            f"first token {_seconds(self._first - self._begin)}",
+            f"{self._tokens} tokens",
+            f"{self._rate(total):,.0f} tokens/s",
+            f"total {_seconds(total)}",
+            f"ended because {self._ending}" if self._ending else "",
+        ]
+        return " · ".join(part for part in parts if part)
+
+    def _rate(self, total: float) -> float:
+        """After the first piece; of the whole where all came at once, as of a beam search."""
+        later, since = self._tokens - self._early, self._last - self._first
+        return later / since if later > 0 and since > 0 else self._tokens / max(total, 1e-9)
+
+
+async def answers(
+    model: AsyncPipeline, source: dict[str, Any], files: list[ImageFile], sampling: dict[str, Any]
+) -> AsyncIterator[tuple[str, str]]:
+    """(text so far, timing) of one input; leaving it early aborts the request. Raises InputError and its kin."""
+    clock, text = Clock(), ""
+    request = await model.request(source, files, **sampling)
+    async with aclosing(model.stream(request)) as pieces:
+        async for piece in pieces:
+            clock.saw(piece)
+            text = text + piece.text if piece.output is None else piece.output.text
+            yield text, clock.line
+
+
+def guarded(handler: Handler) -> Handler:
+    """Shows a mistake as its one sentence, and of our own ones no more than where to look."""
+
+    @functools.wraps(handler)
+    async def shown(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(handler(*args, **kwargs)) as states:
+                async for state in states:
+                    yield state
+        except VlmError as error:
+            raise _told(str(error)) from None
+        except Exception:
+            log.exception("a request failed")
+            raise _told("the demo failed; its terminal says where.") from None
+
+    return shown
+
+
+def _told(sentence: str) -> gr.Error:
+    # it is shown as HTML
+    return gr.Error(html.escape(sentence, quote=False), duration=20, print_exception=False)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,128 @@
+"""The tab of models that are asked in words: a conversation, with images in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from app.demo import examples
+from app.demo.answers import answers, guarded
+from app.demo.models import Models, takes_images
+from app.demo.parts import LATEX, Controls, given, model_choice, sampling_controls, timing_line
+from vlm.async_pipeline import AsyncPipeline
+from vlm.errors import InputError
+from vlm.processing.images import load_image
+
+NOTHING = {"text": "", "files": []}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one of both said."""
+
+    role: str
+    text: str
+    images: tuple[str, ...] = ()  # files
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {"role": self.role, "content": [*({"path": path} for path in self.images), self.text]}
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """As a pipeline takes it; the images come besides."""
+        return {"role": self.role, "content": [{"type": "image"}] * len(self.images) + _text(self.text)}
+
+
+class AskTab:
+    """Questions and answers. A model without a template for conversations hears each question by itself, with the last
+    images."""
+
+    def __init__(self, models: Models):
+        self.models = models
+        self.sees = any(takes_images(model) for model in models.values())
+        self.title = "Ask about an image" if self.sees else "Ask"
+
+    def build(self) -> None:
+        turns = gr.State(())
+        with gr.Row():
+            with gr.Column(scale=5):
+                chat, box = self._conversation()
+                with gr.Row():
+                    timing = timing_line()
+                    stop = gr.Button("Stop", size="sm", scale=0, min_width=90)
+                    new = gr.Button("New conversation", size="sm", scale=0, min_width=150)
+            with gr.Column(scale=2, min_width=280):
+                model, sampling = self._settings(box)
+        shown = [chat, timing, turns, box]
+        asked = box.submit(
+            guarded(self.answer), [box, turns, model], shown,
+            inputs_kwargs=sampling, show_progress_on=timing, api_name="ask",
+        )  # fmt: skip
+        private = {"cancels": [asked], "api_visibility": "private", "show_progress": "hidden"}
+        stop.click(None, **private)
+        gr.on([new.click, chat.clear], forgotten, outputs=shown, **private)
+
+    def _conversation(self) -> tuple[gr.Chatbot, gr.MultimodalTextbox]:
+        hint = "Attach or paste an image and ask about it" if self.sees else "Ask something"
+        chat = gr.Chatbot(
+            label="Conversation", height=480, latex_delimiters=LATEX, placeholder=hint, feedback_options=None,
+            buttons=[], elem_classes="chat",
+        )  # fmt: skip
+        box = gr.MultimodalTextbox(
+            label="Question", show_label=False, placeholder=hint, file_types=["image"], file_count="multiple"
+        )
+        return chat, box
+
+    def _settings(self, box: gr.MultimodalTextbox) -> tuple[gr.Dropdown, Controls]:
+        model = model_choice(self.models)
+        if self.sees:
+            with gr.Column(elem_classes="scenes"):
+                gr.Examples(examples.questions(), box, label="Examples")
+        return model, sampling_controls()
+
+    async def answer(
+        self, question: dict[str, Any], turns: tuple[Turn, ...], model: str, **sampling: Any
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], str, tuple[Turn, ...], dict[str, Any]]]:
+        """The conversation with the answer as it grows, and the timing. A question that fails is as if it had not been
+        asked."""
+        turns = (*turns, _asked(question))
+        source, paths = input_of(self.models[model], turns)
+        files = await asyncio.to_thread(lambda: [np.asarray(load_image(Path(path).read_bytes())) for path in paths])
+        emptied = NOTHING
+        async with aclosing(answers(self.models[model], source, files, given(sampling))) as states:
+            async for text, timing in states:
+                now = (*turns, Turn("assistant", text))
+                yield [turn.shown for turn in now], timing, now, emptied
+                emptied = gr.skip()  # the next question may have been begun
+
+
+def forgotten() -> tuple[list[Any], str, tuple[Turn, ...], dict[str, Any]]:
+    """A new conversation, timing, and box."""
+    return [], "", (), NOTHING
+
+
+def _asked(question: dict[str, Any]) -> Turn:
+    if not question["text"].strip():
+        raise InputError("the question is empty; type one.")
+    return Turn("user", question["text"], tuple(question["files"]))
+
+
+def input_of(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(an input of the pipeline, the files of its images)"""
+    if takes_images(model) and not any(turn.images for turn in turns):
+        raise InputError("there is no image yet; attach one, or take an example.")
+    if model.pipeline.converses:
+        return {"messages": [turn.message for turn in turns]}, tuple(path for turn in turns for path in turn.images)
+    return {"prompt": turns[-1].text}, next((turn.images for turn in reversed(turns) if turn.images), ())
+
+
+def _text(text: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text}]

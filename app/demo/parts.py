@@ -1,0 +1,52 @@
+"""Parts that the tabs share: the model to choose, sampling controls, how formulas are marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import gradio as gr
+
+from vlm.runtime.request import SamplingParams
+
+Controls = dict[str, gr.components.Component]  # by the fields of SamplingParams that they set
+# as Nougat writes them; a dollar is money
+LATEX = [
+    {"left": "\\(", "right": "\\)", "display": False},
+    {"left": "\\[", "right": "\\]", "display": True},
+]
+# an empty field for numbers turns into 0 when it is shown
+LEFT_OUT = {"num_beams": 0, "max_new_tokens": 0, "seed": -1}
+
+
+def model_choice(names: Iterable[str]) -> gr.Dropdown:
+    names = list(names)
+    return gr.Dropdown(names, value=names[0], label="Model", visible=len(names) > 1, scale=0, min_width=200)
+
+
+def sampling_controls() -> Controls:
+    defaults = SamplingParams()
+    with gr.Accordion("Sampling", open=False):
+        with gr.Row():
+            temperature = gr.Slider(0, 2, defaults.temperature, step=0.05, label="Temperature (0: the likeliest)")
+            top_p = gr.Slider(0.01, 1, defaults.top_p, step=0.01, label="Top-p (1: off)")
+        with gr.Row():
+            top_k = _whole("Top-k (0: off)", defaults.top_k)
+            beams = _whole("Beams (0: the model's)", LEFT_OUT["num_beams"])
+            most = _whole("Max tokens (0: all that fit)", LEFT_OUT["max_new_tokens"])
+            seed = _whole("Seed (-1: any)", LEFT_OUT["seed"])
+    controls = (temperature, top_p, top_k, beams, most, seed)
+    return dict(zip(("temperature", "top_p", "top_k", "num_beams", "max_new_tokens", "seed"), controls, strict=True))
+
+
+def given(sampling: dict[str, Any]) -> dict[str, Any]:
+    """What was set; the rest is the model's own."""
+    return {name: value for name, value in sampling.items() if value is not None and value != LEFT_OUT.get(name)}
+
+
+def timing_line() -> gr.Markdown:
+    return gr.Markdown(label="Timing", elem_classes="timing")
+
+
+def _whole(label: str, value: int) -> gr.Number:
+    return gr.Number(value, label=label, precision=0, min_width=120)

@@ -1,0 +1,82 @@
+"""The tab of models that read pages: a document's page, and beside it its markdown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from app.demo import documents, examples
+from app.demo.answers import answers, guarded
+from app.demo.models import Models
+from app.demo.parts import LATEX, given, model_choice, sampling_controls, timing_line
+from vlm.processing.documents import IMAGE_SUFFIXES, PDF_SUFFIX
+
+
+class ReadTab:
+    title = "Read a document"
+
+    def __init__(self, models: Models):
+        self.models = models
+
+    def build(self) -> None:
+        with gr.Row():
+            with gr.Column():
+                document, page = self._document()
+                model = model_choice(self.models)
+                with gr.Row():
+                    read = gr.Button("Read this page", variant="primary")
+                    stop = gr.Button("Stop", scale=0, min_width=90)
+                timing = timing_line()
+                picture = gr.Image(label="Page", interactive=False, height=520, buttons=[])
+            with gr.Column():
+                text = self._markdown()
+        gr.Examples([[path] for path in examples.pages()], document, label="Examples")
+        sampling = sampling_controls()
+        private = {"api_visibility": "private", "show_progress": "hidden"}
+        document.change(guarded(self.open), document, [page, picture, text, timing], **private)
+        page.input(guarded(self.turn), [document, page], picture, **private)
+        reading = read.click(
+            guarded(self.read), [document, page, model], [text, timing],
+            inputs_kwargs=sampling, show_progress_on=timing, api_name="read",
+        )  # fmt: skip
+        stop.click(None, cancels=[reading], **private)
+
+    def _document(self) -> tuple[gr.File, gr.Number]:
+        kinds = sorted({*IMAGE_SUFFIXES, PDF_SUFFIX})
+        with gr.Row(equal_height=True):
+            document = gr.File(label="PDF or image", file_types=kinds, height=110, scale=3)
+            page = gr.Number(1, label="Page", precision=0, minimum=1, min_width=110)
+        return document, page
+
+    def _markdown(self) -> gr.Markdown:
+        return gr.Markdown(
+            label="Markdown", latex_delimiters=LATEX, buttons=["copy"], container=True, min_height=720,
+            elem_classes="page",
+        )  # fmt: skip
+
+    async def open(self, document: str | None) -> AsyncIterator[tuple[Any, ...]]:
+        """The first page of a new document, after nothing has been left of the last one."""
+        yield gr.update(value=1, label="Page"), None, "", ""
+        if document is not None:
+            count = await asyncio.to_thread(documents.num_pages, document)
+            picture = await asyncio.to_thread(lambda: documents.preview(documents.page_image(document, 1)))
+            yield gr.update(value=1, label=f"Page (of {count})"), picture, "", ""
+
+    async def turn(self, document: str | None, page: int | None) -> AsyncIterator[Any]:
+        """Another page of it."""
+        if document is not None and page is not None:
+            yield await asyncio.to_thread(lambda: documents.preview(documents.page_image(document, page)))
+
+    async def read(
+        self, document: str | None, page: int | None, model: str, **sampling: Any
+    ) -> AsyncIterator[tuple[str, str]]:
+        """The page's markdown as it grows, and the timing."""
+        picture = await asyncio.to_thread(lambda: np.asarray(documents.page_image(document, page)))
+        async with aclosing(answers(self.models[model], {}, [picture], given(sampling))) as states:
+            async for state in states:
+                yield state

@@ -1,0 +1,55 @@
+"""Runs the page until it is told to end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported, too
+
+from app.demo import examples
+from app.demo.config import DemoConfig
+from app.demo.page import CSS, build_page, theme
+from vlm.async_pipeline import AsyncPipeline
+from vlm.pipeline import Pipeline
+from vlm.processing.workers import ImageWorkers, MediaLimits
+
+MAX_FILE = "64mb"
+
+
+@contextlib.contextmanager
+def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[str]:
+    """Serves loaded models under these names, which it owns from now on, at a port that is free; gives the address."""
+    workers = ImageWorkers(0, MediaLimits())
+    models = {name: AsyncPipeline(pipeline, workers) for name, pipeline in pipelines.items()}
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[None]:
+        for model in models.values():
+            model.start()
+        yield
+        for model in models.values():
+            await model.close()
+        workers.close()
+
+    page = build_page(models)
+    _, local, public = page.launch(
+        server_name=config.host,
+        server_port=config.port,
+        share=config.share,
+        prevent_thread_lock=True,
+        quiet=True,
+        theme=theme(),
+        css=CSS,
+        footer_links=["api"],
+        allowed_paths=[str(examples.FOLDER)],
+        max_file_size=MAX_FILE,
+        ssr_mode=False,
+        app_kwargs={"lifespan": lifespan},
+    )
+    try:
+        yield public or local
+    finally:
+        page.close(verbose=False)

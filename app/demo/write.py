@@ -1,0 +1,102 @@
+"""The tab of models that turn a text into another: translations and summaries."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import gradio as gr
+
+from app.demo import examples
+from app.demo.answers import answers, guarded
+from app.demo.models import Models
+from app.demo.parts import given, model_choice, sampling_controls, timing_line
+from app.text.tasks import NAMES, summary, translation
+from vlm.errors import InputError
+
+TRANSLATE, SUMMARIZE = "Translate", "Summarize"
+PACKAGED_LANGUAGES = {"mini-t5": ("en", "de")}  # other T5 models know those of their paper
+
+
+class WriteTab:
+    title = "Translate / summarize"
+
+    def __init__(self, models: Models):
+        self.models = models
+
+    def build(self) -> None:
+        model, task, source, target, truncate = self._settings()
+        text, result = self._texts()
+        with gr.Row():
+            timing = timing_line()
+            stop = gr.Button("Stop", scale=0, min_width=90)
+            run = gr.Button("Run", variant="primary", scale=0, min_width=160)
+        lines = [[line, TRANSLATE] for line in examples.SENTENCES] + [[n, SUMMARIZE] for n in examples.notices()]
+        gr.Examples(lines, [text, task], label="Examples")
+        sampling = sampling_controls()
+        private = {"api_visibility": "private", "show_progress": "hidden"}
+        gr.on([task.change, model.change], self.choices, [task, model], [source, target], **private)
+        writing = gr.on(
+            [run.click, text.submit], guarded(self.write), [text, task, source, target, truncate, model],
+            [result, timing],
+            inputs_kwargs=sampling, show_progress_on=timing, api_name="write",
+        )  # fmt: skip
+        stop.click(None, cancels=[writing], **private)
+
+    def _settings(self) -> tuple[gr.Dropdown, gr.Radio, gr.Dropdown, gr.Dropdown, gr.Checkbox]:
+        known = self.languages(next(iter(self.models)))
+        with gr.Row(equal_height=True):
+            model = model_choice(self.models)
+            task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", min_width=280)
+            languages = _language("From", known, 0), _language("To", known, 1)
+            truncate = gr.Checkbox(label="Cut off what is too long", show_label=True, min_width=220)
+        return model, task, *languages, truncate
+
+    def _texts(self) -> tuple[gr.Textbox, gr.Textbox]:
+        size = {"lines": 8, "max_lines": 16}
+        with gr.Row(equal_height=True):
+            text = gr.Textbox(label="Text", placeholder="Type or paste a text", **size)
+            return text, gr.Textbox(label="Result", interactive=False, buttons=["copy"], **size)
+
+    def choices(self, task: str, model: str) -> tuple[Any, Any]:
+        """The languages of a model, where it is told them."""
+        known = self.languages(model)
+        visible = task == TRANSLATE and bool(known)
+        return tuple(gr.update(choices=_choices(known), value=_nth(known, n), visible=visible) for n in (0, 1))
+
+    async def write(
+        self, text: str, task: str, source: str | None, target: str | None, truncate: bool, model: str, **sampling: Any
+    ) -> AsyncIterator[tuple[str, str]]:
+        """The translation or summary as it grows, and the timing."""
+        if not text.strip():
+            raise InputError("the text is empty; type one, or take an example.")
+        chosen = self.models[model]
+        if task == SUMMARIZE:
+            to_input = summary(chosen.pipeline, None, truncate)
+        else:
+            to_input = translation(chosen.pipeline, source, target, None, truncate)
+        async with aclosing(answers(chosen, to_input(text), [], given(sampling))) as states:
+            async for state in states:
+                yield state
+
+    def languages(self, model: str) -> list[str]:
+        """That a model can be told; none where it knows one pair."""
+        pipeline = self.models[model].pipeline
+        if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
+            return sorted(pipeline.tokenizer.languages.ids)
+        if pipeline.family.name != "t5":
+            return []
+        return list(PACKAGED_LANGUAGES.get(model, NAMES))
+
+
+def _language(label: str, known: list[str], place: int) -> gr.Dropdown:
+    return gr.Dropdown(_choices(known), value=_nth(known, place), label=label, visible=bool(known), min_width=160)
+
+
+def _choices(known: list[str]) -> list[tuple[str, str]]:
+    return [(NAMES.get(code, code), code) for code in known]
+
+
+def _nth(known: list[str], place: int) -> str | None:
+    return known[place] if place < len(known) else None

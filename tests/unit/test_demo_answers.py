@@ -1,0 +1,115 @@
+"""What the tabs make of what they are given: timings, turns, pages."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.demo_kit import EXAMPLES
+
+pytest.importorskip("gradio", reason="pip install 'vlm[demo]'")
+
+from app.demo import documents
+from app.demo.answers import Clock
+from app.demo.ask import AskTab, Turn, input_of
+from app.demo.parts import given
+from app.demo.write import WriteTab
+from vlm import registry
+from vlm.errors import DocumentError, ImageError, InputError
+
+
+def piece(*token_ids: int, reason: str | None = None, of: int = 0):
+    output = None if reason is None else SimpleNamespace(token_ids=[0] * of, finish_reason=reason)
+    return SimpleNamespace(delta=SimpleNamespace(token_ids=token_ids), output=output)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    times = iter((0.0, 0.25, 2.25))
+    monkeypatch.setattr("app.demo.answers.time.perf_counter", lambda: next(times))
+    return Clock()
+
+
+def test_the_rate_is_of_the_tokens_after_the_first_piece(clock):
+    clock.saw(piece(1, 2))
+    assert clock.line == "first token 250 ms · 2 tokens · 8 tokens/s · total 250 ms"
+    clock.saw(piece(3, 4, 5, 6, 7, 8, reason="eos", of=8))
+    assert clock.line == "first token 250 ms · 8 tokens · 3 tokens/s · total 2.25 s"
+
+
+def test_a_beam_searchs_tokens_come_at_once(clock):
+    clock.saw(piece(reason="length", of=5))
+    assert clock.line.startswith(
+        "first token 250 ms · 5 tokens · 20 tokens/s · total 250 ms · ended because it reached"
+    )
+
+
+def test_controls_left_alone_leave_it_to_the_model():
+    untouched = {"temperature": 0, "top_k": 0, "num_beams": 0, "max_new_tokens": 0, "seed": -1}
+    assert given(untouched) == {"temperature": 0, "top_k": 0}
+    assert given({"num_beams": None, "max_new_tokens": 5, "seed": 0}) == {"max_new_tokens": 5, "seed": 0}
+
+
+def test_a_turn_is_shown_with_its_images_and_told_with_their_places():
+    turn = Turn("user", "Which is larger?", ("a.png", "b.png"))
+    assert turn.shown["content"] == [{"path": "a.png"}, {"path": "b.png"}, "Which is larger?"]
+    assert [part["type"] for part in turn.message["content"]] == ["image", "image", "text"]
+
+
+def test_pages_are_counted_from_one():
+    path = str(EXAMPLES / "pages.pdf")
+    assert documents.num_pages(path) == 3
+    assert documents.page_image(path, 3).size[0] > 100
+    for page in (0, 4, None):
+        with pytest.raises(DocumentError, match=f"page {page} was asked for, the document has 3 pages"):
+            documents.page_image(path, page)
+
+
+def test_documents_that_cannot_be_read_are_named_without_their_folder(tmp_path):
+    (tmp_path / "notes.png").write_text("no picture")
+    (tmp_path / "broken.pdf").write_bytes(b"%PDF-1.7 and nothing more")
+    for name, error in (("notes.png", ImageError), ("broken.pdf", DocumentError)):
+        with pytest.raises(error, match=f"^{name} is no") as raised:
+            documents.num_pages(str(tmp_path / name))
+        assert str(tmp_path) not in str(raised.value)
+    with pytest.raises(InputError, match="no document yet"):
+        documents.num_pages(None)
+
+
+def test_a_preview_is_no_larger_than_what_is_shown():
+    page = documents.page_image(str(EXAMPLES / "pages.pdf"), 1)
+    assert documents.preview(page).width <= documents.PREVIEW_WIDTH
+
+
+def fake(family: str, **parts):
+    """An asynchronous pipeline, as far as tabs look at it."""
+    pipeline = SimpleNamespace(family=registry.families()[family], tokenizer=SimpleNamespace(languages=None), **parts)
+    return SimpleNamespace(pipeline=pipeline)
+
+
+def test_languages_are_those_that_a_model_can_be_told():
+    many = fake("bart")
+    many.pipeline.tokenizer.languages = SimpleNamespace(ids={"ro_RO": 7, "en_XX": 4})
+    tab = WriteTab({"mini-t5": fake("t5"), "t5-small": fake("t5"), "mbart": many, "wmt": fake("fairseq")})
+    assert tab.languages("mini-t5") == ["en", "de"]
+    assert tab.languages("t5-small") == ["en", "de", "fr", "ro"]
+    assert tab.languages("mbart") == ["en_XX", "ro_RO"]
+    assert tab.languages("wmt") == []
+    assert [update["visible"] for update in tab.choices("Translate", "wmt")] == [False, False]
+    assert [update["value"] for update in tab.choices("Translate", "mbart")] == ["en_XX", "ro_RO"]
+
+
+def test_a_decoder_alone_is_asked_without_images():
+    opt = fake("opt", converses=False)
+    assert AskTab({"opt": opt}).title == "Ask"
+    assert input_of(opt, (Turn("user", "Once"), Turn("assistant", "upon"), Turn("user", "a"))) == ({"prompt": "a"}, ())
+
+
+def test_a_conversation_keeps_its_images_in_their_places():
+    llava = fake("llava", converses=True)
+    turns = (Turn("user", "One?", ("a.png",)), Turn("assistant", "1"), Turn("user", "Two?", ("b.png",)))
+    source, files = input_of(llava, turns)
+    assert files == ("a.png", "b.png") and [len(m["content"]) for m in source["messages"]] == [2, 1, 2]
+    with pytest.raises(InputError, match="no image yet"):
+        input_of(llava, turns[1:2])
