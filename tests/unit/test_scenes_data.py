@@ -11,7 +11,7 @@ import torch
 from training.scenes import scene as scenes
 from training.scenes.loader import HELD_OUT, batches, example, held_out
 from training.scenes.models import MAX_NEW_TOKENS, MODELS
-from training.scenes.questions import KINDS, ask, plural
+from training.scenes.questions import KINDS, Lesson, ask, plural
 
 SEEDS = range(400)
 
@@ -55,6 +55,21 @@ def test_every_answer_is_the_one_that_the_scene_gives():
             said[answer] += kind == "position"
     assert set(kinds) == set(KINDS) and min(kinds.values()) > 50
     assert 0.7 < said["yes"] / said["no"] < 1.4
+
+
+def test_places_that_are_told_first_are_right_and_change_no_answer():
+    told = 0
+    for seed in SEEDS:
+        scene = scenes.make(seed)
+        for kind, question, answer in ask(scene, 6, seed, Lesson(told=1.0)):
+            *statements, asked = question.split(". ") if kind == "position" else [question]
+            assert answer == answer_of(scene, kind, asked), (seed, question)
+            for statement in statements:
+                name, place = statement.removeprefix("The ").split(" is in ")
+                [thing] = [o for o in scene.objects if o.name == name]
+                assert place == answer_of(scene, "where", thing.name)
+                told += 1
+    assert told > 500
 
 
 def test_a_number_gives_the_same_picture_always_and_another_one_another():

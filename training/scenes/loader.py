@@ -12,22 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training.scenes import scene as scenes
-from training.scenes.questions import SHARES, TURNED, ask
+from training.scenes.questions import WHOLE, Lesson, ask
 
 HELD_OUT = 10**12  # seeds from here on are never trained on
 SHARPEST = 4  # a scene is drawn at up to so many times its size
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """How hard the scenes and questions are."""
-
-    most_objects: int = scenes.MOST
-    turned: float = TURNED
-    positions: int = SHARES["position"]
-
-
-WHOLE = Lesson()
 
 
 @dataclass(frozen=True)
@@ -40,7 +28,7 @@ def example(seed: int, number: int, lesson: Lesson = WHOLE) -> tuple[np.ndarray,
     """Picture [SIZE, SIZE, 3] uint8 and its questions."""
     scene = scenes.make(seed, lesson.most_objects)
     scale = SHARPEST if seed % 8 == 0 else 2
-    return np.asarray(scenes.picture(scene, scale=scale)), ask(scene, number, seed, lesson.turned, lesson.positions)
+    return np.asarray(scenes.picture(scene, scale=scale)), ask(scene, number, seed, lesson)
 
 
 class Stream(IterableDataset):

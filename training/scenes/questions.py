@@ -6,11 +6,11 @@ import functools
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from training.scenes.scene import CELL, COLOURS, SHAPES, Object, Scene
+from training.scenes.scene import CELL, COLOURS, MOST, SHAPES, Object, Scene
 
 MARGIN = 12  # pixels: what is nearer than that is neither left nor right of the other
-TURNED = 0.5  # share of comparisons that ask the other way round: for right and lower
 KINDS = ("count", "colour", "shape", "position", "read", "where")
 Answered = tuple[str, str] | None  # question and answer; None: the scene allows none
 
@@ -53,8 +53,8 @@ def shape(scene: Scene, draw: random.Random) -> Answered:
     return form.format(thing.colour), thing.shape
 
 
-def position(scene: Scene, draw: random.Random, turned: float = TURNED) -> Answered:
-    """Of two objects that their names tell apart from all others."""
+def position(scene: Scene, draw: random.Random, told: float = 0.0) -> Answered:
+    """Of two objects that their names tell apart from all others; `told`: how often places are given in words first."""
     pairs = _alone(scene, lambda o: o.name)
     sideways = draw.random() < 0.5
     apart = [(a, b) for a in pairs for b in pairs if abs(_along(a, sideways) - _along(b, sideways)) >= MARGIN]
@@ -62,14 +62,15 @@ def position(scene: Scene, draw: random.Random, turned: float = TURNED) -> Answe
         return None
     a, b = draw.choice(apart)
     before = _along(a, sideways) < _along(b, sideways)
+    given = _told(a, b, draw) if told and draw.random() < told else ""
     first, last = ("to the left of", "to the right of") if sideways else ("above", "below")
     if draw.random() < 0.5:
-        asked = draw.random() < 1 - turned
-        question = f"Is the {a.name} {first if asked else last} the {b.name}?"
+        asked = draw.random() < 0.5
+        question = f"{given}Is the {a.name} {first if asked else last} the {b.name}?"
         return question, "yes" if before == asked else "no"
     near, far = ("further left", "further right") if sideways else ("higher", "lower")
-    asked = draw.random() < 1 - turned
-    question = f"Which is {near if asked else far}, the {a.name} or the {b.name}?"
+    asked = draw.random() < 0.5
+    question = f"{given}Which is {near if asked else far}, the {a.name} or the {b.name}?"
     return question, f"the {(a if before == asked else b).name}"
 
 
@@ -79,7 +80,7 @@ def where(scene: Scene, draw: random.Random) -> Answered:
     if not once:
         return None
     thing = draw.choice(once)
-    return f"Where is the {thing.name}?", f"row {int(thing.y // CELL) + 1}, column {int(thing.x // CELL) + 1}"
+    return f"Where is the {thing.name}?", _place(thing)
 
 
 def read(scene: Scene, draw: random.Random) -> Answered:
@@ -97,12 +98,22 @@ ASK: dict[str, Callable[[Scene, random.Random], Answered]] = {
 SHARES = {"count": 2, "colour": 1, "shape": 1, "position": 5, "read": 1, "where": 4}
 
 
-def ask(
-    scene: Scene, number: int, seed: int, turned: float = TURNED, positions: int = SHARES["position"]
-) -> list[tuple[str, str, str]]:
+@dataclass(frozen=True)
+class Lesson:
+    """How hard scenes and questions are."""
+
+    most_objects: int = MOST
+    positions: int = SHARES["position"]
+    told: float = 0.0  # share of comparisons that say first where one or both of the objects are
+
+
+WHOLE = Lesson()
+
+
+def ask(scene: Scene, number: int, seed: int, lesson: Lesson = WHOLE) -> list[tuple[str, str, str]]:
     """`number` of (kind, question, answer), in any order. A sign is always asked for: reading is learnt the slowest."""
-    shares = SHARES | {"position": positions}
-    draw, kinds_of = random.Random(seed), ASK | {"position": functools.partial(position, turned=turned)}
+    shares = SHARES | {"position": lesson.positions}
+    draw, kinds_of = random.Random(seed), ASK | {"position": functools.partial(position, told=lesson.told)}
     kinds = ["read"] if scene.sign else []
     found: list[tuple[str, str, str]] = []
     while len(found) < number:
@@ -118,6 +129,15 @@ def _alone(scene: Scene, of: Callable[[Object], str]) -> list[Object]:
     """The objects that nothing else is like."""
     number = Counter(map(of, scene.objects))
     return [thing for thing in scene.objects if number[of(thing)] == 1]
+
+
+def _place(thing: Object) -> str:
+    return f"row {int(thing.y // CELL) + 1}, column {int(thing.x // CELL) + 1}"
+
+
+def _told(a: Object, b: Object, draw: random.Random) -> str:
+    known = draw.choice(((a, b), (a, b), (a,), (b,)))
+    return "".join(f"The {thing.name} is in {_place(thing)}. " for thing in known)
 
 
 def _along(thing: Object, sideways: bool) -> float:
