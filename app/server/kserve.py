@@ -11,7 +11,7 @@ from app.server import tensors
 from app.server.infer import read_batch, write_batch
 from app.server.limits import unless_gone
 from app.server.service import Service, Services
-from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec
+from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
 from vlm import __version__
 from vlm.errors import InputError
 
@@ -73,8 +73,8 @@ async def infer(name: str, http: Request, version: str = VERSION) -> Response:
     if (coding := http.headers.get("content-encoding", "identity")) != "identity":
         raise InputError(f"the body is coded as {coding}; send it as it is.")
     request = tensors.read(await http.body(), http.headers.get(HEADER_LENGTH))
-    asked = read_batch(service.pipeline, request.inputs)
-    found = write_batch(service.pipeline, asked, await unless_gone(http, service.outputs(asked)))
+    asked = read_batch(service.pipeline.frontend, request.inputs)
+    found = write_batch(service.pipeline.frontend, asked, await unless_gone(http, service.outputs(asked)))
     body, size = tensors.write(name, request, _given(request, found))
     if size is None:
         return Response(body, media_type="application/json")
@@ -83,7 +83,7 @@ async def infer(name: str, http: Request, version: str = VERSION) -> Response:
 
 def _given(request: tensors.InferRequest, outputs: dict[str, Any]) -> dict[str, Any]:
     """Without what was neither asked for by name nor by a flag."""
-    left_out = {"text_output"} if "input_ids" in request.inputs else set()
+    left_out = {"text_output"} if {"input_ids", "pixel_values"} & request.inputs.keys() else set()
     flag = request.inputs.get("is_return_log_probs")
     if request.wanted is None and (flag is None or not flag.any()):
         left_out |= set(WITH_LOGPROBS)
@@ -92,13 +92,10 @@ def _given(request: tensors.InferRequest, outputs: dict[str, Any]) -> dict[str, 
 
 def _specs(service: Service) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """All that a model takes and gives: ids where it reads tokens, texts where it has a tokenizer."""
-    pipeline = service.pipeline
-    by_ids = "text" in pipeline.family.inputs or pipeline.family.prompt is not None
-    texts = TEXT_IN if pipeline.tokenizer else ()
-    inputs = {spec.name: spec for spec in (*(IDS_IN if by_ids else ()), *texts)}
-    if "image" not in pipeline.family.inputs:
-        inputs.pop("image", None)
-    return tuple(inputs.values()), TEXT_OUT if pipeline.tokenizer else IDS_OUT
+    frontend = service.pipeline.frontend
+    texts = specs_of(frontend, TEXT_IN) if frontend.tokenizer else ()
+    inputs = {spec.name: spec for spec in (*specs_of(frontend, IDS_IN), *texts)}
+    return tuple(inputs.values()), TEXT_OUT if frontend.tokenizer else IDS_OUT
 
 
 def _service(http: Request, name: str, version: str) -> Service:

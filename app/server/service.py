@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from app.server.asked import Asked
 from app.server.errors import Busy
 from app.server.merge import merged
 from app.server.metrics import Metrics, Stopwatch
@@ -16,21 +15,7 @@ from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.outputs import Output
 from vlm.pipeline import Pipeline
-from vlm.processing.workers import ImageFile, ImageWorkers
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One input, as a protocol's reader leaves it."""
-
-    source: dict[str, Any]  # an input of Pipeline.generate
-    files: list[ImageFile]  # its images
-    sampling: dict[str, Any]
-
-    @property
-    def count(self) -> int:
-        """Outputs that are decoded at once."""
-        return max(self.sampling.get("num_return_sequences") or 1, self.sampling.get("num_beams") or 1)
+from vlm.processing.workers import ImageWorkers
 
 
 class Service:
