@@ -8,8 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.errors import InputError
-from vlm.frontend import Frontend
 from vlm.outputs import Encoding, Output, samples_of
 from vlm.pipeline import Pipeline
 from vlm.processing.tokenization import TextStream
@@ -81,42 +79,12 @@ class AsyncPipeline:
         return await asyncio.to_thread(self.pipeline.outputs.output, sequence)
 
     async def _fields(self, source: dict[str, Any], files: list[ImageFile]) -> dict[str, Any]:
-        return await with_pixels(self.pipeline.frontend, self._workers, source, files)
+        """An input with its images' pixel values."""
+        if not files:
+            return source
+        frontend = self.pipeline.frontend
+        return frontend.with_pixels(source, await self._workers.pixels(files, frontend.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer
         return TextStream(tokenizer, request.params.stop) if tokenizer else None
-
-
-async def with_pixels(
-    frontend: Frontend, workers: ImageWorkers, source: dict[str, Any], files: list[ImageFile]
-) -> dict[str, Any]:
-    """An input with its images' pixel values. Raises InputError and its kin with one sentence."""
-    if not files:
-        return source
-    import torch
-
-    family, processor = frontend.family, frontend.processor_source
-    if processor is None:
-        raise InputError(f"{family.name} takes text, not images; leave the images out, or ask another model.")
-    pixels = [torch.from_numpy(x) for x in await workers.pixels(files, processor)]
-    if "messages" in source:
-        source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in pixels])}
-    pixels = torch.cat(pixels)
-    if family.prompt is not None:
-        return {**source, "pixel_values": pixels}
-    if len(pixels) != 1:
-        raise InputError(f"{family.name} reads one image a request, got {len(pixels)}; send a request for each.")
-    return {**source, "pixel_values": pixels[0]}
-
-
-def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
-    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
-    count = iter(counts)
-
-    def expanded(content: Any) -> Any:
-        if isinstance(content, str):
-            return content
-        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
-
-    return [{**message, "content": expanded(message["content"])} for message in messages]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vlm import registry
 from vlm.config import Config, ModelConfig, VisionConfig
+from vlm.errors import InputError
 from vlm.inputs import InputReader
 from vlm.ops.advance import loop_period
 from vlm.outputs import without_loop
@@ -18,6 +19,8 @@ from vlm.processing.tokenization import Tokenizer
 from vlm.registry import FamilySpec
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from vlm.compile.engine_dir import EngineDir
 
 
@@ -65,6 +68,31 @@ class Frontend:
         postprocess = _imported(family.postprocess) if family.postprocess else str
         return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess)
 
+    @property
+    def image_source(self) -> ProcessorSource:
+        """Raises InputError for a model of texts."""
+        if self.processor_source is None:
+            raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
+        return self.processor_source
+
+    def with_pixels(self, source: dict[str, Any], images: list[np.ndarray]) -> dict[str, Any]:
+        """An input of `Pipeline.generate` and its images, of each [pages, C, H, W] -> the input that has them in it.
+
+        Raises InputError for more images than the model reads.
+        """
+        import torch
+
+        if "messages" in source:
+            source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
+        pixels = torch.cat([torch.from_numpy(x) for x in images])
+        if self.family.prompt is not None:
+            return {**source, "pixel_values": pixels}
+        if len(pixels) != 1:
+            raise InputError(
+                f"{self.family.name} reads one image a request, got {len(pixels)}; send a request for each."
+            )
+        return {**source, "pixel_values": pixels[0]}
+
     def text_of(self, token_ids: list[int]) -> str:
         """What a sequence's generated tokens say, post-processed; of a loop its first turn."""
         period = loop_period(token_ids) if self.family.loop_detection else None
@@ -82,3 +110,15 @@ def _configs(engine: EngineDir) -> dict[str, Config]:
 def _imported(target: str) -> Callable[[str], str]:
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
+    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
+    count = iter(counts)
+
+    def expanded(content: Any) -> Any:
+        if isinstance(content, str):
+            return content
+        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
+
+    return [{**message, "content": expanded(message["content"])} for message in messages]

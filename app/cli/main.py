@@ -14,6 +14,7 @@ from app.cli import (
     build,
     convert,
     encode,
+    export_triton,
     generate,
     inspect,
     models,
@@ -36,8 +37,23 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (run, generate, ocr, translate, summarize, encode, serve, convert, build, verify, inspect, models):
-    app.command(module.__name__.rpartition(".")[2])(getattr(module, module.__name__.rpartition(".")[2]))
+for module in (
+    run,
+    generate,
+    ocr,
+    translate,
+    summarize,
+    encode,
+    serve,
+    convert,
+    build,
+    export_triton,
+    verify,
+    inspect,
+    models,
+):
+    name = module.__name__.rpartition(".")[2]
+    app.command(name.replace("_", "-"))(getattr(module, name))
 app.command("eval")(evaluate)
 app.add_typer(bench.app, name="bench")
 

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from app.server import tensors
 from app.server.infer import read_batch, write_batch
 from app.server.limits import unless_gone
+from app.server.model_config import described
 from app.server.service import Service, Services
 from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
 from vlm import __version__
@@ -61,8 +62,7 @@ async def model_ready(name: str, http: Request, version: str = VERSION) -> Respo
 async def config(name: str, http: Request, version: str = VERSION) -> dict[str, Any]:
     service = _service(http, name, version)
     inputs, outputs = _specs(service)
-    shown = {"input": [spec.config() for spec in inputs], "output": [spec.config() for spec in outputs]}
-    return {"name": name, "backend": "vlm", "max_batch_size": service.pipeline.llm.max_batch_size, **shown}
+    return {"backend": "vlm", **described(name, service.pipeline.llm.max_batch_size, inputs, outputs)}
 
 
 @router.post("/models/{name}/infer")

@@ -21,10 +21,6 @@ class TensorSpec:
     def metadata(self) -> dict[str, Any]:
         return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape]}
 
-    def config(self) -> dict[str, Any]:
-        kind = "STRING" if self.datatype == "BYTES" else self.datatype
-        return {"name": self.name, "data_type": f"TYPE_{kind}", "dims": list(self.shape), "optional": self.optional}
-
 
 # one value a request -> the field of SamplingParams, where it is so simple
 SCALARS = {
