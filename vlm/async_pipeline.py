@@ -29,11 +29,10 @@ class Piece:
 class AsyncPipeline:
     """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
 
-    def __init__(
-        self, pipeline: Pipeline, workers: ImageWorkers, on_end: Callable[[Sequence], None] = lambda sequence: None
-    ):
+    def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
+        """`listeners`: on_end, on_break; see AsyncEngine."""
         self.pipeline, self._workers = pipeline, workers
-        self.engine = AsyncEngine(pipeline.llm, on_end)
+        self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:
         """Within the event loop that will use it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from app.server import tensors
 from app.server.infer import read_batch, write_batch
@@ -18,13 +17,13 @@ from vlm.errors import InputError
 
 router = APIRouter(prefix="/v2")
 HEADER_LENGTH = "Inference-Header-Content-Length"
-VERSION = "1"
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 WITH_LOGPROBS = ("cum_log_probs", "output_log_probs")
 
 
 @router.get("")
 async def server() -> dict[str, Any]:
-    return {"name": "vlm", "version": __version__, "extensions": ["binary_tensor_data", "model_configuration"]}
+    return {"name": "vlm", "version": __version__, "extensions": EXTENSIONS}
 
 
 @router.get("/health/live")
@@ -37,29 +36,24 @@ async def ready(http: Request) -> Response:
     return Response(status_code=200 if all(service.ready for service in _services(http)) else 503)
 
 
-@router.post("/repository/index")
-async def index(http: Request) -> JSONResponse:
-    states = {service.name: "READY" if service.ready else "UNAVAILABLE" for service in _services(http)}
-    return JSONResponse([{"name": name, "version": VERSION, "state": state} for name, state in states.items()])
-
-
 @router.get("/models/{name}")
 @router.get("/models/{name}/versions/{version}")
-async def metadata(name: str, http: Request, version: str = VERSION) -> dict[str, Any]:
-    inputs, outputs = _specs(_service(http, name, version))
+async def metadata(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
+    service = _service(http, name, version)
+    inputs, outputs = _specs(service)
     shown = {"inputs": [spec.metadata() for spec in inputs], "outputs": [spec.metadata() for spec in outputs]}
-    return {"name": name, "versions": [VERSION], "platform": "vlm", **shown}
+    return {"name": name, "versions": [service.version], "platform": "vlm", **shown}
 
 
 @router.get("/models/{name}/ready")
 @router.get("/models/{name}/versions/{version}/ready")
-async def model_ready(name: str, http: Request, version: str = VERSION) -> Response:
+async def model_ready(name: str, http: Request, version: str | None = None) -> Response:
     return Response(status_code=200 if _service(http, name, version).ready else 503)
 
 
 @router.get("/models/{name}/config")
 @router.get("/models/{name}/versions/{version}/config")
-async def config(name: str, http: Request, version: str = VERSION) -> dict[str, Any]:
+async def config(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
     service = _service(http, name, version)
     inputs, outputs = _specs(service)
     return {"backend": "vlm", **described(name, service.pipeline.llm.max_batch_size, inputs, outputs)}
@@ -67,7 +61,7 @@ async def config(name: str, http: Request, version: str = VERSION) -> dict[str, 
 
 @router.post("/models/{name}/infer")
 @router.post("/models/{name}/versions/{version}/infer")
-async def infer(name: str, http: Request, version: str = VERSION) -> Response:
+async def infer(name: str, http: Request, version: str | None = None) -> Response:
     """A batch of token ids, or of texts and images."""
     service = _service(http, name, version)
     if (coding := http.headers.get("content-encoding", "identity")) != "identity":
@@ -75,7 +69,7 @@ async def infer(name: str, http: Request, version: str = VERSION) -> Response:
     request = tensors.read(await http.body(), http.headers.get(HEADER_LENGTH))
     asked = read_batch(service.pipeline.frontend, request.inputs)
     found = write_batch(service.pipeline.frontend, asked, await unless_gone(http, service.outputs(asked)))
-    body, size = tensors.write(name, request, _given(request, found))
+    body, size = tensors.write((name, service.version), request, _given(request, found))
     if size is None:
         return Response(body, media_type="application/json")
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(size)})
@@ -98,10 +92,11 @@ def _specs(service: Service) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, 
     return tuple(inputs.values()), TEXT_OUT if frontend.tokenizer else IDS_OUT
 
 
-def _service(http: Request, name: str, version: str) -> Service:
-    if version != VERSION:
-        raise InputError(f"version {version!r} of {name} is not there; there is {VERSION}.")
-    return _services(http)[name]
+def _service(http: Request, name: str, version: str | None) -> Service:
+    service = _services(http)[name]
+    if version not in (None, service.version):
+        raise InputError(f"version {version!r} of {name} is not there; there is {service.version}.")
+    return service
 
 
 def _services(http: Request) -> Services:
