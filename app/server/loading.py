@@ -22,8 +22,8 @@ class Loader:
 
     def __init__(
         self,
-        device: str,
-        dtype: str | None,
+        device: str = "auto",
+        dtype: str | None = None,
         max_batch_size: int | None = None,
         warm: bool | None = None,
         progress: Progress | None = None,
