@@ -18,6 +18,7 @@ from fastapi import FastAPI
 import vlm
 from app.server.app import create_app
 from app.server.config import ServerConfig
+from app.server.control import Repositories
 from app.server.service import Service
 from vlm.pipeline import Pipeline
 
@@ -50,8 +51,8 @@ def alone(name: str) -> Pipeline:
 
 
 @contextlib.contextmanager
-def serving(pipelines: dict[str, Pipeline], **config) -> Iterator[Served]:
-    app = create_app(pipelines, ServerConfig(**{"preprocess_workers": 0, **config}))
+def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = None, **config) -> Iterator[Served]:
+    app = create_app(pipelines, ServerConfig(**{"preprocess_workers": 0, **config}), repositories)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

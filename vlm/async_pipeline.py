@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.errors import InputError
 from vlm.outputs import Encoding, Output, samples_of
 from vlm.pipeline import Pipeline
 from vlm.processing.tokenization import TextStream
@@ -30,11 +29,10 @@ class Piece:
 class AsyncPipeline:
     """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
 
-    def __init__(
-        self, pipeline: Pipeline, workers: ImageWorkers, on_end: Callable[[Sequence], None] = lambda sequence: None
-    ):
+    def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
+        """`listeners`: on_end, on_break; see AsyncEngine."""
         self.pipeline, self._workers = pipeline, workers
-        self.engine = AsyncEngine(pipeline.llm, on_end)
+        self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:
         """Within the event loop that will use it."""
@@ -79,37 +77,13 @@ class AsyncPipeline:
         # post-processing a page takes milliseconds, in which the loop serves others
         return await asyncio.to_thread(self.pipeline.outputs.output, sequence)
 
-    def _text_stream(self, request: Request) -> TextStream | None:
-        tokenizer = self.pipeline.tokenizer
-        return TextStream(tokenizer, request.params.stop) if tokenizer else None
-
     async def _fields(self, source: dict[str, Any], files: list[ImageFile]) -> dict[str, Any]:
         """An input with its images' pixel values."""
         if not files:
             return source
-        import torch
+        frontend = self.pipeline.frontend
+        return frontend.with_pixels(source, await self._workers.pixels(files, frontend.image_source))
 
-        family, processor = self.pipeline.family, self.pipeline.processor_source
-        if processor is None:
-            raise InputError(f"{family.name} takes text, not images; leave the images out, or ask another model.")
-        pixels = [torch.from_numpy(x) for x in await self._workers.pixels(files, processor)]
-        if "messages" in source:
-            source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in pixels])}
-        pixels = torch.cat(pixels)
-        if family.prompt is not None:
-            return {**source, "pixel_values": pixels}
-        if len(pixels) != 1:
-            raise InputError(f"{family.name} reads one image a request, got {len(pixels)}; send a request for each.")
-        return {**source, "pixel_values": pixels[0]}
-
-
-def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
-    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
-    count = iter(counts)
-
-    def expanded(content: Any) -> Any:
-        if isinstance(content, str):
-            return content
-        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
-
-    return [{**message, "content": expanded(message["content"])} for message in messages]
+    def _text_stream(self, request: Request) -> TextStream | None:
+        tokenizer = self.pipeline.tokenizer
+        return TextStream(tokenizer, request.params.stop) if tokenizer else None

@@ -96,14 +96,14 @@ class OutputReader:
     ) -> Output:
         shown, stop = tokens, sequence.request.params.stop
         if reason == "loop" and (period := loop_period(sequence.tokens)):
-            shown = _without_loop(tokens, period)
+            shown = without_loop(tokens, period)
         raw = self.tokenizer.decode(shown) if self.tokenizer else ""
         raw = before_stop(raw, stop)
         top = sequence.top_logprobs if sequence.request.params.top_logprobs else None
         return Output(self.postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score)
 
 
-def _without_loop(tokens: list[int], period: int) -> list[int]:
+def without_loop(tokens: list[int], period: int) -> list[int]:
     """The history up to the end of the loop's first turn."""
     end = len(tokens)
     while end > 2 * period and tokens[end - 1] == tokens[end - 1 - period]:

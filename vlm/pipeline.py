@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,19 +12,17 @@ from typing import Any
 
 import torch
 
-from vlm import registry
 from vlm.backends import pick
 from vlm.compile.engine_dir import EngineDir, kind_of
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.errors import InputError, VlmError, listed
+from vlm.frontend import Frontend
 from vlm.generation import sampling_params, warn_of_what_is_not_applied
-from vlm.inputs import INPUT_KEYS, InputReader
+from vlm.inputs import INPUT_KEYS
 from vlm.layers.attention import Trace
 from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of
 from vlm.prefetch import Prefetch
-from vlm.processing.image_processor import ProcessorSource
-from vlm.processing.prompts import Prompts
-from vlm.processing.tokenization import TextStream, Tokenizer
+from vlm.processing.tokenization import TextStream
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.packing import chunks, within
@@ -77,27 +74,13 @@ class Pipeline:
 
     def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None):
         self.engine = engine
-        self.family = registry.family(engine.family)
         self.llm: LLMEngine = load_engine(engine, runtime or RuntimeConfig())
+        self.frontend = Frontend.of(engine)
+        self.family, self._inputs = self.frontend.family, self.frontend.inputs
+        self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.executor.device
-        self.tokenizer = Tokenizer.from_dir(engine.processor_dir) if engine.processor_dir else None
-        self.image_processor = source.load() if (source := self.processor_source) else None
-        visual = self.llm.executor.visual
-        self._inputs = InputReader(
-            self.family,
-            self.config,
-            visual and visual.config,
-            engine.generation,
-            self.tokenizer,
-            self.image_processor,
-            self._prompts(),
-            self.llm.max_encoder_len,
-            self.llm.executor.encoder is not None,
-            self.llm.executor.encoder and self.llm.executor.encoder.config.vocab_size,
-        )
-        postprocess = _imported(self.family.postprocess) if self.family.postprocess else str
-        self.outputs = OutputReader(self.tokenizer, postprocess, self.llm.reason_of)
+        self.outputs = OutputReader(self.tokenizer, self.frontend.postprocess, self.llm.reason_of)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
@@ -304,25 +287,3 @@ class Pipeline:
         self.llm.executor.timer.reset()
         self._preprocess_seconds, self._tokens = 0.0, 0
         self._started, self._ended = time.perf_counter(), None
-
-    @property
-    def processor_source(self) -> ProcessorSource | None:
-        """Where another process finds the image processor; None for a model of texts."""
-        if self.llm.executor.visual is None:
-            return None
-        image_size = tuple(self.llm.executor.visual.config.image_size)
-        return ProcessorSource(self.engine.processor_dir, self.family.image_processor, image_size)
-
-    def _prompts(self) -> Prompts | None:
-        """Of a family that is asked in words."""
-        if self.family.prompt is None:
-            return None
-        visual, encoder = self.llm.executor.visual, self.llm.executor.encoder
-        vocab_size = (encoder or self.llm.executor.decoder).config.vocab_size
-        features = visual.config.num_features if visual else 0
-        return Prompts.load(self.family.prompt, self.tokenizer, self.engine.processor_dir, vocab_size, features)
-
-
-def _imported(target: str) -> Callable[[str], str]:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)

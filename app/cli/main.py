@@ -15,6 +15,7 @@ from app.cli import (
     convert,
     demo,
     encode,
+    export_triton,
     generate,
     inspect,
     models,
@@ -37,8 +38,25 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-for module in (run, generate, ocr, translate, summarize, encode, serve, demo, convert, build, verify, inspect, models):
-    app.command(module.__name__.rpartition(".")[2])(getattr(module, module.__name__.rpartition(".")[2]))
+VERBS = (
+    run,
+    generate,
+    ocr,
+    translate,
+    summarize,
+    encode,
+    serve,
+    demo,
+    convert,
+    build,
+    export_triton,
+    verify,
+    inspect,
+    models,
+)
+for module in VERBS:
+    name = module.__name__.rpartition(".")[2]
+    app.command(name.replace("_", "-"))(getattr(module, name))
 app.command("eval")(evaluate)
 app.add_typer(bench.app, name="bench")
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.errors import complain, verb
+from app.cli.errors import INTERNAL_ERROR, complain, verb
 from app.cli.options import Device, DType, MaxBatchSize
 from app.cli.progress import Progress
 from app.server.config import ServerConfig
-from vlm.config import RuntimeConfig
-from vlm.errors import InputError
+from vlm.errors import InputError, VlmError, listed
 
 if TYPE_CHECKING:
+    from app.server.control import Repositories
     from vlm.pipeline import Pipeline
 
 DEFAULTS = ServerConfig()
@@ -25,9 +25,13 @@ DEFAULTS = ServerConfig()
 @verb
 def serve(
     models: Annotated[
-        list[str],
-        typer.Argument(help="What --model of `vlm run` takes, each as MODEL or NAME=MODEL.", metavar="MODEL"),
-    ],
+        list[str] | None,
+        typer.Argument(help="What --model of `vlm run` takes, each as MODEL or NAME=MODEL.", metavar="[MODEL]..."),
+    ] = None,
+    model_repository: Annotated[
+        list[str] | None,
+        typer.Option(help="All models of a Triton model repository, a folder or a URL (s3://…); again for more."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = DEFAULTS.host,
     port: Annotated[int, typer.Option(help="0: any that is free.")] = DEFAULTS.port,
     api_key: Annotated[
@@ -42,7 +46,20 @@ def serve(
     preprocess_workers: Annotated[
         int, typer.Option(help="Processes that decode images; 0: threads of the server.")
     ] = DEFAULTS.preprocess_workers,
-    drain_seconds: Annotated[int, typer.Option(help="For what runs at SIGTERM.")] = DEFAULTS.drain_seconds,
+    drain_seconds: Annotated[
+        int, typer.Option(help="For what runs at SIGTERM, or when its model is unloaded.")
+    ] = DEFAULTS.drain_seconds,
+    model_control: Annotated[
+        bool, typer.Option("--model-control", help="Clients may load and unload the models of repositories.")
+    ] = DEFAULTS.model_control,
+    exit_when_broken: Annotated[
+        bool,
+        typer.Option("--exit-when-broken/--stay-when-broken", help="At an engine's end, exit 70 or answer 503."),
+    ] = DEFAULTS.exit_when_broken,
+    warm_up: Annotated[
+        bool | None,
+        typer.Option("--warm-up/--no-warm-up", help="Compile and capture before listening. [default: on CUDA]"),
+    ] = None,
     device: Device = "auto",
     dtype: DType = None,
     max_batch_size: MaxBatchSize = None,
@@ -54,19 +71,38 @@ def serve(
     \b
     Examples:
       vlm serve mini-llava
+      vlm serve --model-repository s3://bucket/models --model-control
       vlm serve ocr=facebook/nougat-base chat=llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key SECRET
       curl localhost:8000/v1/models
     """
     config = ServerConfig(
-        host, port, api_key, max_requests, max_body_mb, max_images, max_image_pixels, preprocess_workers, drain_seconds
+        host,
+        port,
+        api_key,
+        max_requests,
+        max_body_mb,
+        max_images,
+        max_image_pixels,
+        preprocess_workers,
+        drain_seconds,
+        model_control,
+        exit_when_broken,
     )
-    names = dict(_named(model) for model in models)
-    if len(names) < len(models):
+    names = dict(_named(model) for model in models or ())
+    if len(names) < len(models or ()):
         raise InputError("two models have one name; give them as NAME=MODEL.")
+    if not names and not model_repository:
+        raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
     run = _server()
-    pipelines = _loaded(names, device, dtype, max_batch_size)
+    with Progress() as progress:
+        pipelines, repositories = _loaded(
+            names, model_repository or [], (device, dtype, max_batch_size, warm_up, progress)
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what the server raises again once it has drained
-    run(pipelines, config, lambda address: complain(f"serving {', '.join(names)} at {address}"))
+    announce = lambda address: complain(f"serving {', '.join(pipelines)} at {address}")  # noqa: E731
+    if reason := run(pipelines, config, announce, repositories):
+        complain(f"{reason}; start the server again.")
+        raise typer.Exit(INTERNAL_ERROR)
 
 
 def _named(model: str) -> tuple[str, str]:
@@ -79,18 +115,28 @@ def _named(model: str) -> tuple[str, str]:
     return name, path
 
 
-def _loaded(models: dict[str, str], device: str, dtype: str | None, max_batch_size: int | None) -> dict[str, Pipeline]:
-    """What is free on a GPU is shared out evenly among the caches of models that are yet to load."""
-    import vlm
+def _loaded(
+    models: dict[str, str], urls: list[str], options: tuple[Any, ...]
+) -> tuple[dict[str, Pipeline], Repositories]:
+    """A model that was named must load; of one in a repository that does not, a sentence says why."""
+    from app.server.control import Repositories
+    from app.server.loading import Loader
 
-    loaded: dict[str, Pipeline] = {}
-    with Progress() as progress:
-        for name, model in models.items():
-            fraction = RuntimeConfig.kv_cache_free_gpu_memory_fraction / (len(models) - len(loaded))
-            runtime = RuntimeConfig(device, kv_cache_free_gpu_memory_fraction=fraction)
-            options = {"dtype": dtype, "max_batch_size": max_batch_size, "progress": progress}
-            loaded[name] = vlm.load(model, runtime=runtime, **options)
-    return loaded
+    loader = Loader(*options)
+    repositories = Repositories(urls, loader)
+    repositories.scan()
+    if both := sorted(models.keys() & repositories.found.keys()):
+        raise InputError(f"{listed(both)} is both a MODEL and in a model repository; give it as NAME=MODEL.")
+    loader.expect(len(models) + len(repositories.found))
+    pipelines = {name: loader.model(model) for name, model in models.items()}
+    for name in list(repositories.found):
+        try:
+            pipelines[name] = repositories.load(name)
+        except VlmError as error:
+            complain(error)
+    if not pipelines:
+        raise InputError(f"no model of {listed(urls)} could be loaded.")
+    return pipelines, repositories
 
 
 def _server() -> Callable[..., None]:

@@ -109,13 +109,13 @@ def seen(path: Path) -> Seen:
     """InputError where the file cannot be reached."""
     with reaching(path):
         if is_remote(path):
-            return _seen_object(path.fs.info(path.path))
+            return seen_object(path.fs.info(path.path))
         found = path.stat()
         modified = datetime.fromtimestamp(found.st_mtime, UTC).isoformat(timespec="seconds")
         return Seen(f"{found.st_size}-{found.st_mtime_ns}", modified)
 
 
-def _seen_object(info: dict[str, Any]) -> Seen:
+def seen_object(info: dict[str, Any]) -> Seen:
     when = next((info[name] for name in ("LastModified", "mtime", "updated", "created") if info.get(name)), None)
     modified = when.astimezone(UTC).isoformat(timespec="seconds") if isinstance(when, datetime) else str(when or "")
     return Seen(f"{info.get('size')}-{info.get('ETag', '')}-{modified}", modified)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from app.server import embeddings, errors, kserve, openai
+from app.server import embeddings, errors, kserve, openai, repository_api
 from app.server.config import ServerConfig
+from app.server.control import Control, Repositories
 from app.server.limits import ApiKey, BodyLimit
 from app.server.metrics import Metrics
 from app.server.service import Service, Services
@@ -19,25 +20,47 @@ from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 
 
-def create_app(pipelines: Mapping[str, Pipeline], config: ServerConfig) -> FastAPI:
-    """Serves loaded models under these names; it owns them from now on."""
-    metrics = Metrics()
+def create_app(
+    pipelines: Mapping[str, Pipeline],
+    config: ServerConfig,
+    repositories: Repositories | None = None,
+    on_break: Callable[[str, Exception], None] = lambda name, error: None,
+) -> FastAPI:
+    """Serves loaded models under these names; it owns them from now on. `repositories`: where some of them come from,
+    and others may. `on_break` is told of an engine that is beyond recovery."""
+    metrics, services = Metrics(), Services()
     workers = ImageWorkers(config.preprocess_workers, MediaLimits(config.max_images, config.max_image_pixels))
-    made = [Service(name, p, workers, metrics, config.max_requests) for name, p in pipelines.items()]
-    metrics.watch({name: p.llm for name, p in pipelines.items()})
+    metrics.watch(lambda: {service.name: service.pipeline.llm for service in services})
+    loaded = repositories.loaded if repositories else {}
+
+    def add(name: str, pipeline: Pipeline, version: str) -> Service:
+        services.add(Service(name, pipeline, workers, metrics, config.max_requests, version, on_break))
+        return services[name]
+
+    for name, pipeline in pipelines.items():
+        add(name, pipeline, loaded[name].version if name in loaded else "1")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        for service in made:
+        for service in services:
             service.model.start()
         yield
-        for service in made:
-            await service.model.close()
+        for service in services:
+            await service.close()
         workers.close()
 
+    def serve(name: str, pipeline: Pipeline, version: str) -> None:
+        add(name, pipeline, version).model.start()
+
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
-    app.state.services, app.state.metrics = Services(made), metrics
-    for protocol in (openai, embeddings, kserve):
+    app.state.services, app.state.metrics = services, metrics
+    app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
+    _route(app, config)
+    return app
+
+
+def _route(app: FastAPI, config: ServerConfig) -> None:
+    for protocol in (openai, embeddings, kserve, repository_api):
         app.include_router(protocol.router)
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)
@@ -45,7 +68,6 @@ def create_app(pipelines: Mapping[str, Pipeline], config: ServerConfig) -> FastA
     app.add_middleware(BodyLimit, limit=config.max_body_mb * 2**20)
     if config.api_key is not None:
         app.add_middleware(ApiKey, key=config.api_key)
-    return app
 
 
 async def health(http: Request) -> JSONResponse:

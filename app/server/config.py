@@ -19,7 +19,9 @@ class ServerConfig:
     max_images: int = 16  # a request; pages of PDFs count
     max_image_pixels: int = MAX_PIXELS
     preprocess_workers: int = field(default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)))  # 0: threads
-    drain_seconds: int = 30  # for what runs when the server is told to end
+    drain_seconds: int = 30  # for what runs when the server is told to end, or a model to go
+    model_control: bool = False  # may clients load and unload the models of repositories?
+    exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart
 
     def __post_init__(self) -> None:
         for name in ("max_requests", "max_body_mb", "max_images", "max_image_pixels"):

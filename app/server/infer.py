@@ -5,78 +5,103 @@ https://github.com/triton-inference-server/fastertransformer_backend: docs/t5_gu
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from app.server.asked import Asked
 from app.server.messages import decode_data_uri
-from app.server.service import Asked
 from app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
 from vlm.errors import InputError
+from vlm.frontend import Frontend
 from vlm.outputs import Output
-from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageFile
 
 Row = dict[str, np.ndarray]  # one request's part of each tensor
 
 
-def read_batch(pipeline: Pipeline, inputs: dict[str, np.ndarray]) -> list[Asked]:
-    """Requests of token ids (`input_ids`), or of texts and images. InputError with one sentence."""
-    if by_ids := "input_ids" in inputs:
+def read_batch(frontend: Frontend, inputs: dict[str, np.ndarray]) -> list[Asked]:
+    """Requests of tensors (`input_ids`, `pixel_values`), or of texts and images. InputError with one sentence."""
+    if by_ids := bool({"input_ids", "pixel_values"} & inputs.keys()):
         size, tensors = checked(inputs, IDS_IN)
     elif {"text_input", "image"} & inputs.keys():
         size, tensors = checked(inputs, TEXT_IN)
     else:
         raise InputError("there is nothing to work on; give input_ids, or text_input and image.")
     rows = [{name: array[i] for name, array in tensors.items()} for i in range(size)]
-    sources = [_of_ids(pipeline, row) if by_ids else _of_text(pipeline, row) for row in rows]
-    return [
-        Asked({**source, **_start(pipeline, row)}, files, _sampling(row))
-        for row, (source, files) in zip(rows, sources, strict=True)
-    ]
+    return [_of_tensors(frontend, row) if by_ids else _of_text(frontend, row) for row in rows]
 
 
-def write_batch(pipeline: Pipeline, asked: list[Asked], outputs: list[list[Output]]) -> dict[str, np.ndarray]:
+def write_batch(frontend: Frontend, asked: list[Asked], outputs: list[list[Output]]) -> dict[str, np.ndarray]:
     """All that may be wanted: [batch, beams, …], rows padded at their ends.
 
     A prompt of a decoder alone stands before what has been generated.
     """
-    prompts = [_prompt_of(pipeline, each) for each in asked]
+    prompts = [prompt_of(frontend, each.source.get("decoder_prompt_token_ids", ())) for each in asked]
     tokens = [[prompt + o.token_ids for o in row] for prompt, row in zip(prompts, outputs, strict=True)]
     logprobs = [[o.logprobs for o in row] for row in outputs]
-    end = pipeline.config.eos_token_id
+    end = frontend.config.eos_token_id
     return {
-        "output_ids": _padded(tokens, end, np.uint32),
-        "sequence_length": _padded([[len(x) for x in row] for row in tokens], 0, np.uint32),
-        "cum_log_probs": _padded([[sum(x) for x in row] for row in logprobs], 0.0, np.float32),
-        "output_log_probs": _padded(logprobs, 0.0, np.float32),
-        "text_output": _padded([[o.text.encode("utf-8", "replace") for o in row] for row in outputs], b"", object),
+        "output_ids": padded(tokens, end, np.uint32),
+        "sequence_length": padded([[len(x) for x in row] for row in tokens], 0, np.uint32),
+        "cum_log_probs": padded([[sum(x) for x in row] for row in logprobs], 0.0, np.float32),
+        "output_log_probs": padded(logprobs, 0.0, np.float32),
+        "text_output": padded([[o.text.encode("utf-8", "replace") for o in row] for row in outputs], b"", object),
     }
 
 
 # --- inputs ---
-def _of_ids(pipeline: Pipeline, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
-    length = int(row.get("sequence_length", len(row["input_ids"])))
-    if not 0 < length <= len(row["input_ids"]):
-        raise InputError(f"sequence_length is {length}; input_ids has {len(row['input_ids'])} tokens.")
-    ids = row["input_ids"][:length].tolist()
-    encoder = pipeline.llm.executor.encoder
+def _of_tensors(frontend: Frontend, row: Row) -> Asked:
     source: dict[str, Any] = {}
-    if (table := row.get("request_prompt_embedding")) is not None:
-        table = table[: int(row.get("request_prompt_lengths", len(table)))]
-        first = (encoder.config if encoder else pipeline.config).vocab_size
-        source["prompt_table"], ids = table.astype(np.float32), [*range(first, first + len(table)), *ids]
-    return {**source, ("encoder_input_ids" if encoder else "decoder_prompt_token_ids"): ids}, []
+    if "pixel_values" in row and (images := _pixels(frontend, row)) is not None:
+        source["pixel_values"] = images
+    if "input_ids" in row:
+        ids = _cut(row, "input_ids", "sequence_length")
+        if (table := row.get("request_prompt_embedding")) is not None:
+            table = table[: int(row.get("request_prompt_lengths", len(table)))]
+            first = (frontend.encoder or frontend.config).vocab_size
+            source["prompt_table"], ids = table.astype(np.float32), [*range(first, first + len(table)), *ids]
+        source["encoder_input_ids" if frontend.encoder else "decoder_prompt_token_ids"] = ids
+    if "decoder_input_ids" in row and frontend.config.cross_attention:
+        source["decoder_prompt_token_ids"] = _cut(row, "decoder_input_ids", "decoder_input_lengths")
+    return Asked({**source, **_start(frontend, row)}, [], _sampling(row))
 
 
-def _of_text(pipeline: Pipeline, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
+def _cut(row: Row, name: str, lengths: str) -> list[int]:
+    """Without the padding"""
+    length = int(row.get(lengths, len(row[name])))
+    if not 0 < length <= len(row[name]):
+        raise InputError(f"{lengths} is {length}; {name} has {len(row[name])} tokens.")
+    return row[name][:length].tolist()
+
+
+def _pixels(frontend: Frontend, row: Row) -> Any:
+    """[n, C, H, W] of a model that is asked in words, [C, H, W] of one that reads an image; None: there is none."""
+    import torch
+
+    count = int(row.get("num_images", len(row["pixel_values"])))
+    images = torch.from_numpy(row["pixel_values"][:count].astype(np.float32))
+    if frontend.family.prompt is not None:
+        return images if count else None
+    if count != 1:
+        raise InputError(f"{frontend.family.name} reads one image a request, got {count}; send a request for each.")
+    return images[0]
+
+
+def _of_text(frontend: Frontend, row: Row) -> Asked:
+    source, files = read_text(frontend, row)
+    return Asked({**source, **_start(frontend, row)}, files, _sampling(row))
+
+
+def read_text(frontend: Frontend, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
     """A text is put into the model's template, images stand where it says <image>, or first."""
     text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
     images = row.get("image", ())
     files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
-    if pipeline.family.prompt is not None:
+    if frontend.family.prompt is not None:
         return {"prompt": text}, files
-    if "text" in pipeline.family.inputs:
+    if "text" in frontend.family.inputs:
         return {"text": text}, files
     return {"prompt": text or None}, files
 
@@ -86,9 +111,9 @@ def _file(element: bytes) -> bytes:
     return decode_data_uri(element.decode("ascii", "replace")) if element.startswith(b"data:") else element
 
 
-def _start(pipeline: Pipeline, row: Row) -> dict[str, Any]:
+def _start(frontend: Frontend, row: Row) -> dict[str, Any]:
     """A decoder alone starts from its prompt."""
-    begins = "start_id" in row and pipeline.config.cross_attention
+    begins = "start_id" in row and frontend.config.cross_attention
     return {"decoder_prompt_token_ids": [int(row["start_id"])]} if begins else {}
 
 
@@ -122,14 +147,14 @@ def _words(name: str, table: np.ndarray) -> tuple[tuple[int, ...], ...]:
 
 
 # --- outputs ---
-def _prompt_of(pipeline: Pipeline, asked: Asked) -> list[int]:
-    """The ids that were given; those that stand for rows of embeddings are no tokens."""
-    if pipeline.config.cross_attention:
+def prompt_of(frontend: Frontend, token_ids: Iterable[int]) -> list[int]:
+    """What stands before an output: the ids that a decoder alone was given, without those of rows of embeddings."""
+    if frontend.config.cross_attention:
         return []
-    return [i for i in asked.source.get("decoder_prompt_token_ids", ()) if i < pipeline.config.vocab_size]
+    return [i for i in token_ids if i < frontend.config.vocab_size]
 
 
-def _padded(rows: list, fill: Any, dtype: Any) -> np.ndarray:
+def padded(rows: list, fill: Any, dtype: Any) -> np.ndarray:
     """Lists of lists, of one depth -> an array with `fill` where they are short"""
     shape = _shape(rows)
     array = np.full(shape, fill, dtype=dtype)

@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from app.server import tensors
 from app.server.infer import read_batch, write_batch
 from app.server.limits import unless_gone
+from app.server.model_config import described
 from app.server.service import Service, Services
-from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec
+from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
 from vlm import __version__
 from vlm.errors import InputError
 
 router = APIRouter(prefix="/v2")
 HEADER_LENGTH = "Inference-Header-Content-Length"
-VERSION = "1"
+EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
 WITH_LOGPROBS = ("cum_log_probs", "output_log_probs")
 
 
 @router.get("")
 async def server() -> dict[str, Any]:
-    return {"name": "vlm", "version": __version__, "extensions": ["binary_tensor_data", "model_configuration"]}
+    return {"name": "vlm", "version": __version__, "extensions": EXTENSIONS}
 
 
 @router.get("/health/live")
@@ -36,46 +36,40 @@ async def ready(http: Request) -> Response:
     return Response(status_code=200 if all(service.ready for service in _services(http)) else 503)
 
 
-@router.post("/repository/index")
-async def index(http: Request) -> JSONResponse:
-    states = {service.name: "READY" if service.ready else "UNAVAILABLE" for service in _services(http)}
-    return JSONResponse([{"name": name, "version": VERSION, "state": state} for name, state in states.items()])
-
-
 @router.get("/models/{name}")
 @router.get("/models/{name}/versions/{version}")
-async def metadata(name: str, http: Request, version: str = VERSION) -> dict[str, Any]:
-    inputs, outputs = _specs(_service(http, name, version))
+async def metadata(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
+    service = _service(http, name, version)
+    inputs, outputs = _specs(service)
     shown = {"inputs": [spec.metadata() for spec in inputs], "outputs": [spec.metadata() for spec in outputs]}
-    return {"name": name, "versions": [VERSION], "platform": "vlm", **shown}
+    return {"name": name, "versions": [service.version], "platform": "vlm", **shown}
 
 
 @router.get("/models/{name}/ready")
 @router.get("/models/{name}/versions/{version}/ready")
-async def model_ready(name: str, http: Request, version: str = VERSION) -> Response:
+async def model_ready(name: str, http: Request, version: str | None = None) -> Response:
     return Response(status_code=200 if _service(http, name, version).ready else 503)
 
 
 @router.get("/models/{name}/config")
 @router.get("/models/{name}/versions/{version}/config")
-async def config(name: str, http: Request, version: str = VERSION) -> dict[str, Any]:
+async def config(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
     service = _service(http, name, version)
     inputs, outputs = _specs(service)
-    shown = {"input": [spec.config() for spec in inputs], "output": [spec.config() for spec in outputs]}
-    return {"name": name, "backend": "vlm", "max_batch_size": service.pipeline.llm.max_batch_size, **shown}
+    return {"backend": "vlm", **described(name, service.pipeline.llm.max_batch_size, inputs, outputs)}
 
 
 @router.post("/models/{name}/infer")
 @router.post("/models/{name}/versions/{version}/infer")
-async def infer(name: str, http: Request, version: str = VERSION) -> Response:
+async def infer(name: str, http: Request, version: str | None = None) -> Response:
     """A batch of token ids, or of texts and images."""
     service = _service(http, name, version)
     if (coding := http.headers.get("content-encoding", "identity")) != "identity":
         raise InputError(f"the body is coded as {coding}; send it as it is.")
     request = tensors.read(await http.body(), http.headers.get(HEADER_LENGTH))
-    asked = read_batch(service.pipeline, request.inputs)
-    found = write_batch(service.pipeline, asked, await unless_gone(http, service.outputs(asked)))
-    body, size = tensors.write(name, request, _given(request, found))
+    asked = read_batch(service.pipeline.frontend, request.inputs)
+    found = write_batch(service.pipeline.frontend, asked, await unless_gone(http, service.outputs(asked)))
+    body, size = tensors.write((name, service.version), request, _given(request, found))
     if size is None:
         return Response(body, media_type="application/json")
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(size)})
@@ -83,7 +77,7 @@ async def infer(name: str, http: Request, version: str = VERSION) -> Response:
 
 def _given(request: tensors.InferRequest, outputs: dict[str, Any]) -> dict[str, Any]:
     """Without what was neither asked for by name nor by a flag."""
-    left_out = {"text_output"} if "input_ids" in request.inputs else set()
+    left_out = {"text_output"} if {"input_ids", "pixel_values"} & request.inputs.keys() else set()
     flag = request.inputs.get("is_return_log_probs")
     if request.wanted is None and (flag is None or not flag.any()):
         left_out |= set(WITH_LOGPROBS)
@@ -92,19 +86,17 @@ def _given(request: tensors.InferRequest, outputs: dict[str, Any]) -> dict[str, 
 
 def _specs(service: Service) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """All that a model takes and gives: ids where it reads tokens, texts where it has a tokenizer."""
-    pipeline = service.pipeline
-    by_ids = "text" in pipeline.family.inputs or pipeline.family.prompt is not None
-    texts = TEXT_IN if pipeline.tokenizer else ()
-    inputs = {spec.name: spec for spec in (*(IDS_IN if by_ids else ()), *texts)}
-    if "image" not in pipeline.family.inputs:
-        inputs.pop("image", None)
-    return tuple(inputs.values()), TEXT_OUT if pipeline.tokenizer else IDS_OUT
+    frontend = service.pipeline.frontend
+    texts = specs_of(frontend, TEXT_IN) if frontend.tokenizer else ()
+    inputs = {spec.name: spec for spec in (*specs_of(frontend, IDS_IN), *texts)}
+    return tuple(inputs.values()), TEXT_OUT if frontend.tokenizer else IDS_OUT
 
 
-def _service(http: Request, name: str, version: str) -> Service:
-    if version != VERSION:
-        raise InputError(f"version {version!r} of {name} is not there; there is {VERSION}.")
-    return _services(http)[name]
+def _service(http: Request, name: str, version: str | None) -> Service:
+    service = _services(http)[name]
+    if version not in (None, service.version):
+        raise InputError(f"version {version!r} of {name} is not there; there is {service.version}.")
+    return service
 
 
 def _services(http: Request) -> Services:

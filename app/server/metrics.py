@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -42,7 +42,7 @@ class Metrics:
         self.tokens.labels(model).inc(len(sequence.generated))
         self.prompt_tokens.labels(model).inc(prompt_tokens(sequence))
 
-    def watch(self, engines: dict[str, LLMEngine]) -> None:
+    def watch(self, engines: Callable[[], dict[str, LLMEngine]]) -> None:
         """Shows how full these are whenever it is asked."""
         self.registry.register(_Occupancy(engines))
 
@@ -68,11 +68,11 @@ class Stopwatch:
 
 
 class _Occupancy(Collector):
-    def __init__(self, engines: dict[str, LLMEngine]):
+    def __init__(self, engines: Callable[[], dict[str, LLMEngine]]):
         self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        schedulers = {name: engine.scheduler for name, engine in self._engines.items()}
+        schedulers = {name: engine.scheduler for name, engine in self._engines().items()}
         running = ((name, len(s.running)) for name, s in schedulers.items())
         yield _gauge("vlm_running_outputs", "Outputs being decoded.", ("model",), running)
         waiting = ((name, len(s.waiting)) for name, s in schedulers.items())

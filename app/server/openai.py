@@ -12,11 +12,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from app.server import errors
+from app.server.asked import Asked
 from app.server.limits import Streamed, unless_gone
 from app.server.messages import read_chat, verbatim
 from app.server.openai_answers import Answer, LogProbs
 from app.server.openai_schema import ChatBody, CompletionBody, Sampling
-from app.server.service import Asked, Service, Services
+from app.server.service import Service, Services
 from vlm.async_pipeline import Piece
 
 router = APIRouter(prefix="/v1")

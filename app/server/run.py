@@ -9,25 +9,39 @@ import uvicorn
 
 from app.server.app import create_app
 from app.server.config import ServerConfig
+from app.server.control import Repositories
 from vlm.errors import InputError
 from vlm.pipeline import Pipeline
 
 
-def run(pipelines: Mapping[str, Pipeline], config: ServerConfig, announce: Callable[[str], None]) -> None:
+def run(
+    pipelines: Mapping[str, Pipeline],
+    config: ServerConfig,
+    announce: Callable[[str], None],
+    repositories: Repositories | None = None,
+) -> str | None:
     """Serves until SIGTERM or SIGINT; what runs then has `drain_seconds` to end. `announce` is told the address.
 
-    Raises InputError when it cannot listen there.
+    Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there.
     """
     listener = _listener(config.host, config.port)
+    broken: list[str] = []
+
+    def end(name: str, error: Exception) -> None:
+        broken.append(f"the engine of {name} has broken: {error}".splitlines()[0])
+        server.should_exit = config.exit_when_broken
+
     settings = uvicorn.Config(
-        create_app(pipelines, config),
+        create_app(pipelines, config, repositories, end),
         log_level="warning",
         timeout_graceful_shutdown=config.drain_seconds,
         server_header=False,
     )
+    server = uvicorn.Server(settings)
     host = f"[{config.host}]" if ":" in config.host else config.host
     announce(f"http://{host}:{listener.getsockname()[1]}")
-    uvicorn.Server(settings).run(sockets=[listener])
+    server.run(sockets=[listener])
+    return broken[0] if broken and config.exit_when_broken else None
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from app.server.asked import Asked
 from app.server.errors import Busy
 from app.server.merge import merged
 from app.server.metrics import Metrics, Stopwatch
@@ -16,31 +16,29 @@ from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.outputs import Output
 from vlm.pipeline import Pipeline
-from vlm.processing.workers import ImageFile, ImageWorkers
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One input, as a protocol's reader leaves it."""
-
-    source: dict[str, Any]  # an input of Pipeline.generate
-    files: list[ImageFile]  # its images
-    sampling: dict[str, Any]
-
-    @property
-    def count(self) -> int:
-        """Outputs that are decoded at once."""
-        return max(self.sampling.get("num_return_sequences") or 1, self.sampling.get("num_beams") or 1)
+from vlm.processing.workers import ImageWorkers
 
 
 class Service:
     """One model under its name."""
 
-    def __init__(self, name: str, pipeline: Pipeline, workers: ImageWorkers, metrics: Metrics, max_requests: int):
-        self.name, self._metrics, self._max = name, metrics, max_requests
+    def __init__(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        workers: ImageWorkers,
+        metrics: Metrics,
+        max_requests: int,
+        version: str = "1",
+        on_break: Callable[[str, Exception], None] = lambda name, error: None,
+    ):
+        """`on_break` is told when the engine has broken for good."""
+        self.name, self.version, self._metrics, self._max = name, version, metrics, max_requests
         self.created = int(time.time())
         self.held = 0  # outputs running or waiting
-        self.model = AsyncPipeline(pipeline, workers, on_end=partial(metrics.ended, name))
+        self.model = AsyncPipeline(
+            pipeline, workers, on_end=partial(metrics.ended, name), on_break=partial(on_break, name)
+        )
 
     @property
     def pipeline(self) -> Pipeline:
@@ -49,6 +47,13 @@ class Service:
     @property
     def ready(self) -> bool:
         return self.model.engine.error is None
+
+    async def close(self, drain_seconds: float = 0) -> None:
+        """Ends when what runs has ended, or ends it once this time is over."""
+        end = time.monotonic() + drain_seconds
+        while self.held and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        await self.model.close()
 
     @contextmanager
     def admitted(self, count: int) -> Iterator[None]:
@@ -89,10 +94,17 @@ class Service:
 
 
 class Services:
-    """The models of a server."""
+    """The models of a server, as they are now."""
 
-    def __init__(self, services: list[Service]):
-        self.by_name = {service.name: service for service in services}
+    def __init__(self) -> None:
+        self.by_name: dict[str, Service] = {}
+
+    def add(self, service: Service) -> None:
+        self.by_name[service.name] = service
+
+    def remove(self, name: str) -> Service:
+        """It is asked no more. Raises ModelNotFoundError."""
+        return self.by_name.pop(self[name].name)
 
     def __getitem__(self, name: str) -> Service:
         if name not in self.by_name:
@@ -100,4 +112,4 @@ class Services:
         return self.by_name[name]
 
     def __iter__(self) -> Iterator[Service]:
-        return iter(self.by_name.values())
+        return iter(list(self.by_name.values()))

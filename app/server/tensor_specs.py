@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, listed
+from vlm.frontend import Frontend
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,6 @@ class TensorSpec:
 
     def metadata(self) -> dict[str, Any]:
         return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape]}
-
-    def config(self) -> dict[str, Any]:
-        kind = "STRING" if self.datatype == "BYTES" else self.datatype
-        return {"name": self.name, "data_type": f"TYPE_{kind}", "dims": list(self.shape), "optional": self.optional}
 
 
 # one value a request -> the field of SamplingParams, where it is so simple
@@ -47,11 +44,28 @@ IDS_IN = (
     *_WORDS,
     TensorSpec("request_prompt_embedding", "FP32", (-1, -1)),
     TensorSpec("request_prompt_lengths", "UINT32", (1,)),
+    TensorSpec("pixel_values", "FP32", (-1, -1, -1, -1)),
+    TensorSpec("num_images", "UINT32", (1,)),
+    TensorSpec("decoder_input_ids", "UINT32", (-1,)),
+    TensorSpec("decoder_input_lengths", "UINT32", (1,)),
 )
+PIXELS = {"pixel_values", "num_images"}
+IDS = {"input_ids", "sequence_length", "request_prompt_embedding", "request_prompt_lengths"}
+DECODER_IDS = {"decoder_input_ids", "decoder_input_lengths"}
 TEXT_IN = (TensorSpec("text_input", "BYTES", (1,)), TensorSpec("image", "BYTES", (-1,)), *_OPTIONS, *_WORDS)
 LOGPROBS_OUT = (TensorSpec("cum_log_probs", "FP32", (-1,)), TensorSpec("output_log_probs", "FP32", (-1, -1)))
 IDS_OUT = (TensorSpec("output_ids", "UINT32", (-1, -1)), TensorSpec("sequence_length", "UINT32", (-1,)), *LOGPROBS_OUT)
 TEXT_OUT = (TensorSpec("text_output", "BYTES", (-1,)), *IDS_OUT)
+
+
+def specs_of(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Of these tensors (IDS_IN, TEXT_IN) the ones that a model takes."""
+    left_out: set[str] = set() if "image" in frontend.family.inputs else {"image", *PIXELS}
+    if "text" not in frontend.family.inputs and frontend.family.prompt is None:
+        left_out |= IDS
+    if not frontend.config.cross_attention:
+        left_out |= DECODER_IDS
+    return tuple(spec for spec in by if spec.name not in left_out)
 
 
 def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:

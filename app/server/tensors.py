@@ -55,8 +55,8 @@ def read(body: bytes, header_length: str | None) -> InferRequest:
     return InferRequest(request_id if isinstance(request_id, str) else None, inputs, _wanted(head, binary), binary)
 
 
-def write(model: str, request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
-    """The response's body, and the bytes of its JSON part where binary data follow it.
+def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
+    """Of a model (name, version) the response's body, and the bytes of its JSON part where binary data follow it.
 
     InputError for an output that is wanted and not there.
     """
@@ -74,7 +74,7 @@ def write(model: str, request: InferRequest, outputs: Mapping[str, np.ndarray]) 
         else:
             entry["data"] = [_plain(value) for value in array.ravel().tolist()]
         shown.append(entry)
-    head = {"model_name": model, "model_version": "1", "outputs": shown}
+    head = {"model_name": model[0], "model_version": model[1], "outputs": shown}
     text = json.dumps({**head, "id": request.id} if request.id is not None else head).encode()
     return b"".join((text, *data)), len(text) if data else None
 

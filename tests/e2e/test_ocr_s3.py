@@ -2,50 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import sqlite3
-import uuid
 
 import pytest
 
 pytest.importorskip("s3fs", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("upath", reason="the extra ocr-cluster is not installed")
-moto = pytest.importorskip("moto.server", reason="moto is not installed")
+pytest.importorskip("moto.server", reason="moto is not installed")
 
-from app.cli.main import main  # noqa: E402
-from tests.ocr_jobs import EXAMPLES, SHORT, book, left  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def server():
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, tmp_path_factory):
-    """The URL of a new bucket."""
-    import s3fs
-
-    for name, value in {
-        "AWS_ENDPOINT_URL": server, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_DEFAULT_REGION": "us-east-1", "VLM_CACHE": str(tmp_path_factory.getbasetemp() / "s3-cache"),
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    name = uuid.uuid4().hex
-    store().mkdir(name)
-    return f"s3://{name}"
-
-
-def store():
-    import s3fs
-
-    return s3fs.S3FileSystem(use_listings_cache=False)
+from app.cli.main import main
+from tests.ocr_jobs import EXAMPLES, SHORT, book, left
+from tests.s3_kit import store
 
 
 @pytest.fixture

@@ -17,7 +17,10 @@ PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", PAGE, re.DOTALL)
 SERVES = [text for kind, text in BLOCKS if kind == "bash" and text.startswith("vlm serve")]
 CURLS = [text for kind, text in BLOCKS if kind == "bash" and text.startswith("curl")]
-PROGRAMS = [text for kind, text in BLOCKS if kind == "python"]
+PROGRAMS = [text for kind, text in BLOCKS if kind == "python" and "unload_model" not in text]
+[CONTROL] = [text for kind, text in BLOCKS if kind == "python" and "unload_model" in text]
+[EXPORT] = [text for kind, text in BLOCKS if kind == "bash" and text.startswith("vlm export-triton")]
+[REPOSITORY] = [text for text in SERVES if "--model-repository" in text]
 
 
 def start(line: str, *more: str) -> tuple[subprocess.Popen, str]:
@@ -48,6 +51,22 @@ def test_programs_run(address, program):
     assert "Das alte Schiff ist klein." in done.stdout or "GCV3U" in done.stdout
 
 
+def test_a_repository_is_exported_and_served(tmp_path):
+    pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+    export = [*shlex.split(EXPORT.replace("-o repository", f"-o {tmp_path}/repository"))[1:], "--device", "cpu"]
+    subprocess.run([sys.executable, "-m", "app.cli.main", *export], cwd=ROOT, check=True, capture_output=True)
+    process, address = start(
+        REPOSITORY.replace("-repository repository", f"-repository {tmp_path}/repository"), "--preprocess-workers", "0"
+    )
+    program = CONTROL.replace("localhost:8000", address)
+    try:
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert "Das alte Schiff ist klein." in done.stdout and "'unloaded'" in done.stdout, done.stderr
+    finally:
+        process.terminate()
+    assert process.wait(60) == 0
+
+
 @pytest.mark.parametrize("commands", CURLS)
 def test_curl_answers(address, commands):
     if shutil.which("curl") is None:
@@ -59,13 +78,19 @@ def test_curl_answers(address, commands):
 
 
 def test_the_page_has_something_of_each():
-    assert len(SERVES) == 2 and len(CURLS) == 2 and len(PROGRAMS) == 2
+    assert len(SERVES) == 3 and len(CURLS) == 2 and len(PROGRAMS) == 2
 
 
 def test_limits_are_options_of_the_command():
     environment = {**os.environ, "COLUMNS": "200"}
-    command = [sys.executable, "-m", "app.cli.main", "serve", "--help"]
-    shown = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", "app.cli.main"]
+    helps = [
+        subprocess.run(
+            [*command, verb, "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        )
+        for verb in ("serve", "export-triton")
+    ]
+    shown = "".join(done.stdout for done in helps)
     for option in set(re.findall(r"--[a-z][a-z-]+", PAGE)) - {"--model"}:
         assert option in shown, option
 
@@ -75,7 +100,7 @@ def test_metrics_and_tensors_are_those_of_the_server(address):
     from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
 
     metrics = Metrics()
-    metrics.watch({})
+    metrics.watch(dict)
     known = {name for family in metrics.registry.collect() for name in (family.name, f"{family.name}_total")}
     assert set(re.findall(r"`(vlm_\w+)`", PAGE)) <= known
     for spec in (*IDS_IN, *TEXT_IN, *IDS_OUT, *TEXT_OUT):

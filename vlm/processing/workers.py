@@ -47,7 +47,7 @@ class ImageWorkers:
         """
         loop, pool = asyncio.get_running_loop(), self._pool
         try:
-            return await loop.run_in_executor(pool, _pixels, files, source, self.limits)
+            return await loop.run_in_executor(pool, read_pixels, files, source, self.limits)
         except BrokenProcessPool:
             if self._pool is pool:
                 self._pool = self._started()
@@ -74,7 +74,8 @@ def _begin() -> None:
 _processor = functools.lru_cache(maxsize=16)(ProcessorSource.load)
 
 
-def _pixels(files: list[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[np.ndarray]:
+def read_pixels(files: list[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[np.ndarray]:
+    """In this thread; as `ImageWorkers.pixels`."""
     room, found = limits.max_images, []
     for file in files:
         pages = _pages(file, room, limits)

@@ -15,12 +15,13 @@ from typing import TypeVar
 
 import torch
 
-from vlm.errors import EngineError
+from vlm.errors import EngineError, OutOfMemoryError
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.request import Request, Sequence, Update
 from vlm.runtime.turns import turns_on
 
 T = TypeVar("T")
+FULL = "the device ran out of memory while it worked on this request; send it again later, or a smaller one."
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,15 @@ class _Call:
 class AsyncEngine:
     """Used from one event loop, that of `start`. Nobody else may touch the engine until `stop` has returned."""
 
-    def __init__(self, engine: LLMEngine, on_end: Callable[[Sequence], None] = lambda sequence: None):
-        """`on_end` is called with every sequence that ends, in the engine's thread."""
-        self.engine, self._on_end = engine, on_end
+    def __init__(
+        self,
+        engine: LLMEngine,
+        on_end: Callable[[Sequence], None] = lambda sequence: None,
+        on_break: Callable[[Exception], None] = lambda error: None,
+    ):
+        """`on_end` is called with every sequence that ends, in the engine's thread; `on_break` once, in the loop, with
+        what the engine cannot recover from."""
+        self.engine, self._on_end, self._on_break = engine, on_end, on_break
         self.error: Exception | None = None  # what has broken the engine
         self._turns = turns_on(engine.executor.device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -113,11 +120,19 @@ class AsyncEngine:
             try:
                 while self._obey():
                     with self._turns:
-                        updates = self.engine.step()
+                        updates = self._step()
                     self._hand_over([each for update in updates for each in self._taken(update)])
             except Exception as error:
                 self.error = error
+                with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
+                    self._loop.call_soon_threadsafe(self._on_break, error)
         self._end_all()
+
+    def _step(self) -> list[Update]:
+        with contextlib.suppress(OutOfMemoryError, torch.OutOfMemoryError):
+            return self.engine.step()
+        # not within an except clause: the error's frames hold tensors
+        return self.engine.recover()
 
     def _obey(self) -> bool:
         """Carries out what was submitted, waiting for it when there is nothing to do; False: stop."""
@@ -142,13 +157,15 @@ class AsyncEngine:
             self._calls.pop(request_id, None)
             self.engine.abort(request_id)
 
-    def _taken(self, update: Update) -> list[tuple[_Call, Delta]]:
+    def _taken(self, update: Update) -> list[tuple[_Call, Delta | Exception]]:
         if update.finished:
             self._on_end(update.sequence)
         call = self._calls.get(update.sequence.id)
         if call is not None and update.finished:
             del self._calls[update.sequence.id]
-        return [] if call is None else [(call, call.delta(update))]
+        if call is None:
+            return []
+        return [(call, OutOfMemoryError(FULL) if update.sequence.finish_reason == "memory" else call.delta(update))]
 
     def _hand_over(self, results: list[tuple[_Call, Delta | Exception]]) -> None:
         def put() -> None:
@@ -179,5 +196,7 @@ def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
         return
     try:
         future.set_result(function())
+    except torch.OutOfMemoryError:
+        future.set_exception(OutOfMemoryError(FULL))
     except Exception as error:
         future.set_exception(error)

@@ -121,6 +121,13 @@ class Executor(ABC):
         features = self.encoder_cache.features(images, self._encode_images)
         return [features[image.key] for image in images]
 
+    def relieve(self) -> None:
+        """Waits for the device and gives back the memory of what is kept for later."""
+        self.encoder_cache.clear()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
     # --- admission ---
     @contextlib.contextmanager
     def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:

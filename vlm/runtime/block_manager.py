@@ -85,6 +85,11 @@ class BlockManager:
             else:
                 self._owners[block] += 1
 
+    def forget(self) -> None:
+        """No block is found by what it holds any more."""
+        self._free += self._kept
+        self._kept, self._by_key, self._keys = {}, {}, {}
+
     def _evict(self) -> int:
         block = next(iter(self._kept))
         del self._kept[block]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from vlm.config import ModelConfig
-from vlm.errors import InputError, LimitError
+from vlm.errors import EngineError, InputError, LimitError
 from vlm.limits import MAX_STOP_IDS
 from vlm.ops.advance import LENGTH, STOP
 from vlm.runtime.base_executor import Executor
@@ -42,6 +42,8 @@ class LLMEngine:
         self._sequences: dict[int, Sequence] = {}
         self._aborted: set[int] = set()
         self._in_flight: Burst | None = None
+        self._updates: list[Update] = []  # not yet reported
+        self._at_work: list[Sequence] = []  # what the executor was given last
 
     @property
     def has_work(self) -> bool:
@@ -61,31 +63,51 @@ class LLMEngine:
 
     def step(self) -> list[Update]:
         """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready."""
-        updates = self._drop_aborted() if self._aborted else []
-        plan, early = self._schedule()
-        updates += early
+        if self._aborted:
+            self._updates += self._drop_aborted()
+        plan = self._schedule()
         if plan.admitted:
+            self._at_work = plan.admitted
             self._admit(plan.admitted)
         if plan.prefills:
+            self._at_work = [sequence for sequence, _ in plan.prefills]
             self.executor.prefill(plan.prefills)
-        last, self._in_flight = self._in_flight, None
-        if plan.running:
-            self._in_flight = self.executor.launch(plan.running, plan.steps)
+        self._at_work = plan.running
+        launched = self.executor.launch(plan.running, plan.steps) if plan.running else None
+        last, self._in_flight = self._in_flight, launched
         if last is not None:
-            updates += self._apply(last)
+            self._updates += self._apply(last)
         if not self.executor.asynchronous or not self._more_to_launch():
-            updates += self._collect()
+            self._updates += self._collect()
+        return self._reported()
+
+    def recover(self) -> list[Update]:
+        """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
+        ran besides waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
+        """
+        self._updates += self._collect()
+        self.executor.relieve()
+        self.scheduler.start_over()
+        for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
+            self._forget(sequence, "memory")
+            self._updates.append(Update(sequence, (), True))
+        if not self.scheduler.idle:
+            raise EngineError("the KV cache was not whole again after the device had run out of memory.")
+        return self._reported()
+
+    def _reported(self) -> list[Update]:
+        updates, self._updates = self._updates, []
         return updates
 
     def _more_to_launch(self) -> bool:
         return bool(self.scheduler.waiting) or any(s.scheduled < s.max_length for s in self.scheduler.running)
 
-    def _schedule(self) -> tuple[Plan, list[Update]]:
+    def _schedule(self) -> Plan:
         try:
-            return self.scheduler.schedule(in_flight=self._in_flight is not None), []
+            return self.scheduler.schedule(in_flight=self._in_flight is not None)
         except Starved:
-            early = self._collect()
-            return self.scheduler.schedule(in_flight=False), early
+            self._updates += self._collect()
+            return self.scheduler.schedule(in_flight=False)
 
     def _collect(self) -> list[Update]:
         burst, self._in_flight = self._in_flight, None
@@ -139,14 +161,18 @@ class LLMEngine:
         self.scheduler.release(sequence)
         del self._sequences[sequence.id]
 
+    def _forget(self, sequence: Sequence, reason: str) -> None:
+        """Ends one that waits."""
+        self.scheduler.waiting.remove(sequence)
+        sequence.finish_reason = reason
+        del self._sequences[sequence.id]
+
     def _drop_aborted(self) -> list[Update]:
         updates = self._collect()
         for request_id in self._aborted & self._sequences.keys():
             sequence = self._sequences[request_id]
             if not sequence.slots:
-                self.scheduler.waiting.remove(sequence)
-                sequence.finish_reason = "abort"
-                del self._sequences[request_id]
+                self._forget(sequence, "abort")
             else:
                 self._end(sequence, "abort")
             updates.append(Update(sequence, (), True))

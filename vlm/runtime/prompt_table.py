@@ -90,6 +90,9 @@ class EncoderCache:
             self._keep(key, found[key])
         return found
 
+    def clear(self) -> None:
+        self._features.clear()
+
     def _keep(self, key: bytes, features: torch.Tensor) -> None:
         if not self.capacity:
             return

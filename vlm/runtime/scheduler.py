@@ -85,9 +85,22 @@ class Scheduler:
             sequence.scheduled = min(sequence.scheduled + plan.steps, sequence.max_length)
         return plan
 
-    def release(self, sequence: Sequence) -> None:
+    def start_over(self) -> None:
+        """After a step that failed: nobody runs, and no block's content is trusted. The running ones wait again."""
+        for sequence in reversed(list(self.running)):
+            self.release(sequence, computed=False)
+            sequence.preemptions += 1
+            self.waiting.appendleft(sequence)
+        self.blocks.forget()
+
+    @property
+    def idle(self) -> bool:
+        """Does nobody hold a slot or a block?"""
+        return not self.running and len(self._slots) == self.config.num_slots and self.blocks.balanced
+
+    def release(self, sequence: Sequence, computed: bool = True) -> None:
         """Takes a sequence out of the running ones and returns all that it holds."""
-        if self.config.prefix_sharing and sequence.width == 1 and not sequence.work:
+        if computed and self.config.prefix_sharing and sequence.width == 1 and not sequence.work:
             self._name(sequence, 0, len(sequence.tokens) - 1)
         self.running.remove(sequence)
         self._slots += sequence.slots

@@ -1,0 +1,60 @@
+"""Loads the models of a server, one by one."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import torch
+
+import vlm
+from app.server.repository import Entry
+from vlm.config import RuntimeConfig
+from vlm.pipeline import Pipeline
+from vlm.resolve import Progress
+from vlm.runtime.loader import resolve_device
+from vlm.runtime.turns import turns_on
+from vlm.warm_up import warm_up
+
+
+class Loader:
+    """What is free on a GPU is shared out evenly among the caches of models that are yet to load."""
+
+    def __init__(
+        self,
+        device: str = "auto",
+        dtype: str | None = None,
+        max_batch_size: int | None = None,
+        warm: bool | None = None,
+        progress: Progress | None = None,
+    ):
+        """`warm` None: on CUDA, where graphs are captured."""
+        self._device, self._dtype, self._max_batch_size = device, dtype, max_batch_size
+        self._left, self._progress = 1, progress
+        self._warm = resolve_device(device).type == "cuda" if warm is None else warm
+
+    def expect(self, count: int) -> None:
+        """So many models are to load now."""
+        self._left = count
+
+    def model(self, model: str | Path, max_batch_size: int | None = None) -> Pipeline:
+        """Raises a VlmError with one sentence."""
+        fraction = RuntimeConfig.kv_cache_free_gpu_memory_fraction / self._left
+        runtime = RuntimeConfig(self._device, kv_cache_free_gpu_memory_fraction=fraction)
+        limit = max_batch_size or self._max_batch_size
+        with turns_on(resolve_device(self._device)):
+            loaded = vlm.load(model, runtime=runtime, dtype=self._dtype, max_batch_size=limit, progress=self._progress)
+            self._left = max(1, self._left - 1)
+            if self._warm:
+                warm_up(loaded, self._progress)
+        return loaded
+
+    def entry(self, entry: Entry) -> Pipeline:
+        """A model of a repository."""
+        return self.model(entry.fetched(self._progress), entry.max_batch_size)
+
+    def freed(self) -> None:
+        """Gives the memory of models that are no more back to the device."""
+        with turns_on(resolve_device(self._device)):
+            gc.collect()
+            torch.cuda.empty_cache()

@@ -1,0 +1,114 @@
+"""A model repository as Triton has it: NAME/config.pbtxt (or none) and NAME/VERSION/ with an engine or a model folder.
+
+https://github.com/triton-inference-server/server: docs/user_guide/model_repository.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from app.server.repository_files import Tree
+from app.triton import pbtxt
+from app.triton.options import ENGINE
+from vlm.errors import ModelNotFoundError, VlmError
+from vlm.resolve import Progress
+
+CONFIG = "config.pbtxt"
+SIGNS = ("manifest.json", "config.json")  # of an engine; of a checkpoint or a Hugging Face folder
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of a repository, as it lies there."""
+
+    name: str  # of its folder
+    version: str
+    place: PurePosixPath  # of the engine or model folder
+    tree: Tree
+    max_batch_size: int | None  # None: it does not say
+
+    @property
+    def stamp(self) -> str:
+        """Changes with its files and its version."""
+        return f"{self.tree.stamp(self.place)}-{self.max_batch_size}"
+
+    def fetched(self, progress: Progress | None = None) -> Path:
+        """The folder on this disk."""
+        return self.tree.local(self.place, progress)
+
+
+def scan(url: str) -> dict[str, Entry | VlmError]:
+    """Every model of a repository by its name, or why it cannot be served, in a sentence.
+
+    An ensemble is served by the engine among its steps, which reads texts too; its parts are no models of their own.
+    Raises InputError for a repository that cannot be reached.
+    """
+    tree = Tree.of(url)
+    configs = {name: _tried(lambda name=name: _config(tree, name)) for name in tree.folders(PurePosixPath())}
+    parts = {step for config in configs.values() for step in _steps(config)}
+    whole = {name: config for name, config in configs.items() if name not in parts}
+    return {name: _tried(lambda name=name: _entry(tree, name, configs)) for name in whole}
+
+
+def _tried(made: Any) -> Any:
+    try:
+        return made()
+    except VlmError as error:
+        return error
+
+
+def _config(tree: Tree, name: str) -> Any:
+    """A ModelConfig; None where there is no file."""
+    at = PurePosixPath(name, CONFIG)
+    return pbtxt.parsed(tree.text(at), tree.root / name / CONFIG) if at in tree.stamps else None
+
+
+def _steps(config: Any) -> list[str]:
+    """Of an ensemble its models' names."""
+    is_one = config is not None and not isinstance(config, VlmError) and config.platform == "ensemble"
+    return [step.model_name for step in config.ensemble_scheduling.step] if is_one else []
+
+
+def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
+    config = configs[name]
+    if isinstance(config, VlmError):
+        raise config
+    limit = None if config is None else max(1, config.max_batch_size)  # Triton's 0: no batches
+    if not (steps := _steps(config)):
+        version = _version(tree, name, config)
+        return Entry(name, version, _place(tree, PurePosixPath(name, version)), tree, limit)
+    own = [entry for step in steps if isinstance(entry := _tried(lambda step=step: _step(tree, step, configs)), Entry)]
+    if len(own) != 1:
+        raise ModelNotFoundError(
+            f"{tree.root / name} is an ensemble with {len(own)} engines of vlm among its steps; it needs one."
+        )
+    return Entry(name, _version(tree, name, config), own[0].place, tree, limit)
+
+
+def _step(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
+    if name not in configs:
+        raise ModelNotFoundError(f"{tree.root} holds no {name}.")
+    return _entry(tree, name, configs)
+
+
+def _version(tree: Tree, name: str, config: Any) -> str:
+    """The latest of those that the model's policy allows."""
+    found = [v for v in tree.folders(PurePosixPath(name)) if v.isdecimal() and not v.startswith("0")]
+    if config is not None and config.version_policy.WhichOneof("policy_choice") == "specific":
+        found = [v for v in found if int(v) in config.version_policy.specific.versions]
+    if not found:
+        raise ModelNotFoundError(f"{tree.root / name} holds no version to serve; put the model into {name}/1/.")
+    return max(found, key=int)
+
+
+def _place(tree: Tree, version: PurePosixPath) -> PurePosixPath:
+    """Where in a version's folder the model is."""
+    inner = tree.folders(version)
+    places = [version / ENGINE, version, *([version / inner[0]] if len(inner) == 1 and inner[0] != "frontend" else [])]
+    if (place := next((p for p in places if any(p / sign in tree.stamps for sign in SIGNS)), None)) is None:
+        raise ModelNotFoundError(
+            f"{tree.root.joinpath(*version.parts)} holds no engine and no Hugging Face folder; put its files there."
+        )
+    return place

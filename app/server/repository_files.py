@@ -1,0 +1,85 @@
+"""The files of a model repository, on this disk or in a store; what is remote is fetched once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from app.ocr.storage import files_below, is_remote, location, reaching, seen, seen_object
+from vlm.errors import InputError
+from vlm.files import atomic_dir
+from vlm.resolve import Progress, cache_root
+
+
+@dataclass(frozen=True)
+class Tree:
+    """What lies below a folder, as it was listed."""
+
+    root: Path  # or what acts as one
+    stamps: dict[PurePosixPath, str]  # of each file below it; a stamp changes when the file is written
+
+    @classmethod
+    def of(cls, url: str) -> Tree:
+        """InputError where it cannot be reached or holds nothing."""
+        root = location(url)
+        with reaching(root):
+            stamps = dict(_remote(root) if is_remote(root) else _local(root))
+        if not stamps:
+            raise InputError(f"the model repository {url} holds no files; give a folder of models: NAME/VERSION/….")
+        return cls(root, stamps)
+
+    def folders(self, at: PurePosixPath) -> list[str]:
+        """The names of those in a folder."""
+        below = (file.relative_to(at).parts for file in self.stamps if file.is_relative_to(at))
+        return sorted({parts[0] for parts in below if len(parts) > 1})
+
+    def text(self, at: PurePosixPath) -> str:
+        path = self.root.joinpath(*at.parts)
+        with reaching(path):
+            return path.read_text(encoding="utf-8")
+
+    def stamp(self, at: PurePosixPath) -> str:
+        """Changes with the files of a folder."""
+        files = sorted((str(file), stamp) for file, stamp in self.stamps.items() if file.is_relative_to(at))
+        return hashlib.sha256(json.dumps([str(self.root), files]).encode()).hexdigest()[:16]
+
+    def local(self, at: PurePosixPath, progress: Progress | None = None) -> Path:
+        """A folder on this disk: itself, or its copy in the cache, which is made when there is none."""
+        if not is_remote(self.root):
+            return self.root.joinpath(*at.parts)
+        from filelock import FileLock
+
+        out = cache_root() / "repositories" / f"{'-'.join(at.parts)}-{self.stamp(at)}"
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(out.with_suffix(".lock")):
+            if not out.is_dir():
+                with atomic_dir(out, lambda folder: False, "copy", InputError) as draft:
+                    self._fetch(at, draft, progress)
+        return out
+
+    def _fetch(self, at: PurePosixPath, draft: Path, progress: Progress | None) -> None:
+        names = [file.relative_to(at) for file in self.stamps if file.is_relative_to(at)]
+        for done, name in enumerate(names):
+            if progress:
+                progress(f"Fetching {at.parts[0]}", done, len(names))
+            source, target = self.root.joinpath(*at.parts, *name.parts), draft / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with reaching(source):
+                source.fs.get_file(source.path, str(target))
+
+
+def _local(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
+    for file, _ in files_below(root):
+        yield PurePosixPath(file.relative_to(root).as_posix()), seen(file).stamp
+
+
+def _remote(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
+    root.fs.invalidate_cache()
+    top = PurePosixPath(root.path)
+    for found, info in root.fs.find(root.path, detail=True).items():
+        name = PurePosixPath(root.fs._strip_protocol(found)).relative_to(top)
+        if not any(part.startswith(".") for part in name.parts):
+            yield name, seen_object(info).stamp

@@ -1,0 +1,1 @@
+"""Models for Triton Inference Server: a repository is written, and its Python models are run."""

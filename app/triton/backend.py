@@ -1,0 +1,79 @@
+"""What the exported models share: Triton's Python backend, tensors in and out, a loop for coroutines.
+
+https://github.com/triton-inference-server/python_backend
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Coroutine, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vlm.compile.engine_dir import EngineDir, Manifest
+from vlm.errors import VlmError
+from vlm.frontend import Frontend
+
+T = TypeVar("T")
+ENGINE_FOLDER, FRONTEND_FOLDER = "engine", "frontend"  # in that of a version
+Tensors = dict[str, np.ndarray]
+
+
+def utils() -> Any:
+    """Triton's module; it is there within Triton alone."""
+    import triton_python_backend_utils
+
+    return triton_python_backend_utils
+
+
+def engine_of(args: Mapping[str, str]) -> Path:
+    """The engine in the folder of a model's version."""
+    return Path(args["model_repository"]) / args["model_version"] / ENGINE_FOLDER
+
+
+def frontend_of(args: Mapping[str, str]) -> Frontend:
+    """Of an engine whose weights are elsewhere."""
+    folder = Path(args["model_repository"]) / args["model_version"] / FRONTEND_FOLDER
+    return Frontend.of(EngineDir(folder, Manifest.read(folder)))
+
+
+def config_of(args: Mapping[str, str]) -> dict[str, Any]:
+    return json.loads(args["model_config"])
+
+
+def inputs_of(request: Any) -> Tensors:
+    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+
+
+def response(tensors: Tensors, config: Mapping[str, Any]) -> Any:
+    """With the outputs that the model's configuration names."""
+    names = [output["name"] for output in config["output"]]
+    return utils().InferenceResponse([utils().Tensor(name, tensors[name]) for name in names])
+
+
+def failure(error: Exception) -> Any:
+    """One sentence for what the client can mend; else what it was, for who looks after the server."""
+    text = str(error) if isinstance(error, VlmError) else f"{type(error).__name__}: {error}"
+    return utils().InferenceResponse([], error=utils().TritonError(text))
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vlm", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,93 @@
+"""The four models of an exported repository, as Triton's model configurations.
+
+https://github.com/triton-inference-server/common: protobuf/model_config.proto
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from app.server.model_config import described
+from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
+from app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig
+from vlm.frontend import Frontend
+
+PROMPT_LENGTH = TensorSpec("prompt_length", "UINT32", (1,), optional=False)  # ids of it that stand in output_ids
+GIVEN_TEXT = ("text_input", "image")
+PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images")
+READ_BACK = ("output_ids", "sequence_length")
+
+
+def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any]]:
+    """By what each model does. An engine without a tokenizer stands alone, else it is a part of an ensemble."""
+    if frontend.tokenizer is None:
+        return {ENGINE: _engine(config.name, frontend, config)}
+    names, prepared = config.folders, prepared_specs(frontend)
+    given = _texts(frontend)
+    before = _python(names[BEFORE], config, [s for s in given if s.name in GIVEN_TEXT], prepared, "KIND_CPU")
+    read = [replace(spec, optional=False) for spec in IDS_OUT if spec.name in READ_BACK]
+    after = _python(names[AFTER], config, [*read, PROMPT_LENGTH], TEXT_OUT[:1], "KIND_CPU")
+    return {
+        ENSEMBLE: _ensemble(given, prepared, config),
+        BEFORE: before,
+        ENGINE: _engine(names[ENGINE], frontend, config),
+        AFTER: after,
+    }
+
+
+def prepared_specs(frontend: Frontend) -> tuple[TensorSpec, ...]:
+    """What preprocessing gives: ids, pixels, and where the output of a model without ids begins."""
+    by_ids = specs_of(frontend, IDS_IN)
+    has_ids = any(spec.name == "input_ids" for spec in by_ids)
+    names = PREPARED if has_ids else (*PREPARED, "decoder_input_ids", "decoder_input_lengths")
+    return (*(spec for spec in by_ids if spec.name in names), PROMPT_LENGTH)
+
+
+def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
+    """What the ensemble takes; the first tensor must be there."""
+    specs = specs_of(frontend, TEXT_IN)
+    first = "image" if frontend.family.inputs == ("image",) else "text_input"
+    return tuple(replace(spec, optional=False) if spec.name == first else spec for spec in specs)
+
+
+def _engine(name: str, frontend: Frontend, config: ExportConfig) -> dict[str, Any]:
+    made = _python(name, config, specs_of(frontend, IDS_IN), IDS_OUT, KINDS[config.device.partition(":")[0]])
+    if number := config.device.partition(":")[2]:
+        made["instance_group"][0]["gpus"] = [int(number)]
+    made["instance_group"][0]["count"] = config.instances
+    return {**made, "model_transaction_policy": {"decoupled": config.stream}}
+
+
+def _python(
+    name: str, config: ExportConfig, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec], kind: str
+) -> dict[str, Any]:
+    """Requests of a batch stay apart in Triton's Python models: their shapes may differ."""
+    made = described(name, config.max_batch_size, inputs, outputs)
+    for tensor in made["input"]:
+        tensor["allow_ragged_batch"] = -1 in tensor["dims"]
+    return {**made, "backend": "python", "instance_group": [{"kind": kind}], "dynamic_batching": {}}
+
+
+def _ensemble(given: tuple[TensorSpec, ...], prepared: tuple[TensorSpec, ...], config: ExportConfig) -> dict[str, Any]:
+    same = lambda names: {name: name for name in names}  # noqa: E731
+    between = {spec.name: f"prepared_{spec.name}" for spec in prepared}
+    texts = [spec.name for spec in given if spec.name in GIVEN_TEXT]
+    options = [spec.name for spec in given if spec.name not in GIVEN_TEXT]
+    length = {PROMPT_LENGTH.name: between.pop(PROMPT_LENGTH.name)}
+    steps = [
+        (BEFORE, same(texts), {**between, **length}),
+        (ENGINE, {**between, **same(options)}, same(spec.name for spec in IDS_OUT)),
+        (AFTER, {**same(READ_BACK), **length}, same([TEXT_OUT[0].name])),
+    ]
+    return {
+        **described(config.name, config.max_batch_size, given, TEXT_OUT),
+        "platform": "ensemble",
+        "ensemble_scheduling": {
+            "step": [
+                {"model_name": config.folders[part], "model_version": "-1", "input_map": ins, "output_map": outs}
+                for part, ins, outs in steps
+            ]
+        },
+    }

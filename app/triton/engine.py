@@ -1,0 +1,106 @@
+"""The engine as a model of Triton's Python backend: FasterTransformer's tensors in and out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import vlm
+from app.server.asked import Asked
+from app.server.infer import read_batch, write_batch
+from app.server.merge import merged
+from app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
+from vlm.async_pipeline import AsyncPipeline, Piece
+from vlm.outputs import Output
+from vlm.processing.workers import ImageWorkers, MediaLimits
+
+NOTHING = Output("", "", [], "", [], 0)
+
+
+class Engine:
+    """All requests that Triton hands over are in flight together, their rows too.
+
+    In streaming (Triton's decoupled) mode every response holds all tokens so far, and the next call of `execute` joins
+    what runs; else a call returns when all of its requests have ended.
+    """
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        self._config = config_of(args)
+        self._streams = utils().using_decoupled_model_transaction_policy(self._config)
+        gpu = args["model_instance_kind"] == "GPU"
+        device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
+        pipeline = vlm.load(engine_of(args), device=device, max_batch_size=self._config["max_batch_size"] or None)
+        self._loop, self._frontend = Loop(), pipeline.frontend
+        self._model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()))
+        self._loop.submit(_call(self._model.start)).result()
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        if self._streams:
+            for request in requests:
+                self._loop.submit(self._send(request, request.get_response_sender()))
+            return None
+        answers = [self._loop.submit(self._answer(request)) for request in requests]
+        return [_result(answer) for answer in answers]
+
+    def finalize(self) -> None:
+        self._loop.submit(self._model.close()).result()
+        self._loop.close()
+
+    # --- in the loop ---
+    async def _answer(self, request: Any) -> Any:
+        async for tensors in self._tensors(inputs_of(request), every=False):
+            return response(tensors, self._config)
+
+    async def _send(self, request: Any, sender: Any) -> None:
+        final = utils().TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        try:
+            async with aclosing(self._tensors(inputs_of(request), every=True)) as answers:
+                async for tensors in answers:
+                    if sender.is_cancelled():
+                        break
+                    sender.send(response(tensors, self._config))
+        except Exception as error:
+            sender.send(failure(error))
+        sender.send(flags=final)
+
+    async def _tensors(self, inputs: Tensors, every: bool) -> AsyncIterator[Tensors]:
+        """A request's outputs: all of them when they have ended, or at every step the ones so far."""
+        asked = read_batch(self._frontend, inputs)
+        rows: list[dict[int, Output]] = [{0: NOTHING} for _ in asked]
+        async with aclosing(merged([self._stream(each) for each in asked])) as pieces:
+            async for number, piece in pieces:
+                rows[number][piece.index] = _grown(rows[number].get(piece.index, NOTHING), piece)
+                if every:
+                    yield self._written(asked, rows)
+        if not every:
+            yield self._written(asked, rows)
+
+    async def _stream(self, asked: Asked) -> AsyncIterator[Piece]:
+        request = await self._model.request(asked.source, asked.files, **asked.sampling)
+        async with aclosing(self._model.stream(request)) as pieces:
+            async for piece in pieces:
+                yield piece
+
+    def _written(self, asked: list[Asked], rows: list[dict[int, Output]]) -> Tensors:
+        return write_batch(self._frontend, asked, [[row[index] for index in sorted(row)] for row in rows])
+
+
+def _grown(known: Output, piece: Piece) -> Output:
+    if piece.output is not None:
+        return piece.output
+    tokens, logprobs = [*known.token_ids, *piece.delta.token_ids], [*known.logprobs, *piece.delta.logprobs]
+    return replace(known, token_ids=tokens, logprobs=logprobs)
+
+
+async def _call(function: Any) -> None:
+    function()
+
+
+def _result(answer: Future[Any]) -> Any:
+    try:
+        return answer.result()
+    except Exception as error:
+        return failure(error)

@@ -1,0 +1,65 @@
+"""An engine -> a Triton model repository: an ensemble of preprocessing, the engine by tensors, postprocessing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from app.triton import pbtxt
+from app.triton.backend import ENGINE_FOLDER, FRONTEND_FOLDER
+from app.triton.config import configs
+from app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, ExportConfig
+from vlm.compile.engine_dir import MANIFEST, EngineDir
+from vlm.errors import InputError, LimitError
+from vlm.files import atomic_dir
+from vlm.frontend import Frontend
+
+CONFIG, VERSION = "config.pbtxt", "1"
+FILES = {BEFORE: FRONTEND_FOLDER, ENGINE: ENGINE_FOLDER, AFTER: FRONTEND_FOLDER}
+MODELS = {BEFORE: "Preprocessing", ENGINE: "Engine", AFTER: "Postprocessing"}
+PROGRAM = '''"""Written by `vlm export-triton`; Triton's Python needs the package vlm."""
+
+from app.triton.{module} import {name} as TritonPythonModel
+
+__all__ = ["TritonPythonModel"]
+'''
+
+
+def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
+    """Writes the repository whole or not at all.
+
+    Raises LimitError for a batch that the engine was not built for, InputError where `out` holds something else.
+    """
+    if config.max_batch_size > engine.build.max_batch_size:
+        raise LimitError(
+            f"max_batch_size {config.max_batch_size} is more than the engine's {engine.build.max_batch_size}; rebuild"
+            f" with --max-batch-size {config.max_batch_size}."
+        )
+    made = configs(Frontend.of(engine), config)
+    names = {each["name"] for each in made.values()}
+
+    def is_this(folder: Path) -> bool:
+        return {child.name for child in folder.iterdir()} == names and all(
+            (folder / name / CONFIG).is_file() for name in names
+        )
+
+    with atomic_dir(out, is_this, f"Triton model repository of {config.name}", InputError) as draft:
+        for part, each in made.items():
+            _write_model(draft / each["name"], part, each, engine)
+
+
+def _write_model(folder: Path, part: str, config: dict[str, Any], engine: EngineDir) -> None:
+    version = folder / VERSION
+    version.mkdir(parents=True)
+    (folder / CONFIG).write_text(pbtxt.written(config), encoding="utf-8")
+    if part == ENSEMBLE:
+        # object stores know no empty folders
+        (version / "README").write_text("Triton wants this folder; the ensemble's parts are models of their own.\n")
+        return
+    (version / "model.py").write_text(PROGRAM.format(module=part, name=MODELS[part]), encoding="utf-8")
+    names = [name for name in engine.manifest.files if part == ENGINE or name.startswith("processor/")]
+    for name in (MANIFEST, *names):
+        target = version / FILES[part] / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(engine.path / name, target)

@@ -1,0 +1,36 @@
+"""config.pbtxt: Triton's model configuration as text, by Triton's own protobuf."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from vlm.errors import ConfigError, InputError
+
+EXTRA = "pip install 'vlm[triton]'"
+
+
+def written(config: dict[str, Any]) -> str:
+    """The text of a configuration, fields by their names in the protobuf."""
+    from google.protobuf import json_format, text_format
+
+    return text_format.MessageToString(json_format.ParseDict(config, _schema().ModelConfig()))
+
+
+def parsed(text: str, where: object) -> Any:
+    """-> a ModelConfig. ConfigError for what is none; `where` names it."""
+    schema = _schema()
+    from google.protobuf import text_format
+
+    try:
+        return text_format.Parse(text, schema.ModelConfig())
+    except text_format.ParseError as error:
+        raise ConfigError(f"{where} is no model configuration of Triton's: {error}.") from None
+
+
+def _schema() -> ModuleType:
+    try:
+        from tritonclient.grpc import model_config_pb2
+    except (ImportError, RuntimeError):  # RuntimeError: tritonclient is there without grpc
+        raise InputError(f"config.pbtxt needs the package tritonclient[grpc]: {EXTRA}.") from None
+    return model_config_pb2

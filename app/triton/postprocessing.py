@@ -1,0 +1,34 @@
+"""The engine's tokens -> texts, as a model of Triton's Python backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from app.triton.backend import Tensors, config_of, failure, frontend_of, inputs_of, response
+
+
+class Postprocessing:
+    """A streamed response holds all tokens so far, so its text is the whole one so far."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        self._config, self._frontend = config_of(args), frontend_of(args)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            return response(self._tensors(inputs_of(request)), self._config)
+        except Exception as error:
+            return failure(error)
+
+    def _tensors(self, inputs: Tensors) -> Tensors:
+        ids, lengths, prompts = (inputs[name] for name in ("output_ids", "sequence_length", "prompt_length"))
+        texts = np.empty(lengths.shape, object)
+        for row, beam in np.ndindex(lengths.shape):
+            generated = ids[row, beam, int(prompts[row, 0]) : int(lengths[row, beam])].tolist()
+            texts[row, beam] = self._frontend.text_of(generated).encode("utf-8", "replace")
+        return {"text_output": texts}

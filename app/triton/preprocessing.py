@@ -1,0 +1,74 @@
+"""Texts and images -> the engine's tensors, as a model of Triton's Python backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from app.server.infer import Row, padded, prompt_of, read_text
+from app.server.tensor_specs import TEXT_IN, checked
+from app.triton.backend import Tensors, config_of, failure, frontend_of, inputs_of, response
+from vlm.processing.workers import MediaLimits, read_pixels
+from vlm.runtime.request import Request, SamplingParams
+
+
+class Preprocessing:
+    """Requests are read side by side: decoding images leaves Python's lock."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        self._config, self._frontend = config_of(args), frontend_of(args)
+        self._pool = ThreadPoolExecutor()
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return list(self._pool.map(self._answer, requests))
+
+    def finalize(self) -> None:
+        self._pool.shutdown()
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            return response(self._tensors(inputs_of(request)), self._config)
+        except Exception as error:
+            return failure(error)
+
+    def _tensors(self, inputs: Tensors) -> Tensors:
+        size, tensors = checked(inputs, TEXT_IN)
+        rows = [self._request({name: array[i] for name, array in tensors.items()}) for i in range(size)]
+        encoder = self._frontend.encoder is not None
+        ids = [list((r.encoder_input_ids if encoder else r.decoder_prompt_token_ids) or ()) for r in rows]
+        starts = [list(r.decoder_prompt_token_ids) for r in rows]
+        given = [prompt_of(self._frontend, r.decoder_prompt_token_ids) for r in rows]
+        return {
+            "input_ids": padded(ids, 0, np.uint32),
+            "sequence_length": _lengths(ids),
+            "decoder_input_ids": padded(starts, 0, np.uint32),
+            "decoder_input_lengths": _lengths(starts),
+            "prompt_length": _lengths(given),
+            **(self._pixels(rows) if self._frontend.vision else {}),
+        }
+
+    def _request(self, row: Row) -> Request:
+        source, files = read_text(self._frontend, row)
+        if files:
+            images = read_pixels(files, self._frontend.image_source, MediaLimits())
+            source = self._frontend.with_pixels(source, images)
+        return self._frontend.inputs.request(source, SamplingParams())
+
+    def _pixels(self, rows: list[Request]) -> Tensors:
+        """[batch, images, C, H, W], at least one image wide: an ensemble waits for every tensor of its steps."""
+        found = [
+            [image.pixel_values for image in r.images] if r.pixel_values is None else [r.pixel_values] for r in rows
+        ]
+        vision = self._frontend.vision
+        table = np.zeros((len(rows), max(1, *map(len, found)), vision.num_channels, *vision.image_size), np.float32)
+        for row, images in zip(table, found, strict=True):
+            for place, image in zip(row, images, strict=False):
+                place[:] = image
+        return {"pixel_values": table, "num_images": _lengths(found)}
+
+
+def _lengths(rows: list[list[Any]]) -> np.ndarray:
+    return np.array([[len(row)] for row in rows], np.uint32)

@@ -1,0 +1,36 @@
+"""Fixtures of S3, served by moto on the loopback interface."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+import pytest
+
+from tests.s3_kit import store
+
+
+@pytest.fixture(scope="session")
+def s3_server():
+    moto = pytest.importorskip("moto.server", reason="moto is not installed")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch, tmp_path_factory):
+    """The URL of a new bucket."""
+    import s3fs
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server, "AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_DEFAULT_REGION": "us-east-1", "VLM_CACHE": str(tmp_path_factory.getbasetemp() / "s3-cache"),
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    name = uuid.uuid4().hex
+    store().mkdir(name)
+    return f"s3://{name}"

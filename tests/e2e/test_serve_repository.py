@@ -1,0 +1,253 @@
+"""`vlm serve --model-repository`: Triton's model repositories, on disk and in S3, under Triton's own client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import openai
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+
+from app.server.config import ServerConfig
+from app.server.control import Repositories
+from app.server.loading import Loader
+from app.server.repository import Entry, scan
+from app.server.run import run
+from tests.prompted_kit import call
+from tests.s3_kit import store
+from tests.server_kit import EXAMPLES, alone, load, serving, until
+from vlm.errors import InputError, VlmError
+from vlm.resolve import packaged_models
+
+TEXT = "translate English to German: The old ship is small."
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    out = tmp_path_factory.mktemp("repository") / "models"
+    assert call("export-triton", "mini-t5", "-o", out, "--device", "cpu", "--max-batch-size", "3").exit_code == 0
+    return out
+
+
+def copied(exported: Path, folder: Path) -> Path:
+    """A repository of an ensemble of ours, a Hugging Face folder in two versions, and what cannot be served."""
+    shutil.copytree(exported, folder)
+    for version in ("1", "2", "02"):
+        shutil.copytree(packaged_models()["mini-nougat"], folder / "page" / version)
+    for name in ("empty/1", "unversioned/latest"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "notes.txt").write_text("nothing")
+    (folder / "odd" / "1").mkdir(parents=True)
+    (folder / "odd" / "config.pbtxt").write_text("max_batch_size: many")
+    return folder
+
+
+@contextlib.contextmanager
+def served(*urls: str, **config):
+    repositories = Repositories([str(url) for url in urls], Loader("cpu"))
+    repositories.scan()
+    good = [name for name, found in repositories.found.items() if isinstance(found, Entry)]
+    with (
+        serving({name: repositories.load(name) for name in good}, repositories, **config) as found,
+        triton.InferenceServerClient(found.address, network_timeout=60) as client,
+    ):
+        yield found, client
+
+
+def translated(client, name: str = "mini-t5", version: str = "") -> str:
+    text = triton.InferInput("text_input", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[TEXT.encode()]], object))
+    return client.infer(name, [text], version).as_numpy("text_output")[0, 0].decode()
+
+
+def states(client) -> dict[str, str]:
+    return {row["name"]: row["state"] for row in client.get_model_repository_index()}
+
+
+def test_a_repository_in_s3_is_served_and_fetched_once(exported, bucket, tmp_path, monkeypatch):
+    import s3fs
+
+    store().put(str(copied(exported, tmp_path / "models")), f"{bucket}/models", recursive=True)
+    fetched, get_file = [], s3fs.S3FileSystem.get_file
+    counted = lambda self, source, *rest, **more: (fetched.append(source), get_file(self, source, *rest, **more))[1]  # noqa: E731
+    monkeypatch.setattr(s3fs.S3FileSystem, "get_file", counted)
+    with served(f"{bucket}/models") as (found, client):
+        assert translated(client) == alone("mini-t5").generate(text=TEXT).text
+        page = triton.InferInput("image", [1, 1], "BYTES")
+        page.set_data_from_numpy(np.array([[(EXAMPLES / "page.png").read_bytes()]], object))
+        [[text]] = client.infer("page", [page]).as_numpy("text_output")
+        assert text.decode() == alone("mini-nougat").generate(EXAMPLES / "page.png").text
+        assert client.get_model_metadata("page")["versions"] == ["2"]
+        assert client.get_model_config("mini-t5")["max_batch_size"] == 3
+        assert found.service("mini-t5").pipeline.llm.max_batch_size == 3
+        rows = {row["name"]: row for row in client.get_model_repository_index()}
+    assert {name for name, row in rows.items() if row["state"] == "READY"} == {"mini-t5", "page"}
+    assert rows.keys() == {"mini-t5", "page", "empty", "unversioned", "odd"}
+    assert all(rows[name]["reason"].endswith(".") for name in ("empty", "unversioned", "odd"))
+    assert not any("/page/1/" in name or "preprocessing" in name for name in fetched) and len(fetched) > 4
+    fetched.clear()
+    with served(f"{bucket}/models") as (_, client):
+        assert translated(client) and fetched == []
+        store().pipe_file(f"{bucket}/models/page/2/extra.txt", b"changed")
+        assert scan(f"{bucket}/models")["page"].fetched().joinpath("extra.txt").read_text() == "changed"
+
+
+def test_models_come_and_go_while_others_are_asked(exported, tmp_path):
+    shutil.copytree(exported, models := tmp_path / "models")
+    shutil.copytree(packaged_models()["mini-t5"], tmp_path / "later")
+    with served(models, model_control=True) as (_, client):
+        before = translated(client)
+        client.unload_model("mini-t5")
+        assert states(client) == {"mini-t5": "UNAVAILABLE"} and not client.is_model_ready("mini-t5")
+        with pytest.raises(InferenceServerException, match="not served here"):
+            translated(client)
+        client.load_model("mini-t5")
+        assert translated(client) == before
+        (models / "hf").mkdir()
+        (tmp_path / "later").rename(models / "hf" / "1")
+        client.load_model("hf")
+        assert translated(client, "hf", "1") == before and states(client) == {"mini-t5": "READY", "hf": "READY"}
+        shutil.copytree(models / "hf" / "1", models / "hf" / "10")
+        client.load_model("hf")
+        assert client.get_model_metadata("hf")["versions"] == ["10"] and translated(client, "hf", "10") == before
+        with pytest.raises(InferenceServerException, match="there is 10"):
+            translated(client, "hf", "1")
+        with pytest.raises(InferenceServerException, match="in no repository"):
+            client.load_model("nothing")
+
+
+def test_what_is_asked_ends_before_its_model_goes(exported):
+    with served(exported, model_control=True) as (found, client), ThreadPoolExecutor() as pool:
+        service = found.service("mini-t5")
+        with openai.OpenAI(base_url=f"{found.url}/v1", api_key="none") as asking:
+            options = {"extra_body": {"ignore_eos": True}, "max_tokens": 90, "stream": True}
+            stream = asking.chat.completions.create(
+                model="mini-t5", messages=[{"role": "user", "content": TEXT}], **options
+            )
+            first = next(stream)
+            gone = pool.submit(client.unload_model, "mini-t5")
+            until(lambda: "mini-t5" not in found.app.state.services.by_name)
+            assert first and [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] == "length"
+        gone.result()
+        assert service.held == 0 and service.pipeline.llm.scheduler.blocks.balanced
+
+
+def test_control_is_for_repositories_and_must_be_allowed(exported):
+    with served(exported) as (_, client):
+        with pytest.raises(InferenceServerException, match="--model-control") as caught:
+            client.unload_model("mini-t5")
+        assert caught.value.status() == "403"
+    with serving(load("mini-t5"), model_control=True) as found, triton.InferenceServerClient(found.address) as client:
+        with pytest.raises(InferenceServerException, match="not of a model repository"):
+            client.unload_model("mini-t5")
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(f"{found.url}/v2/repository/index", b"{")
+        with urllib.request.urlopen(f"{found.url}/v2/repository/index", b'{"ready": true}') as answer:
+            assert [row["name"] for row in json.load(answer)] == ["mini-t5"]
+
+
+POLICY = "version_policy {{ specific {{ versions: [{}] }} }} max_batch_size: {}"
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "limit"),
+    [
+        (None, "12", None),
+        ("max_batch_size: 4", "12", 4),
+        ("max_batch_size: 0", "12", 1),
+        ("version_policy { latest { num_versions: 1 } }", "12", 1),
+        (POLICY.format("2, 9, 30", 5), "9", 5),
+    ],
+)
+def test_versions_and_batches_are_as_the_configuration_says(tmp_path, config, version, limit):
+    for each in ("2", "9", "12"):
+        (tmp_path / "m" / each).mkdir(parents=True)
+        (tmp_path / "m" / each / "config.json").write_text("{}")
+    if config:
+        (tmp_path / "m" / "config.pbtxt").write_text(config)
+    entry = scan(str(tmp_path))["m"]
+    assert (entry.version, entry.max_batch_size, entry.fetched()) == (version, limit, tmp_path / "m" / version)
+
+
+def test_each_broken_model_is_one_sentence(exported, tmp_path):
+    models = copied(exported, tmp_path / "models")
+    (models / "odd" / "1" / "x").write_text("")
+    (models / "never" / "1").mkdir(parents=True)
+    (models / "never" / "1" / "config.json").write_text("{}")
+    (models / "never" / "config.pbtxt").write_text(POLICY.format("7", 1))
+    shutil.rmtree(models / "mini-t5-engine")
+    found = scan(str(models))
+    told = {name: str(error) for name, error in found.items() if not isinstance(error, Entry)}
+    assert told.keys() == {"empty", "unversioned", "odd", "never", "mini-t5"} and isinstance(found["page"], Entry)
+    for name, words in {
+        "empty": "holds no engine", "unversioned": "holds no version", "odd": "no model configuration",
+        "never": "holds no version", "mini-t5": "0 engines",
+    }.items():  # fmt: skip
+        assert words in told[name] and str(models / name) in told[name] and told[name].endswith(".")
+
+
+def test_the_command_tells_of_broken_models_and_serves_the_others(exported, tmp_path, monkeypatch):
+    models, seen = copied(exported, tmp_path / "models"), {}
+
+    def stands_in(pipelines, config, announce, repositories):
+        seen.update(pipelines=pipelines, config=config)
+        announce("http://here")
+        return "the engine of page has broken: device lost"
+
+    monkeypatch.setattr("app.server.run.run", stands_in)
+    result = call("serve", "mini=mini-t5", "--model-repository", models, "--device", "cpu", "--warm-up")
+    assert result.exit_code == 70 and "page has broken: device lost; start the server again." in result.stderr
+    assert seen["pipelines"].keys() == {"mini", "mini-t5", "page"} and seen["config"].exit_when_broken
+    told = [line for line in result.stderr.splitlines() if line.startswith(f"vlm: {models}")]
+    assert len(told) == 3 and "serving mini, mini-t5, page at http://here" in result.stderr
+    for arguments, words in (
+        ([], "nothing to serve"),
+        (["mini-t5", "--model-repository", models], "both a MODEL and in a model repository"),
+        (["--model-repository", models, "--model-repository", models], "two model repositories hold"),
+        (["--model-repository", tmp_path / "none"], "none"),
+        (["--model-repository", "nosuch://x"], "nosuch"),
+        (["--model-repository", models / "empty"], "could be loaded"),
+    ):
+        refused = call("serve", *arguments, "--device", "cpu")
+        assert refused.exit_code == 2 and words in refused.stderr and "internal" not in refused.stderr
+
+
+def test_a_server_ends_with_an_engine_that_cannot_recover(monkeypatch):
+    pipelines = load("mini-t5")
+
+    def broken():
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(pipelines["mini-t5"].llm, "step", broken)
+    addresses: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(run, pipelines, ServerConfig(port=0, preprocess_workers=0), addresses.append)
+        until(lambda: addresses)
+        client = openai.OpenAI(base_url=f"{addresses[0]}/v1", api_key="none", max_retries=8)
+        with pytest.raises((openai.InternalServerError, openai.APIConnectionError)):
+            client.with_options(max_retries=0).chat.completions.create(
+                model="mini-t5", messages=[{"role": "user", "content": TEXT}]
+            )
+        assert ended.result(60) == "the engine of mini-t5 has broken: device lost"
+
+
+def test_repositories_that_cannot_be_reached(tmp_path):
+    with pytest.raises(InputError, match="holds no files"):
+        scan(str(tmp_path))
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "manifest.json").write_text("{")
+    repositories = Repositories([str(tmp_path)], Loader("cpu"))
+    repositories.scan()
+    with pytest.raises(VlmError, match="neither an engine") as caught:
+        repositories.load("m")
+    assert repositories.found["m"] is caught.value

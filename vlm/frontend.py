@@ -1,0 +1,124 @@
+"""What reads an engine's inputs and outputs; it needs the manifest and the processor's files, no weights."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlm import registry
+from vlm.config import Config, ModelConfig, VisionConfig
+from vlm.errors import InputError
+from vlm.inputs import InputReader
+from vlm.ops.advance import loop_period
+from vlm.outputs import without_loop
+from vlm.processing.image_processor import ImageProcessor, ProcessorSource
+from vlm.processing.prompts import Prompts
+from vlm.processing.tokenization import Tokenizer
+from vlm.registry import FamilySpec
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vlm.compile.engine_dir import EngineDir
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """Of one engine. Used by several threads at once."""
+
+    family: FamilySpec
+    config: ModelConfig  # the decoder's
+    encoder: ModelConfig | None
+    vision: VisionConfig | None
+    tokenizer: Tokenizer | None
+    processor_source: ProcessorSource | None  # where another process finds the image processor
+    image_processor: ImageProcessor | None
+    inputs: InputReader
+    postprocess: Callable[[str], str]
+
+    @classmethod
+    def of(cls, engine: EngineDir) -> Frontend:
+        """Raises EngineError for a damaged processor."""
+        family, configs = registry.family(engine.family), _configs(engine)
+        tokenizer = Tokenizer.from_dir(engine.processor_dir) if engine.processor_dir else None
+        config, encoder, vision = configs["decoder"], configs.get("encoder"), configs.get("visual")
+        source = (
+            ProcessorSource(engine.processor_dir, family.image_processor, tuple(vision.image_size)) if vision else None
+        )
+        processor = source.load() if source else None
+        vocab_size = (encoder or config).vocab_size
+        prompts = None
+        if family.prompt is not None:
+            features = vision.num_features if vision else 0
+            prompts = Prompts.load(family.prompt, tokenizer, engine.processor_dir, vocab_size, features)
+        inputs = InputReader(
+            family,
+            config,
+            vision,
+            engine.generation,
+            tokenizer,
+            processor,
+            prompts,
+            engine.build.max_encoder_input_len or 0,
+            encoder is not None,
+            encoder and vocab_size,
+        )
+        postprocess = _imported(family.postprocess) if family.postprocess else str
+        return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess)
+
+    @property
+    def image_source(self) -> ProcessorSource:
+        """Raises InputError for a model of texts."""
+        if self.processor_source is None:
+            raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
+        return self.processor_source
+
+    def with_pixels(self, source: dict[str, Any], images: list[np.ndarray]) -> dict[str, Any]:
+        """An input of `Pipeline.generate` and its images, of each [pages, C, H, W] -> the input that has them in it.
+
+        Raises InputError for more images than the model reads.
+        """
+        import torch
+
+        if "messages" in source:
+            source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
+        pixels = torch.cat([torch.from_numpy(x) for x in images])
+        if self.family.prompt is not None:
+            return {**source, "pixel_values": pixels}
+        if len(pixels) != 1:
+            raise InputError(
+                f"{self.family.name} reads one image a request, got {len(pixels)}; send a request for each."
+            )
+        return {**source, "pixel_values": pixels[0]}
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """What a sequence's generated tokens say, post-processed; of a loop its first turn."""
+        period = loop_period(token_ids) if self.family.loop_detection else None
+        shown = without_loop(token_ids, period) if period else token_ids
+        return self.postprocess(self.tokenizer.decode(shown))
+
+
+def _configs(engine: EngineDir) -> dict[str, Config]:
+    """By role."""
+    return {
+        role: registry.model_spec(model).config.from_dict(engine.config(role)) for role, model in engine.roles.items()
+    }
+
+
+def _imported(target: str) -> Callable[[str], str]:
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
+    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
+    count = iter(counts)
+
+    def expanded(content: Any) -> Any:
+        if isinstance(content, str):
+            return content
+        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
+
+    return [{**message, "content": expanded(message["content"])} for message in messages]
