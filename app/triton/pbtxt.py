@@ -32,5 +32,5 @@ def _schema() -> ModuleType:
     try:
         from tritonclient.grpc import model_config_pb2
     except (ImportError, RuntimeError):  # RuntimeError: tritonclient is there without grpc
-        raise InputError(f"config.pbtxt needs the package tritonclient[grpc]: {EXTRA}.") from None
+        raise InputError(f"config.pbtxt needs the packages tritonclient and grpcio: {EXTRA}.") from None
     return model_config_pb2
