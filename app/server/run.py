@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import uvicorn
 
@@ -15,12 +15,13 @@ from vlm.pipeline import Pipeline
 
 
 def run(
-    pipelines: Mapping[str, Pipeline],
+    pipelines: dict[str, Pipeline],
     config: ServerConfig,
     announce: Callable[[str], None],
     repositories: Repositories | None = None,
 ) -> str | None:
-    """Serves until SIGTERM or SIGINT; what runs then has `drain_seconds` to end. `announce` is told the address.
+    """Serves these models, which it owns from now on, until SIGTERM or SIGINT; what runs then has `drain_seconds` to
+    end. `announce` is told the address.
 
     Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there.
     """

@@ -7,6 +7,7 @@ import json
 import shutil
 import urllib.error
 import urllib.request
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -105,9 +106,10 @@ def test_a_repository_in_s3_is_served_and_fetched_once(exported, bucket, tmp_pat
 def test_models_come_and_go_while_others_are_asked(exported, tmp_path):
     shutil.copytree(exported, models := tmp_path / "models")
     shutil.copytree(packaged_models()["mini-t5"], tmp_path / "later")
-    with served(models, model_control=True) as (_, client):
-        before = translated(client)
+    with served(models, model_control=True) as (found, client):
+        before, held = translated(client), weakref.ref(found.service("mini-t5").pipeline)
         client.unload_model("mini-t5")
+        assert held() is None  # nothing holds its memory
         assert states(client) == {"mini-t5": "UNAVAILABLE"} and not client.is_model_ready("mini-t5")
         with pytest.raises(InferenceServerException, match="not served here"):
             translated(client)

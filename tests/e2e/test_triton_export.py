@@ -167,7 +167,7 @@ def test_configurations_say_what_the_server_says(exported):
     for model in ("mini-t5", "mini-llava"):
         repository = exported(model)
         whole, engine = config_of(repository / model), config_of(repository / f"{model}-engine")
-        assert (whole.platform, engine.backend) == ("ensemble", "python") and engine.dynamic_batching is not None
+        assert (whole.platform, engine.backend) == ("ensemble", "python") and engine.HasField("dynamic_batching")
         with serving(load(model)) as served, triton.InferenceServerClient(served.address) as client:
             said = client.get_model_config(model)
         assert whole.max_batch_size == engine.max_batch_size == said["max_batch_size"]
