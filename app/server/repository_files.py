@@ -39,7 +39,7 @@ class Tree:
     def text(self, at: PurePosixPath) -> str:
         path = self.root.joinpath(*at.parts)
         with reaching(path):
-            return path.read_text(encoding="utf-8")
+            return path.read_bytes().decode("utf-8", "replace")
 
     def stamp(self, at: PurePosixPath) -> str:
         """Changes with the files of a folder."""

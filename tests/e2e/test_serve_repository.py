@@ -120,6 +120,10 @@ def test_models_come_and_go_while_others_are_asked(exported, tmp_path):
         assert client.get_model_metadata("hf")["versions"] == ["10"] and translated(client, "hf", "10") == before
         with pytest.raises(InferenceServerException, match="there is 10"):
             translated(client, "hf", "1")
+        (models / "hf" / "config.pbtxt").write_text("version_policy { specific { versions: 7 } }")
+        with pytest.raises(InferenceServerException, match="holds no version"):
+            client.load_model("hf")
+        assert translated(client, "hf", "10") == before
         for arguments, words in (({}, "in no repository"), ({"config": "{}"}, "no parameters")):
             with pytest.raises(InferenceServerException, match=words):
                 client.load_model("nothing", **arguments)
@@ -130,9 +134,7 @@ def test_what_is_asked_ends_before_its_model_goes(exported):
         service = found.service("mini-t5")
         with openai.OpenAI(base_url=f"{found.url}/v1", api_key="none") as asking:
             options = {"extra_body": {"ignore_eos": True}, "max_tokens": 90, "stream": True}
-            stream = asking.chat.completions.create(
-                model="mini-t5", messages=[{"role": "user", "content": TEXT}], **options
-            )
+            stream = asking.completions.create(model="mini-t5", prompt=TEXT, **options)
             first = next(stream)
             gone = pool.submit(client.unload_model, "mini-t5")
             until(lambda: "mini-t5" not in found.app.state.services.by_name)
@@ -192,9 +194,7 @@ def test_a_server_ends_with_an_engine_that_cannot_recover(monkeypatch):
     with ThreadPoolExecutor() as pool:
         ended = pool.submit(run, pipelines, ServerConfig(port=0, preprocess_workers=0), addresses.append)
         until(lambda: addresses)
-        client = openai.OpenAI(base_url=f"{addresses[0]}/v1", api_key="none", max_retries=8)
+        client = openai.OpenAI(base_url=f"{addresses[0]}/v1", api_key="none", max_retries=0)
         with pytest.raises((openai.InternalServerError, openai.APIConnectionError)):
-            client.with_options(max_retries=0).chat.completions.create(
-                model="mini-t5", messages=[{"role": "user", "content": TEXT}]
-            )
+            client.completions.create(model="mini-t5", prompt=TEXT)
         assert ended.result(60) == "the engine of mini-t5 has broken: device lost"

@@ -40,17 +40,18 @@ def test_each_broken_model_is_one_sentence(tmp_path):
         "empty/1/notes.txt": "", "unversioned/latest/config.json": "{}", "odd/config.pbtxt": "max_batch_size: many",
         "never/1/config.json": "{}", "never/config.pbtxt": POLICY.format("7", 1), "good/1/config.json": "{}",
         "parts/1/README": "", "parts/config.pbtxt": ensemble.format("gone"), "part/1/engine/manifest.json": "{}",
+        "round/1/README": "", "round/config.pbtxt": ensemble.format("parts"),
         "whole/1/README": "", "whole/config.pbtxt": ensemble.format("part"),
     }.items():  # fmt: skip
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
     found = scan(str(tmp_path))
     told = {name: str(error) for name, error in found.items() if not isinstance(error, Entry)}
-    assert told.keys() == {"empty", "unversioned", "odd", "never", "parts"} and isinstance(found["good"], Entry)
+    assert told.keys() == {"empty", "unversioned", "odd", "never", "round"} and isinstance(found["good"], Entry)
     assert found["whole"].fetched() == tmp_path / "part" / "1" / "engine" and "part" not in found
     for name, words in {
         "empty": "holds no engine", "unversioned": "holds no version", "odd": "no model configuration",
-        "never": "holds no version", "parts": "0 engines",
+        "never": "holds no version", "round": "0 engines",
     }.items():  # fmt: skip
         assert words in told[name] and str(tmp_path / name) in told[name] and told[name].endswith(".")
 
