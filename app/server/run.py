@@ -30,7 +30,7 @@ def run(
 
     def end(name: str, error: Exception) -> None:
         broken.append(f"the engine of {name} has broken: {error}".splitlines()[0])
-        server.should_exit = config.exit_when_broken
+        server.should_exit = server.should_exit or config.exit_when_broken
 
     settings = uvicorn.Config(
         create_app(pipelines, config, repositories, end),

@@ -19,11 +19,9 @@ from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from app.server.config import ServerConfig
 from app.server.control import Repositories
 from app.server.loading import Loader
 from app.server.repository import Entry, scan
-from app.server.run import run
 from tests.prompted_kit import call
 from tests.s3_kit import store
 from tests.server_kit import alone, load, serving, until
@@ -181,20 +179,3 @@ def test_the_command_tells_of_broken_models_and_serves_the_others(exported, tmp_
     ):
         refused = call("serve", *arguments, "--device", "cpu")
         assert refused.exit_code == 2 and words in refused.stderr and "internal" not in refused.stderr
-
-
-def test_a_server_ends_with_an_engine_that_cannot_recover(monkeypatch):
-    pipelines = load("mini-t5")
-
-    def broken():
-        raise RuntimeError("device lost")
-
-    monkeypatch.setattr(pipelines["mini-t5"].llm, "step", broken)
-    addresses: list[str] = []
-    with ThreadPoolExecutor() as pool:
-        ended = pool.submit(run, pipelines, ServerConfig(port=0, preprocess_workers=0), addresses.append)
-        until(lambda: addresses)
-        client = openai.OpenAI(base_url=f"{addresses[0]}/v1", api_key="none", max_retries=0)
-        with pytest.raises((openai.InternalServerError, openai.APIConnectionError)):
-            client.completions.create(model="mini-t5", prompt=TEXT)
-        assert ended.result(60) == "the engine of mini-t5 has broken: device lost"
