@@ -17,6 +17,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from app.triton.pbtxt import parsed
+from tests.server_kit import alone
 
 FINAL = 1
 
@@ -134,3 +135,22 @@ def through(repository: Path, name: str, models: dict[str, Any], given: dict[str
         [response] = asked(models[step.model_name], inputs)
         known |= {outer: response.arrays[own] for own, outer in step.output_map.items()}
     return {each.name: known[each.name] for each in config.output}
+
+
+# --- tensors ---
+def texts(*given: str) -> np.ndarray:
+    return np.array([[text.encode()] for text in given], object)
+
+
+def ids_of(*given: str) -> dict[str, np.ndarray]:
+    ids = [alone("mini-t5").request(text).encoder_input_ids for text in given]
+    table = np.zeros((len(ids), max(map(len, ids))), np.uint32)
+    for row, own in zip(table, ids, strict=True):
+        row[: len(own)] = own
+    return {"input_ids": table, "sequence_length": np.array([[len(own)] for own in ids], np.uint32)}
+
+
+def rows(arrays: dict[str, np.ndarray]) -> list[list[int]]:
+    """The best beam's tokens of each row."""
+    pairs = zip(arrays["output_ids"][:, 0], arrays["sequence_length"][:, 0], strict=True)
+    return [ids[:length].tolist() for ids, length in pairs]

@@ -42,29 +42,17 @@ class Frontend:
     def of(cls, engine: EngineDir) -> Frontend:
         """Raises EngineError for a damaged processor."""
         family, configs = registry.family(engine.family), _configs(engine)
-        tokenizer = Tokenizer.from_dir(engine.processor_dir) if engine.processor_dir else None
         config, encoder, vision = configs["decoder"], configs.get("encoder"), configs.get("visual")
-        source = (
-            ProcessorSource(engine.processor_dir, family.image_processor, tuple(vision.image_size)) if vision else None
-        )
+        vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
+        tokenizer = Tokenizer.from_dir(folder) if folder else None
+        source = ProcessorSource(folder, family.image_processor, tuple(vision.image_size)) if vision else None
         processor = source.load() if source else None
-        vocab_size = (encoder or config).vocab_size
-        prompts = None
+        prompts, features = None, vision.num_features if vision else 0
         if family.prompt is not None:
-            features = vision.num_features if vision else 0
-            prompts = Prompts.load(family.prompt, tokenizer, engine.processor_dir, vocab_size, features)
-        inputs = InputReader(
-            family,
-            config,
-            vision,
-            engine.generation,
-            tokenizer,
-            processor,
-            prompts,
-            engine.build.max_encoder_input_len or 0,
-            encoder is not None,
-            encoder and vocab_size,
-        )
+            prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size, features)
+        longest = engine.build.max_encoder_input_len or 0
+        made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
+        inputs = InputReader(family, config, vision, engine.generation, *made)
         postprocess = _imported(family.postprocess) if family.postprocess else str
         return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess)
 

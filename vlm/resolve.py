@@ -132,7 +132,7 @@ def _cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | N
     out = root / "engines" / name
     if _is_whole(out):
         return out
-    with _cache_errors(root), _locked(root / "locks" / f"{name}.lock", progress):
+    with cache_errors(root), _locked(root / "locks" / f"{name}.lock", progress):
         if not _is_whole(out):  # another process may have built it meanwhile
             _sweep(out)
             _build(source, out, build, progress)
@@ -218,7 +218,8 @@ def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _cache_errors(root: Path) -> Iterator[None]:
+def cache_errors(root: Path) -> Iterator[None]:
+    """EngineError where what is done there fails for the disk's reasons."""
     try:
         yield
     except OSError as error:

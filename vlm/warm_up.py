@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from vlm.errors import LimitError, OutOfMemoryError
+from vlm.errors import InputError, OutOfMemoryError
 from vlm.pipeline import Pipeline
 from vlm.runtime.packing import bucket_of
 
 LENGTH = 32  # tokens of a made-up text
+LENGTHS = {"max_new_tokens": 2, "ignore_eos": True}
 WAYS = ({}, {"temperature": 1.0, "num_beams": 1})  # as the model has it, mostly greedy; and sampled
 
 
@@ -34,9 +35,9 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
 def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, Any]) -> bool:
     """False: the device has no memory for so many."""
     llm, ids = pipeline.llm, []
-    with contextlib.suppress(LimitError):  # made for less than this: then there is little to warm up
+    with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
         for source in sources:
-            ids.append(llm.add(pipeline.request(source, max_new_tokens=2, ignore_eos=True, **sampling)))
+            ids.append(llm.add(pipeline.request(source, **LENGTHS, **sampling)))
     with contextlib.suppress(OutOfMemoryError, torch.OutOfMemoryError):
         while llm.has_work:
             llm.step()

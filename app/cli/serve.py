@@ -99,8 +99,8 @@ def serve(
             names, model_repository or [], (device, dtype, max_batch_size, warm_up, progress)
         )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what the server raises again once it has drained
-    announce = lambda address: complain(f"serving {', '.join(pipelines)} at {address}")  # noqa: E731
-    if reason := run(pipelines, config, announce, repositories):
+    served = ", ".join(pipelines)
+    if reason := run(pipelines, config, lambda address: complain(f"serving {served} at {address}"), repositories):
         complain(f"{reason}; start the server again.")
         raise typer.Exit(INTERNAL_ERROR)
 

@@ -116,6 +116,7 @@ def seen(path: Path) -> Seen:
 
 
 def seen_object(info: dict[str, Any]) -> Seen:
+    """The same of what a store's client says of an object."""
     when = next((info[name] for name in ("LastModified", "mtime", "updated", "created") if info.get(name)), None)
     modified = when.astimezone(UTC).isoformat(timespec="seconds") if isinstance(when, datetime) else str(when or "")
     return Seen(f"{info.get('size')}-{info.get('ETag', '')}-{modified}", modified)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
@@ -21,13 +21,14 @@ from vlm.processing.workers import ImageWorkers, MediaLimits
 
 
 def create_app(
-    pipelines: Mapping[str, Pipeline],
+    pipelines: dict[str, Pipeline],
     config: ServerConfig,
     repositories: Repositories | None = None,
     on_break: Callable[[str, Exception], None] = lambda name, error: None,
 ) -> FastAPI:
-    """Serves loaded models under these names; it owns them from now on. `repositories`: where some of them come from,
-    and others may. `on_break` is told of an engine that is beyond recovery."""
+    """Serves loaded models under these names. It owns them from now on, so `pipelines` is emptied: the memory of one
+    that is unloaded must be free. `repositories`: where some of them come from, and others may. `on_break` is told of
+    an engine that is beyond recovery."""
     metrics, services = Metrics(), Services()
     workers = ImageWorkers(config.preprocess_workers, MediaLimits(config.max_images, config.max_image_pixels))
     metrics.watch(lambda: {service.name: service.pipeline.llm for service in services})
@@ -37,13 +38,12 @@ def create_app(
         services.add(Service(name, pipeline, workers, metrics, config.max_requests, version, on_break))
         return services[name]
 
-    for name, pipeline in pipelines.items():
-        add(name, pipeline, loaded[name].version if name in loaded else "1")
+    for name in list(pipelines):
+        add(name, pipelines.pop(name), loaded[name].version if name in loaded else "1")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        for service in services:
-            service.model.start()
+        services.start()  # a loop here would hold the last one
         yield
         for service in services:
             await service.close()

@@ -39,13 +39,18 @@ class Repositories:
             found |= models
         self.found = found
 
-    def load(self, name: str) -> Pipeline:
-        """Raises a VlmError with one sentence, which is kept for the index."""
+    def entry(self, name: str) -> Entry:
+        """Raises a VlmError that says why it cannot be served."""
         if name not in self.found:
             raise ModelNotFoundError(f"model {name!r} is in no repository here; there is {listed(self.found)}.")
+        if isinstance(found := self.found[name], VlmError):
+            raise found
+        return found
+
+    def load(self, name: str) -> Pipeline:
+        """Raises a VlmError with one sentence, which is kept for the index."""
+        entry = self.entry(name)
         try:
-            if isinstance(entry := self.found[name], VlmError):
-                raise entry
             pipeline = self.loader.entry(entry)
         except VlmError as error:
             self.found[name] = error
@@ -82,9 +87,9 @@ class Control:
         repositories = self._checked(name)
         async with self._lock:
             await asyncio.to_thread(repositories.scan)
-            now, before = repositories.found.get(name), repositories.loaded.get(name)
+            entry = repositories.entry(name)  # one that cannot be served takes nobody's place
             if name in self._services.by_name:
-                if isinstance(now, Entry) and before is not None and now.stamp == before.stamp:
+                if entry.stamp == repositories.loaded[name].stamp:
                     return
                 await self._unload(name)
             pipeline = await asyncio.to_thread(repositories.load, name)

@@ -80,12 +80,14 @@ def _pixels(frontend: Frontend, row: Row) -> Any:
     """[n, C, H, W] of a model that is asked in words, [C, H, W] of one that reads an image; None: there is none."""
     import torch
 
-    count = int(row.get("num_images", len(row["pixel_values"])))
-    images = torch.from_numpy(row["pixel_values"][:count].astype(np.float32))
-    if frontend.family.prompt is not None:
-        return images if count else None
-    if count != 1:
-        raise InputError(f"{frontend.family.name} reads one image a request, got {count}; send a request for each.")
+    images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
+    images = torch.from_numpy(images.astype(np.float32))
+    if frontend.family.prompt is not None or frontend.vision is None:
+        return images if len(images) else None
+    if len(images) != 1:
+        raise InputError(
+            f"{frontend.family.name} reads one image a request, got {len(images)}; send a request for each."
+        )
     return images[0]
 
 

@@ -31,7 +31,7 @@ class Loader:
         """`warm` None: on CUDA, where graphs are captured."""
         self._device, self._dtype, self._max_batch_size = device, dtype, max_batch_size
         self._left, self._progress = 1, progress
-        self._warm = resolve_device(device).type == "cuda" if warm is None else warm
+        self._warm = warm
 
     def expect(self, count: int) -> None:
         """So many models are to load now."""
@@ -45,7 +45,7 @@ class Loader:
         with turns_on(resolve_device(self._device)):
             loaded = vlm.load(model, runtime=runtime, dtype=self._dtype, max_batch_size=limit, progress=self._progress)
             self._left = max(1, self._left - 1)
-            if self._warm:
+            if self._warm or (self._warm is None and loaded.device.type == "cuda"):
                 warm_up(loaded, self._progress)
         return loaded
 

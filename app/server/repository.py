@@ -88,8 +88,8 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
 
 
 def _step(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
-    if name not in configs:
-        raise ModelNotFoundError(f"{tree.root} holds no {name}.")
+    if name not in configs or _steps(configs[name]):
+        raise ModelNotFoundError(f"{tree.root} holds no model {name} that is no ensemble itself.")
     return _entry(tree, name, configs)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -16,16 +17,13 @@ router = APIRouter(prefix="/v2/repository")
 @router.post("/index")
 async def index(http: Request) -> JSONResponse:
     """Every model, or with `{"ready": true}` those that can be asked."""
-    body = await http.body()
-    try:
-        asked = json.loads(body) if body else {}
-    except (ValueError, RecursionError):
-        raise InputError("the request is no JSON.") from None
-    return JSONResponse(_control(http).index(isinstance(asked, dict) and asked.get("ready") is True))
+    return JSONResponse(_control(http).index((await _body(http)).get("ready") is True))
 
 
 @router.post("/models/{name}/load")
 async def load(name: str, http: Request) -> Response:
+    if (await _body(http)).get("parameters"):
+        raise InputError("a load takes no parameters here; what a model is stands in its repository.")
     await _control(http).load(name)
     return Response()
 
@@ -34,6 +32,16 @@ async def load(name: str, http: Request) -> Response:
 async def unload(name: str, http: Request) -> Response:
     await _control(http).unload(name)
     return Response()
+
+
+async def _body(http: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await http.body() or "{}")
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict):
+        raise InputError("the body is no JSON object; send one, or none.")
+    return body
 
 
 def _control(http: Request) -> Control:

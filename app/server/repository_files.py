@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from app.ocr.storage import files_below, is_remote, location, reaching, seen, seen_object
 from vlm.errors import InputError
 from vlm.files import atomic_dir
-from vlm.resolve import Progress, cache_root
+from vlm.resolve import Progress, cache_errors, cache_root
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Tree:
     def text(self, at: PurePosixPath) -> str:
         path = self.root.joinpath(*at.parts)
         with reaching(path):
-            return path.read_text(encoding="utf-8")
+            return path.read_bytes().decode("utf-8", "replace")
 
     def stamp(self, at: PurePosixPath) -> str:
         """Changes with the files of a folder."""
@@ -53,8 +53,9 @@ class Tree:
         from filelock import FileLock
 
         out = cache_root() / "repositories" / f"{'-'.join(at.parts)}-{self.stamp(at)}"
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(out.with_suffix(".lock")):
+        with cache_errors(cache_root()):
+            out.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(out.parent / f"{out.name}.lock"):
             if not out.is_dir():
                 with atomic_dir(out, lambda folder: False, "copy", InputError) as draft:
                     self._fetch(at, draft, progress)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import uvicorn
 
@@ -15,12 +15,13 @@ from vlm.pipeline import Pipeline
 
 
 def run(
-    pipelines: Mapping[str, Pipeline],
+    pipelines: dict[str, Pipeline],
     config: ServerConfig,
     announce: Callable[[str], None],
     repositories: Repositories | None = None,
 ) -> str | None:
-    """Serves until SIGTERM or SIGINT; what runs then has `drain_seconds` to end. `announce` is told the address.
+    """Serves these models, which it owns from now on, until SIGTERM or SIGINT; what runs then has `drain_seconds` to
+    end. `announce` is told the address.
 
     Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there.
     """
@@ -29,7 +30,7 @@ def run(
 
     def end(name: str, error: Exception) -> None:
         broken.append(f"the engine of {name} has broken: {error}".splitlines()[0])
-        server.should_exit = config.exit_when_broken
+        server.should_exit = server.should_exit or config.exit_when_broken
 
     settings = uvicorn.Config(
         create_app(pipelines, config, repositories, end),

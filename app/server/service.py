@@ -99,6 +99,11 @@ class Services:
     def __init__(self) -> None:
         self.by_name: dict[str, Service] = {}
 
+    def start(self) -> None:
+        """Within the event loop that will ask them."""
+        for service in self:
+            service.model.start()
+
     def add(self, service: Service) -> None:
         self.by_name[service.name] = service
 

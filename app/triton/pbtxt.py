@@ -18,12 +18,12 @@ def written(config: dict[str, Any]) -> str:
 
 
 def parsed(text: str, where: object) -> Any:
-    """-> a ModelConfig. ConfigError for what is none; `where` names it."""
+    """-> a ModelConfig; fields of a newer Triton are passed over. ConfigError for what is none; `where` names it."""
     schema = _schema()
     from google.protobuf import text_format
 
     try:
-        return text_format.Parse(text, schema.ModelConfig())
+        return text_format.Parse(text, schema.ModelConfig(), allow_unknown_field=True)
     except text_format.ParseError as error:
         raise ConfigError(f"{where} is no model configuration of Triton's: {error}.") from None
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.prompted_kit import call
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python)\n(.*?)```", PAGE, re.DOTALL)
@@ -53,8 +55,8 @@ def test_programs_run(address, program):
 
 def test_a_repository_is_exported_and_served(tmp_path):
     pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
-    export = [*shlex.split(EXPORT.replace("-o repository", f"-o {tmp_path}/repository"))[1:], "--device", "cpu"]
-    subprocess.run([sys.executable, "-m", "app.cli.main", *export], cwd=ROOT, check=True, capture_output=True)
+    export = shlex.split(EXPORT.replace("-o repository", f"-o {tmp_path}/repository"))[1:]
+    assert call(*export, "--device", "cpu").exit_code == 0
     process, address = start(
         REPOSITORY.replace("-repository repository", f"-repository {tmp_path}/repository"), "--preprocess-workers", "0"
     )

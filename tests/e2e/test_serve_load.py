@@ -79,7 +79,7 @@ def check(pipelines: dict, alone: dict, count: int) -> None:
     asks = [make(number, chance) for number in range(count)]
     with serving(pipelines) as served:
         found = asyncio.run(answers(served.url, asks))
-        for service in map(served.service, pipelines):
+        for service in map(served.service, alone):
             until(lambda service=service: service.held == 0 and is_empty(service.pipeline))
         shown = served.app.state.metrics.registry.get_sample_value
         assert shown("vlm_preemptions_total", {"model": "mini-llava"}) > 0

@@ -7,6 +7,7 @@ import json
 import shutil
 import urllib.error
 import urllib.request
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,15 +19,12 @@ from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from app.server.config import ServerConfig
 from app.server.control import Repositories
 from app.server.loading import Loader
 from app.server.repository import Entry, scan
-from app.server.run import run
 from tests.prompted_kit import call
 from tests.s3_kit import store
-from tests.server_kit import EXAMPLES, alone, load, serving, until
-from vlm.errors import InputError, VlmError
+from tests.server_kit import alone, load, serving, until
 from vlm.resolve import packaged_models
 
 TEXT = "translate English to German: The old ship is small."
@@ -43,7 +41,7 @@ def copied(exported: Path, folder: Path) -> Path:
     """A repository of an ensemble of ours, a Hugging Face folder in two versions, and what cannot be served."""
     shutil.copytree(exported, folder)
     for version in ("1", "2", "02"):
-        shutil.copytree(packaged_models()["mini-nougat"], folder / "page" / version)
+        shutil.copytree(packaged_models()["mini-t5"], folder / "hf" / version)
     for name in ("empty/1", "unversioned/latest"):
         (folder / name).mkdir(parents=True)
         (folder / name / "notes.txt").write_text("nothing")
@@ -83,31 +81,29 @@ def test_a_repository_in_s3_is_served_and_fetched_once(exported, bucket, tmp_pat
     monkeypatch.setattr(s3fs.S3FileSystem, "get_file", counted)
     with served(f"{bucket}/models") as (found, client):
         assert translated(client) == alone("mini-t5").generate(text=TEXT).text
-        page = triton.InferInput("image", [1, 1], "BYTES")
-        page.set_data_from_numpy(np.array([[(EXAMPLES / "page.png").read_bytes()]], object))
-        [[text]] = client.infer("page", [page]).as_numpy("text_output")
-        assert text.decode() == alone("mini-nougat").generate(EXAMPLES / "page.png").text
-        assert client.get_model_metadata("page")["versions"] == ["2"]
+        assert translated(client, "hf", "2") == translated(client)
+        assert client.get_model_metadata("hf")["versions"] == ["2"]
         assert client.get_model_config("mini-t5")["max_batch_size"] == 3
         assert found.service("mini-t5").pipeline.llm.max_batch_size == 3
         rows = {row["name"]: row for row in client.get_model_repository_index()}
-    assert {name for name, row in rows.items() if row["state"] == "READY"} == {"mini-t5", "page"}
-    assert rows.keys() == {"mini-t5", "page", "empty", "unversioned", "odd"}
+    assert {name for name, row in rows.items() if row["state"] == "READY"} == {"mini-t5", "hf"}
+    assert rows.keys() == {"mini-t5", "hf", "empty", "unversioned", "odd"}
     assert all(rows[name]["reason"].endswith(".") for name in ("empty", "unversioned", "odd"))
-    assert not any("/page/1/" in name or "preprocessing" in name for name in fetched) and len(fetched) > 4
+    assert not any("/hf/1/" in name or "preprocessing" in name for name in fetched) and len(fetched) > 4
     fetched.clear()
     with served(f"{bucket}/models") as (_, client):
         assert translated(client) and fetched == []
-        store().pipe_file(f"{bucket}/models/page/2/extra.txt", b"changed")
-        assert scan(f"{bucket}/models")["page"].fetched().joinpath("extra.txt").read_text() == "changed"
+        store().pipe_file(f"{bucket}/models/hf/2/extra.txt", b"changed")
+        assert scan(f"{bucket}/models")["hf"].fetched().joinpath("extra.txt").read_text() == "changed"
 
 
 def test_models_come_and_go_while_others_are_asked(exported, tmp_path):
     shutil.copytree(exported, models := tmp_path / "models")
     shutil.copytree(packaged_models()["mini-t5"], tmp_path / "later")
-    with served(models, model_control=True) as (_, client):
-        before = translated(client)
+    with served(models, model_control=True) as (found, client):
+        before, held = translated(client), weakref.ref(found.service("mini-t5").pipeline)
         client.unload_model("mini-t5")
+        assert held() is None  # nothing holds its memory
         assert states(client) == {"mini-t5": "UNAVAILABLE"} and not client.is_model_ready("mini-t5")
         with pytest.raises(InferenceServerException, match="not served here"):
             translated(client)
@@ -122,8 +118,13 @@ def test_models_come_and_go_while_others_are_asked(exported, tmp_path):
         assert client.get_model_metadata("hf")["versions"] == ["10"] and translated(client, "hf", "10") == before
         with pytest.raises(InferenceServerException, match="there is 10"):
             translated(client, "hf", "1")
-        with pytest.raises(InferenceServerException, match="in no repository"):
-            client.load_model("nothing")
+        (models / "hf" / "config.pbtxt").write_text("version_policy { specific { versions: 7 } }")
+        with pytest.raises(InferenceServerException, match="holds no version"):
+            client.load_model("hf")
+        assert translated(client, "hf", "10") == before
+        for arguments, words in (({}, "in no repository"), ({"config": "{}"}, "no parameters")):
+            with pytest.raises(InferenceServerException, match=words):
+                client.load_model("nothing", **arguments)
 
 
 def test_what_is_asked_ends_before_its_model_goes(exported):
@@ -131,9 +132,7 @@ def test_what_is_asked_ends_before_its_model_goes(exported):
         service = found.service("mini-t5")
         with openai.OpenAI(base_url=f"{found.url}/v1", api_key="none") as asking:
             options = {"extra_body": {"ignore_eos": True}, "max_tokens": 90, "stream": True}
-            stream = asking.chat.completions.create(
-                model="mini-t5", messages=[{"role": "user", "content": TEXT}], **options
-            )
+            stream = asking.completions.create(model="mini-t5", prompt=TEXT, **options)
             first = next(stream)
             gone = pool.submit(client.unload_model, "mini-t5")
             until(lambda: "mini-t5" not in found.app.state.services.by_name)
@@ -156,60 +155,20 @@ def test_control_is_for_repositories_and_must_be_allowed(exported):
             assert [row["name"] for row in json.load(answer)] == ["mini-t5"]
 
 
-POLICY = "version_policy {{ specific {{ versions: [{}] }} }} max_batch_size: {}"
-
-
-@pytest.mark.parametrize(
-    ("config", "version", "limit"),
-    [
-        (None, "12", None),
-        ("max_batch_size: 4", "12", 4),
-        ("max_batch_size: 0", "12", 1),
-        ("version_policy { latest { num_versions: 1 } }", "12", 1),
-        (POLICY.format("2, 9, 30", 5), "9", 5),
-    ],
-)
-def test_versions_and_batches_are_as_the_configuration_says(tmp_path, config, version, limit):
-    for each in ("2", "9", "12"):
-        (tmp_path / "m" / each).mkdir(parents=True)
-        (tmp_path / "m" / each / "config.json").write_text("{}")
-    if config:
-        (tmp_path / "m" / "config.pbtxt").write_text(config)
-    entry = scan(str(tmp_path))["m"]
-    assert (entry.version, entry.max_batch_size, entry.fetched()) == (version, limit, tmp_path / "m" / version)
-
-
-def test_each_broken_model_is_one_sentence(exported, tmp_path):
-    models = copied(exported, tmp_path / "models")
-    (models / "odd" / "1" / "x").write_text("")
-    (models / "never" / "1").mkdir(parents=True)
-    (models / "never" / "1" / "config.json").write_text("{}")
-    (models / "never" / "config.pbtxt").write_text(POLICY.format("7", 1))
-    shutil.rmtree(models / "mini-t5-engine")
-    found = scan(str(models))
-    told = {name: str(error) for name, error in found.items() if not isinstance(error, Entry)}
-    assert told.keys() == {"empty", "unversioned", "odd", "never", "mini-t5"} and isinstance(found["page"], Entry)
-    for name, words in {
-        "empty": "holds no engine", "unversioned": "holds no version", "odd": "no model configuration",
-        "never": "holds no version", "mini-t5": "0 engines",
-    }.items():  # fmt: skip
-        assert words in told[name] and str(models / name) in told[name] and told[name].endswith(".")
-
-
 def test_the_command_tells_of_broken_models_and_serves_the_others(exported, tmp_path, monkeypatch):
     models, seen = copied(exported, tmp_path / "models"), {}
 
     def stands_in(pipelines, config, announce, repositories):
         seen.update(pipelines=pipelines, config=config)
         announce("http://here")
-        return "the engine of page has broken: device lost"
+        return "the engine of hf has broken: device lost"
 
     monkeypatch.setattr("app.server.run.run", stands_in)
     result = call("serve", "mini=mini-t5", "--model-repository", models, "--device", "cpu", "--warm-up")
-    assert result.exit_code == 70 and "page has broken: device lost; start the server again." in result.stderr
-    assert seen["pipelines"].keys() == {"mini", "mini-t5", "page"} and seen["config"].exit_when_broken
+    assert result.exit_code == 70 and "hf has broken: device lost; start the server again." in result.stderr
+    assert seen["pipelines"].keys() == {"mini", "mini-t5", "hf"} and seen["config"].exit_when_broken
     told = [line for line in result.stderr.splitlines() if line.startswith(f"vlm: {models}")]
-    assert len(told) == 3 and "serving mini, mini-t5, page at http://here" in result.stderr
+    assert len(told) == 3 and "serving mini, hf, mini-t5 at http://here" in result.stderr
     for arguments, words in (
         ([], "nothing to serve"),
         (["mini-t5", "--model-repository", models], "both a MODEL and in a model repository"),
@@ -220,34 +179,3 @@ def test_the_command_tells_of_broken_models_and_serves_the_others(exported, tmp_
     ):
         refused = call("serve", *arguments, "--device", "cpu")
         assert refused.exit_code == 2 and words in refused.stderr and "internal" not in refused.stderr
-
-
-def test_a_server_ends_with_an_engine_that_cannot_recover(monkeypatch):
-    pipelines = load("mini-t5")
-
-    def broken():
-        raise RuntimeError("device lost")
-
-    monkeypatch.setattr(pipelines["mini-t5"].llm, "step", broken)
-    addresses: list[str] = []
-    with ThreadPoolExecutor() as pool:
-        ended = pool.submit(run, pipelines, ServerConfig(port=0, preprocess_workers=0), addresses.append)
-        until(lambda: addresses)
-        client = openai.OpenAI(base_url=f"{addresses[0]}/v1", api_key="none", max_retries=8)
-        with pytest.raises((openai.InternalServerError, openai.APIConnectionError)):
-            client.with_options(max_retries=0).chat.completions.create(
-                model="mini-t5", messages=[{"role": "user", "content": TEXT}]
-            )
-        assert ended.result(60) == "the engine of mini-t5 has broken: device lost"
-
-
-def test_repositories_that_cannot_be_reached(tmp_path):
-    with pytest.raises(InputError, match="holds no files"):
-        scan(str(tmp_path))
-    (tmp_path / "m" / "1").mkdir(parents=True)
-    (tmp_path / "m" / "1" / "manifest.json").write_text("{")
-    repositories = Repositories([str(tmp_path)], Loader("cpu"))
-    repositories.scan()
-    with pytest.raises(VlmError, match="neither an engine") as caught:
-        repositories.load("m")
-    assert repositories.found["m"] is caught.value

@@ -54,7 +54,7 @@ def test_a_full_device_is_told_and_serves_on():
     async def ask():
         model = serving(pipeline)
         model.start()
-        long = await model.request({"raw_prompt": PROMPT * 40}, [], max_new_tokens=8)
+        long = await model.request({"raw_prompt": PROMPT * 20}, [], max_new_tokens=8)
         with taken(), pytest.raises(OutOfMemoryError, match="out of memory"):
             await model.generate(long)
         request = await model.request({"raw_prompt": PROMPT}, [], max_new_tokens=8)

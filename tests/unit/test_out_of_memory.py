@@ -52,7 +52,7 @@ def run(llm, requests, fail_at):
 
 
 @pytest.mark.parametrize(("model", "stage"), STAGES)
-@pytest.mark.parametrize("on", [1, 3])
+@pytest.mark.parametrize("on", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_who_ran_besides_gets_the_same_tokens(monkeypatch, model, stage, on):
     pipeline = vlm.load(model, runtime=RuntimeConfig("cpu", burst=2, block_size=4))
     check_recovery(monkeypatch, pipeline, stage, on)

@@ -160,9 +160,7 @@ class AsyncEngine:
     def _taken(self, update: Update) -> list[tuple[_Call, Delta | Exception]]:
         if update.finished:
             self._on_end(update.sequence)
-        call = self._calls.get(update.sequence.id)
-        if call is not None and update.finished:
-            del self._calls[update.sequence.id]
+        call = (self._calls.pop if update.finished else self._calls.get)(update.sequence.id, None)
         if call is None:
             return []
         return [(call, OutOfMemoryError(FULL) if update.sequence.finish_reason == "memory" else call.delta(update))]

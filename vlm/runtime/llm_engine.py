@@ -85,8 +85,8 @@ class LLMEngine:
         """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
         ran besides waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
         """
-        self._updates += self._collect()
         self.executor.relieve()
+        self._updates += self._collect()
         self.scheduler.start_over()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
             self._forget(sequence, "memory")

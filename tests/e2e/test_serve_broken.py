@@ -1,0 +1,51 @@
+"""An engine that is beyond recovery: the server ends for a supervisor to start it again, or stays and says so."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from app.server.config import ServerConfig
+from app.server.run import run
+from tests.server_kit import load, serving, until
+
+
+@pytest.fixture
+def pipelines(monkeypatch):
+    def broken():
+        raise RuntimeError("device lost")
+
+    found = load("mini-t5")
+    monkeypatch.setattr(found["mini-t5"].llm, "step", broken)
+    return found
+
+
+def asked(address: str) -> None:
+    client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    with pytest.raises((openai.InternalServerError, openai.APIConnectionError)):
+        client.completions.create(model="mini-t5", prompt="summarize: The old ship is small.")
+
+
+def test_the_server_ends_with_its_engine(pipelines):
+    addresses: list[str] = []
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(run, pipelines, ServerConfig(port=0, preprocess_workers=0), addresses.append)
+        until(lambda: addresses)
+        asked(addresses[0])
+        assert ended.result(60) == "the engine of mini-t5 has broken: device lost"
+
+
+def test_it_stays_and_says_so(pipelines):
+    with serving(pipelines, exit_when_broken=False) as served:
+        asked(served.url)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"{served.url}/health")
+        assert caught.value.code == 503 and json.load(caught.value)["broken"] == ["mini-t5"]
+        with urllib.request.urlopen(f"{served.url}/v2/repository/index", b"") as answer:
+            [row] = json.load(answer)
+        assert (row["state"], row["reason"]) == ("UNAVAILABLE", "the engine has broken")

@@ -1,0 +1,68 @@
+"""What a model repository's folders and configurations mean."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+
+from app.server.control import Repositories
+from app.server.loading import Loader
+from app.server.repository import Entry, scan
+from vlm.errors import InputError, VlmError
+
+POLICY = "version_policy {{ specific {{ versions: [{}] }} }} max_batch_size: {}"
+
+
+@pytest.mark.parametrize(
+    ("config", "version", "limit"),
+    [
+        (None, "12", None),
+        ("max_batch_size: 4", "12", 4),
+        ("max_batch_size: 0", "12", 1),
+        ("version_policy { latest { num_versions: 1 } }", "12", 1),
+        (POLICY.format("2, 9, 30", 5), "9", 5),
+    ],
+)
+def test_versions_and_batches_are_as_the_configuration_says(tmp_path, config, version, limit):
+    for each in ("2", "9", "12"):
+        (tmp_path / "m" / each).mkdir(parents=True)
+        (tmp_path / "m" / each / "config.json").write_text("{}")
+    if config:
+        (tmp_path / "m" / "config.pbtxt").write_text(config)
+    entry = scan(str(tmp_path))["m"]
+    assert (entry.version, entry.max_batch_size, entry.fetched()) == (version, limit, tmp_path / "m" / version)
+
+
+def test_each_broken_model_is_one_sentence(tmp_path):
+    ensemble = 'platform: "ensemble" ensemble_scheduling {{ step {{ model_name: "{}" }} }}'
+    for file, text in {
+        "empty/1/notes.txt": "", "unversioned/latest/config.json": "{}", "odd/config.pbtxt": "max_batch_size: many",
+        "never/1/config.json": "{}", "never/config.pbtxt": POLICY.format("7", 1), "good/1/config.json": "{}",
+        "parts/1/README": "", "parts/config.pbtxt": ensemble.format("gone"), "part/1/engine/manifest.json": "{}",
+        "round/1/README": "", "round/config.pbtxt": ensemble.format("parts"),
+        "whole/1/README": "", "whole/config.pbtxt": ensemble.format("part"),
+    }.items():  # fmt: skip
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    found = scan(str(tmp_path))
+    told = {name: str(error) for name, error in found.items() if not isinstance(error, Entry)}
+    assert told.keys() == {"empty", "unversioned", "odd", "never", "round"} and isinstance(found["good"], Entry)
+    assert found["whole"].fetched() == tmp_path / "part" / "1" / "engine" and "part" not in found
+    for name, words in {
+        "empty": "holds no engine", "unversioned": "holds no version", "odd": "no model configuration",
+        "never": "holds no version", "round": "0 engines",
+    }.items():  # fmt: skip
+        assert words in told[name] and str(tmp_path / name) in told[name] and told[name].endswith(".")
+
+
+def test_repositories_that_cannot_be_reached(tmp_path):
+    with pytest.raises(InputError, match="holds no files"):
+        scan(str(tmp_path))
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "1" / "manifest.json").write_text("{")
+    repositories = Repositories([str(tmp_path)], Loader("cpu"))
+    repositories.scan()
+    with pytest.raises(VlmError, match="neither an engine") as caught:
+        repositories.load("m")
+    assert repositories.found["m"] is caught.value

@@ -1,0 +1,58 @@
+"""Warming up: every size of batch is decoded, and the engine is as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vlm
+from tests.server_kit import EXAMPLES, is_empty
+from vlm.warm_up import warm_up
+
+SOURCES = {
+    "mini-t5": {"text": "summarize: The old ship is small."},
+    "mini-llava": {"images": [EXAMPLES / "scene1.png"], "prompt": "Read the sign."},
+    "mini-nougat": {"images": [EXAMPLES / "page.png"]},
+}
+
+
+def launched(pipeline, monkeypatch) -> set[tuple[int, bool]]:
+    """(rows, are they sampled?) of every burst, as they come"""
+    seen, launch = set(), pipeline.llm.executor.launch
+
+    def noted(sequences, steps):
+        seen.add((len(sequences), any(s.request.params.temperature > 0 for s in sequences)))
+        return launch(sequences, steps)
+
+    monkeypatch.setattr(pipeline.llm.executor, "launch", noted)
+    return seen
+
+
+@pytest.mark.parametrize("model", ["mini-t5", "mini-llava", pytest.param("mini-nougat", marks=pytest.mark.slow)])
+def test_every_size_is_decoded_and_nothing_stays(model, monkeypatch):
+    pipeline = vlm.load(model, device="cpu", max_batch_size=3)
+    expected = pipeline.generate(SOURCES[model], max_new_tokens=6).token_ids
+    seen, steps = launched(pipeline, monkeypatch), []
+    warm_up(pipeline, lambda what, done, total: steps.append((done, total)))
+    assert seen == {(size, sampled) for size in (1, 2, 3) for sampled in (False, True)}
+    assert steps == [(0, 3), (1, 3), (2, 3)] and is_empty(pipeline)
+    assert pipeline.generate(SOURCES[model], max_new_tokens=6).token_ids == expected
+
+
+def test_what_does_not_fit_is_left_out(monkeypatch):
+    """Too small an engine; too little memory for a batch of two."""
+    short = vlm.load("mini-t5", device="cpu", max_encoder_input_len=8)
+    seen = launched(short, monkeypatch)
+    warm_up(short)
+    assert seen == set() and is_empty(short)
+    full = vlm.load("mini-t5", device="cpu")
+    launch = full.llm.executor.launch
+
+    def scarce(sequences, steps):
+        if len(sequences) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return launch(sequences, steps)
+
+    monkeypatch.setattr(full.llm.executor, "launch", scarce)
+    warm_up(full)
+    assert is_empty(full) and full.generate(SOURCES["mini-t5"]).text
