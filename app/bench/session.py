@@ -22,6 +22,7 @@ from app.bench.floor import bandwidth
 from app.bench.subject import Limits, Progress, configs_of, prepare
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import Config, RuntimeConfig
+from vlm.errors import InputError, listed
 from vlm.runtime.loader import resolve_device
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def prepared(
 ) -> Iterator[Session[C]]:
     """Builds in a scratch folder that goes with the session."""
     device = resolve_device(config.device)
+    _check_device(config, device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     say = progress or (lambda *_: None)
@@ -94,6 +96,13 @@ def prepared(
         dtype = next(iter(engines.values())).build.dtype
         used = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
         yield Session(used, device, engines, subject.folder if config.hf else None, say)
+
+
+def _check_device(config: SubjectConfig, device: torch.device) -> None:
+    """Before minutes are spent."""
+    others = "onnxruntime" if device.type == "cuda" else "tensorrt"
+    if odd := [name for name in config.backends if name.startswith(others)]:
+        raise InputError(f"{listed(odd)} does not run on the device, which is {device}; choose another with --device.")
 
 
 def split(ours: dict[str, Any]) -> Results:
