@@ -93,10 +93,12 @@ def in_readme(readme: str) -> str | None:
 def workload(result: dict[str, Any]) -> str:
     """`nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`"""
     config = result["config"]
+    subject = f"{result['subject']}, {config['dtype']}"
+    if threads := config.get("threads"):
+        subject += f", CPU, {threads} thread{'s' if threads > 1 else ''}"
     if "rows" in result:
-        return f"{result['subject']}, {config['dtype']}"
-    tokens = f"{config['new_tokens']:,} tokens a page"
-    return f"{result['subject']}, {config['dtype']}, batch {config['batch_size']}, {tokens}"
+        return subject
+    return f"{subject}, batch {config['batch_size']}, {config['new_tokens']:,} tokens a page"
 
 
 def _row(result: dict[str, Any], field: str, name: str, more_is_better: bool) -> Row:
@@ -163,4 +165,5 @@ def _measured_on(result: dict[str, Any]) -> str:
     on = result["config"].get("backends") or ()
     onnx = f"onnxruntime {env['onnxruntime']}, " if any("onnx" in name for name in on) else ""
     versions = f"torch {env['torch']}, {onnx}transformers {env['transformers']}, vlm {env['vlm']}"
-    return f"{env['device']}; {versions}, commit {env['commit'] or 'unknown'}."
+    load = f", load {env['load']}" if "load" in env and env["cuda"] is None else ""
+    return f"{env['device']}{load}; {versions}, commit {env['commit'] or 'unknown'}."
