@@ -12,6 +12,7 @@ from vlm.errors import ConfigError, listed
 
 DTYPES = ("float32", "float16", "bfloat16")
 BACKENDS = ("torch", "onnxruntime", "tensorrt")
+QUANTIZATIONS = ("int8",)  # of weights alone; what they meet stays in the computing type
 
 
 class Config:
@@ -96,6 +97,7 @@ class BuildConfig(Config):
     max_encoder_input_len: int | None = None
     backend: str = "torch"
     target: tuple[str, ...] = ()  # compute capabilities of a TensorRT plan, "sm89"; (): of this machine
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         wrong = []
@@ -103,7 +105,7 @@ class BuildConfig(Config):
             wrong.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
         if self.backend not in BACKENDS:
             wrong.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
-        wrong += self._wrong_targets()
+        wrong += self._wrong_targets() + self._wrong_quantization()
         if self.backend == "onnxruntime" and self.dtype == "bfloat16":
             wrong.append("onnxruntime does not compute in bfloat16 on the CPU, build it with float32 or float16")
         for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
@@ -118,6 +120,16 @@ class BuildConfig(Config):
         values = {**self.to_dict(), "target": ",".join(self.target) or None}
         given = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+    def _wrong_quantization(self) -> list[str]:
+        if self.quantization is None:
+            return []
+        if self.quantization not in QUANTIZATIONS:
+            return [f"quantization is {self.quantization!r}, allowed are {listed(QUANTIZATIONS)}"]
+        if self.backend != "onnxruntime":
+            return [f"quantization is {self.quantization}, only the backend onnxruntime takes one"]
+        narrow = f"quantization {self.quantization} needs dtype float32, not {self.dtype}"
+        return [] if self.dtype == "float32" else [narrow]
 
     def _wrong_targets(self) -> list[str]:
         if self.target and self.backend != "tensorrt":

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
+Turns = Generator[None, None, T]  # work in parts, between which others may have theirs
 
 
 def synchronize(device: torch.device) -> None:
@@ -35,6 +36,29 @@ def repeated_anew(draw: Callable[[], T], call: Callable[[T], Any], device: torch
     """As `repeated`, each time with what is drawn for it, outside of the time."""
     drawn = (draw() for _ in range(repeats))
     return [seconds(functools.partial(call, given), device) for given in drawn]
+
+
+def turns(calls: list[Callable[[], Any]], device: torch.device, repeats: int) -> Turns[list[list[float]]]:
+    """The times of every call; a turn is one run of each."""
+    found: list[list[float]] = [[] for _ in calls]
+    for _ in range(repeats):
+        for times, call in zip(found, calls, strict=True):
+            times.append(seconds(call, device))
+        yield
+    return found
+
+
+def in_turns(systems: Mapping[str, Turns[T]]) -> dict[str, T]:
+    """Takes a turn of one after the other, until all are done: what else the machine does befalls all alike."""
+    found, left = {}, dict(systems)
+    while left:
+        for name in tuple(left):
+            try:
+                next(left[name])
+            except StopIteration as end:
+                found[name] = end.value
+                del left[name]
+    return found
 
 
 def milliseconds(values: list[float]) -> float:

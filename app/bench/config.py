@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vlm.config import Config
-from vlm.errors import InputError
+from vlm.config import BACKENDS, QUANTIZATIONS, Config
+from vlm.errors import InputError, listed
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,9 @@ class SubjectConfig(Config):
 
     arch: str | None = None  # a published shape or a Hugging Face config.json, with random weights
     model: str | None = None  # or a model
+    backends: tuple[str, ...] = ()  # "onnxruntime", or quantized "onnxruntime-int8"; (): as built, or torch
     device: str = "auto"
+    threads: int | None = None  # of every system on the CPU; None: as they take by themselves
     dtype: str | None = None  # None: float32 on the CPU, bfloat16 on CUDA
     repeats: int = 3
     seed: int = 0
@@ -26,13 +28,21 @@ class SubjectConfig(Config):
     def __post_init__(self) -> None:
         if (self.arch is None) == (self.model is None):
             raise InputError("give either --model NAME, or --random-weights --arch NAME.")
-        self._at_least(1, "repeats", "hf_batch_size")
+        self._at_least(1, "repeats", "hf_batch_size", "threads")
+        known = [*BACKENDS, *(f"onnxruntime-{kind}" for kind in QUANTIZATIONS)]
+        if odd := [name for name in self.backends if name not in known]:
+            raise InputError(f"--backend holds {listed(odd)}; allowed are {listed(known)}, apart by ','.")
 
     def _at_least(self, least: int, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}.")
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The backends, the first one being what is told of as vlm's."""
+        return self.backends or ("torch",)
 
     @property
     def subject(self) -> str:

@@ -21,9 +21,11 @@ def environment(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
         "transformers": _version("transformers"),
+        "onnxruntime": _version("onnxruntime"),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
         "cpus": os.cpu_count(),
+        "load": round(os.getloadavg()[1], 1),  # processes that wanted to run, over the last five minutes
     }
 
 

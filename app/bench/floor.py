@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,16 @@ def decode_floor(
 
 
 def decoder_bytes(engine: EngineDir) -> int:
-    """Bytes of decoder weights that every step reads. An embedding table counts where it is the output head too."""
-    weights = engine.weights("decoder")
-    skipped = (*NOT_READ, "embedding.*") if "head.weight" in weights else NOT_READ
-    return sum(t.nbytes for name, t in weights.items() if not any(fnmatch(name, pattern) for pattern in skipped))
+    """Bytes of decoder weights, in the computing type, that every step reads. An embedding table counts where it is the
+    output head too."""
+    from vlm.compile.builder import module_layout
+    from vlm.registry import model_spec
+
+    spec, item = model_spec(engine.roles["decoder"]), getattr(torch, engine.build.dtype).itemsize
+    layout = module_layout(spec, spec.config.from_dict(engine.config("decoder")))
+    skipped = (*NOT_READ, "embedding.*") if "head.weight" in layout else NOT_READ
+    read = [shape for name, (_, shape) in layout.items() if not any(fnmatch(name, pattern) for pattern in skipped)]
+    return item * sum(map(math.prod, read))
 
 
 def bandwidth(device: torch.device, repeats: int = 10) -> float:

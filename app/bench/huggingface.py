@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from app.bench.clock import milliseconds, per_token, repeated
+from app.bench.clock import Turns, milliseconds, per_token, turns
 
 if TYPE_CHECKING:
     from app.bench.prompt import Prompts
@@ -56,12 +56,15 @@ class Baseline:
         """[B, C, H, W] -> [B, rows, hidden]"""
         return self.model.encoder(self._on_device(pixel_values)).last_hidden_state
 
-    def measure(self, pixel_values: Tensor, new_tokens: int, repeats: int) -> dict[str, Any]:
+    def measure(self, pixel_values: Tensor, new_tokens: int, repeats: int) -> Turns[dict[str, Any]]:
         """Milliseconds of the encoder, of the first token, and of each further token, for the whole batch."""
         self.generate(pixel_values, min(new_tokens, 8))  # warm-up
-        encode = repeated(lambda: self.encode(pixel_values), self.device, repeats)
-        first = repeated(lambda: self.generate(pixel_values, 1), self.device, repeats)
-        whole = repeated(lambda: self.generate(pixel_values, new_tokens), self.device, repeats)
+        calls = [
+            lambda: self.encode(pixel_values),
+            lambda: self.generate(pixel_values, 1),
+            lambda: self.generate(pixel_values, new_tokens),
+        ]
+        encode, first, whole = yield from turns(calls, self.device, repeats)
         return {
             **self.description,
             "batch_size": len(pixel_values),

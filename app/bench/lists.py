@@ -1,4 +1,4 @@
-"""Options that hold several values: "1;8;32", "60,20;128,20"."""
+"""Options that hold several values: "1;8;32", "60,20;128,20", "torch,onnxruntime"."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ def numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(separator))
     except ValueError:
         raise InputError(f"{option} holds {text!r}; give whole numbers, apart by {separator!r}.") from None
+
+
+def names(text: str | None) -> tuple[str, ...]:
+    """ "torch,onnxruntime" -> its parts"""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def pairs(text: str, option: str) -> tuple[tuple[int, ...], ...]:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from app.bench.clock import milliseconds, per_token, repeated
+from app.bench.clock import Turns, milliseconds, per_token, turns
 from app.bench.config import BenchConfig
 from app.bench.floor import Floor, decode_floor
 from app.bench.huggingface import Baseline
-from app.bench.session import Results, prepared
+from app.bench.session import Results, prepared, split
 from app.bench.subject import Progress
 from vlm.compile.engine_dir import EngineDir
 from vlm.errors import LimitError
@@ -40,7 +40,7 @@ def throughput(config: BenchConfig, progress: Progress | None = None) -> Results
 def _run(
     kind: str,
     config: BenchConfig,
-    measure: Callable[[Pipeline, list[Tensor], BenchConfig], Results],
+    measure: Callable[[Pipeline, list[Tensor], BenchConfig], Turns[Results]],
     progress: Progress | None,
 ) -> Results:
     with prepared(config, "image", progress) as session:
@@ -52,11 +52,11 @@ def _run(
             lambda folder: _baseline(folder, images, config, session.device),
             lambda pipeline: measure(pipeline, images, config),
         )
-        floor = _decode_floor(session.engine, config, speed)
+        floor, mine = _decode_floor(session.engine, config, speed), split(ours)
     return session.head(kind) | {
-        "vlm": ours,
+        **mine,
         "hf": hf and _as(kind, hf, config),
-        "floor": _floor(kind, floor, ours, config),
+        "floor": _floor(kind, floor, mine["vlm"], config),
     }
 
 
@@ -86,14 +86,14 @@ def _check_limits(engine: EngineDir, config: BenchConfig) -> None:
         raise LimitError(f"--batch-size is {config.batch_size}; the engine was built for {build.max_batch_size}.")
 
 
-def _baseline(folder: Path, images: list[Tensor], config: BenchConfig, device: torch.device) -> Results:
+def _baseline(folder: Path, images: list[Tensor], config: BenchConfig, device: torch.device) -> Turns[Results]:
     size = config.hf_batch_size or config.batch_size
     batch = torch.stack([images[i % len(images)] for i in range(size)])
     baseline = Baseline(folder, config.dtype, device)
-    return baseline.measure(batch, min(config.hf_new_tokens, config.new_tokens), config.repeats)
+    return (yield from baseline.measure(batch, min(config.hf_new_tokens, config.new_tokens), config.repeats))
 
 
-def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Results:
+def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Turns[Results]:
     encode: list[float] = []
 
     def first_token() -> None:
@@ -104,8 +104,7 @@ def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> R
     whole()  # warm-up
     first_token()
     encode.clear()
-    first = repeated(first_token, pipeline.device, config.repeats)
-    all_tokens = repeated(whole, pipeline.device, config.repeats)
+    first, all_tokens = yield from turns([first_token, whole], pipeline.device, config.repeats)
     return {
         "batch_size": 1,
         "new_tokens": config.new_tokens,
@@ -121,14 +120,14 @@ def _generate(pipeline: Pipeline, image: Tensor, new_tokens: int) -> None:
     assert len(output.token_ids) == new_tokens, output.finish_reason
 
 
-def _throughput(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Results:
+def _throughput(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Turns[Results]:
     def read(pages: int, new_tokens: int) -> None:
         inputs = ({"pixel_values": images[i % len(images)]} for i in range(pages))
         count = sum(len(out.token_ids) for _, out in pipeline.as_completed(inputs, **_fixed(new_tokens)))
         assert count == pages * new_tokens, count
 
     read(config.batch_size, min(config.new_tokens, 64))  # warm-up
-    times = repeated(lambda: read(config.pages, config.new_tokens), pipeline.device, config.repeats)
+    (times,) = yield from turns([lambda: read(config.pages, config.new_tokens)], pipeline.device, config.repeats)
     pages_per_s = config.pages / statistics.median(times)
     return {
         "batch_size": config.batch_size,

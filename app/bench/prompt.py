@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from app.bench.clock import milliseconds, repeated_anew
+from app.bench.clock import Turns, milliseconds, repeated_anew
 from app.bench.config import PromptBenchConfig, Workload
-from app.bench.rows import each_row, floor_of, joined, neutral, random_ids, times
-from app.bench.session import Results, Session, prepared
+from app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
+from app.bench.session import HF, Results, Session, prepared
 from app.bench.subject import Progress
 from vlm.config import Config
 
@@ -48,12 +48,13 @@ def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Resul
     with prepared(config, "prompt", progress, config.limits) as session:
         images, image_rows = config.num_images(session.configs), config.image_rows(session.configs)
         speed = session.bandwidth()
-        (ours, tokens), hf = session.compare(
+        ours, hf = session.compare(
             lambda folder: _baseline(folder, session), lambda pipeline: _measured(pipeline, session)
         )
-        rows = joined(config, ours, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
+        measured = {name: found for name, (found, _) in ours.items()}
+        rows = joined(config, measured, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
     asked = {"images": images, "image_rows": image_rows}
-    check = None if hf is None else agreement(tokens, hf[1])
+    check = None if hf is None else agreement(next(iter(ours.values()))[1], hf[1])
     return session.head("prompt") | {"floor": {"bandwidth": speed}, "check": check, "rows": [asked | r for r in rows]}
 
 
@@ -94,7 +95,7 @@ def agreement(ours: Tensor, theirs: Tensor) -> Results:
     return {"tokens": ours.numel(), "agreement": float((ours == theirs).float().mean())}
 
 
-def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Measured:
+def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[Measured]:
     settings, configs, config = neutral(session.engine), session.configs, session.config
     encode: list[float] = []
 
@@ -105,35 +106,35 @@ def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Measur
             encode.append(pipeline.timings["encode"])
         return found
 
-    def measured(number: int, row: Workload) -> Results:
+    def measured(number: int, row: Workload) -> Turns[Results]:
         drawn = random_prompts(session, row, number)
         draw = lambda: as_inputs(drawn(), configs)  # noqa: E731
-        found = times(draw, generate, row, row.lengths[1], config.repeats, session)
+        found = yield from times(draw, generate, row, row.lengths[1], config.repeats, session)
         return _named(found, encode[-config.repeats :] if config.num_images(configs) else [])
 
-    rows = [measured(number, row) for number, row in each_row(session, "vlm")]
+    rows = yield from of_rows(session, "vlm", measured)
     inputs, count = _checked(session)
     # the end is out of the question for Hugging Face
     found = generate(as_inputs(inputs, configs), count, ignore_eos=False, min_new_tokens=count)
     return rows, torch.tensor([out.token_ids for out in found])
 
 
-def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Measured:
+def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measured]:
     """Fewer tokens where so configured."""
     from app.bench.huggingface import PromptBaseline
 
     config, configs = session.config, session.configs
     baseline = PromptBaseline(folder, config.dtype, session.device, config.image_rows(configs))
 
-    def measured(number: int, row: Workload) -> Results:
+    def measured(number: int, row: Workload) -> Turns[Results]:
         draw = random_prompts(session, row, number)
-        found = times(draw, baseline.generate, row, config.hf_steps(row), config.hf_repeats, session)
+        found = yield from times(draw, baseline.generate, row, config.hf_steps(row), config.hf_repeats, session)
         encode = []
         if config.num_images(configs):
             encode = repeated_anew(draw, baseline.encode, session.device, config.hf_repeats)
         return baseline.description | _named(found, encode)
 
-    rows = [measured(number, row) for number, row in each_row(session, "Hugging Face")]
+    rows = yield from of_rows(session, HF, measured)
     return rows, baseline.generate(*_checked(session)).cpu()
 
 

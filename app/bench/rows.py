@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from app.bench.clock import milliseconds, per_token, repeated_anew
+from app.bench.clock import Turns, milliseconds, per_token, repeated_anew
 from app.bench.config import RowsConfig, Workload
 from app.bench.floor import decode_floor
-from app.bench.session import Results, Session
+from app.bench.session import Results, Session, split
 from vlm.generation import model_defaults
 from vlm.runtime.request import SamplingParams
 
@@ -37,12 +37,13 @@ def neutral(engine: EngineDir) -> dict[str, Any]:
     return {name: getattr(SamplingParams(), name) for name in model_defaults(engine.generation)}
 
 
-def each_row(session: Session[Any], system: str) -> Iterator[tuple[int, Workload]]:
-    """Each row and its number, with progress."""
-    rows: list[Workload] = session.config.rows
+def of_rows(session: Session[Any], system: str, measured: Callable[[int, Workload], Turns[T]]) -> Turns[list[T]]:
+    """What is measured of every row, by its number, with progress."""
+    found, rows = [], session.config.rows
     for number, row in enumerate(rows):
         session.say(f"Measuring {system}", number, len(rows))
-        yield number, row
+        found.append((yield from measured(number, row)))
+    return found
 
 
 def times(
@@ -52,15 +53,18 @@ def times(
     steps: int,
     repeats: int,
     session: Session[Any],
-) -> Results:
+) -> Turns[Results]:
     """Of `steps` tokens for a batch that is drawn for each run; those that are wanted beyond are taken to cost as much
     each."""
     first_token, all_steps = (lambda batch: generate(batch, 1)), (lambda batch: generate(batch, steps))
     batch = draw()
     all_steps(batch)  # warm-up, in full: kernels for longer contexts are chosen or loaded when first met
     first_token(draw())
-    first = repeated_anew(draw, first_token, session.device, repeats)
-    whole = repeated_anew(draw, all_steps, session.device, repeats)
+    first, whole = [], []
+    for _ in range(repeats):
+        first += repeated_anew(draw, first_token, session.device, 1)
+        whole += repeated_anew(draw, all_steps, session.device, 1)
+        yield
     wanted, step = row.lengths[1], per_token(whole, first, steps)
     seconds = statistics.median(whole) + step / 1e3 * (wanted - steps)
     return {
@@ -77,14 +81,15 @@ def times(
 
 def joined(
     config: RowsConfig,
-    ours: list[Results],
+    ours: dict[str, list[Results]],
     hf: list[Results] | None,
     floor: Callable[[Workload, Results], Results],
 ) -> list[Results]:
     """What a result says of each row."""
+    by_row = [split(dict(zip(ours, row, strict=True))) for row in zip(*ours.values(), strict=True)]
     return [
-        row.to_dict() | {"vlm": mine, "hf": theirs, "floor": floor(row, mine)}
-        for row, mine, theirs in zip(config.rows, ours, hf or [None] * len(ours), strict=True)
+        row.to_dict() | mine | {"hf": theirs, "floor": floor(row, mine["vlm"])}
+        for row, mine, theirs in zip(config.rows, by_row, hf or [None] * len(by_row), strict=True)
     ]
 
 

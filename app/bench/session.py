@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 import vlm
+from app.bench.clock import Turns, in_turns
 from app.bench.config import SubjectConfig
 from app.bench.environment import environment
 from app.bench.floor import bandwidth
 from app.bench.subject import Limits, Progress, configs_of, prepare
 from vlm.compile.engine_dir import EngineDir
-from vlm.config import Config
+from vlm.config import Config, RuntimeConfig
+from vlm.errors import InputError, listed
 from vlm.runtime.loader import resolve_device
 
 if TYPE_CHECKING:
@@ -29,17 +31,23 @@ if TYPE_CHECKING:
 Results = dict[str, Any]
 C = TypeVar("C", bound=SubjectConfig)
 T = TypeVar("T")
+HF = "Hugging Face"
 
 
 @dataclass(frozen=True)
 class Session(Generic[C]):
-    """An engine that is built and, where Hugging Face takes part, a folder with the same weights."""
+    """Engines that are built and, where Hugging Face takes part, a folder with the same weights."""
 
     config: C  # with the device and dtype that are used
     device: torch.device
-    engine: EngineDir
+    engines: Mapping[str, EngineDir]  # by backend
     folder: Path | None
     say: Progress
+
+    @property
+    def engine(self) -> EngineDir:
+        """The first one, which limits and floors are taken from."""
+        return next(iter(self.engines.values()))
 
     @functools.cached_property
     def configs(self) -> Mapping[str, Config]:
@@ -50,16 +58,21 @@ class Session(Generic[C]):
         self.say("Measuring the memory bandwidth", 0, 0)
         return bandwidth(self.device)
 
-    def compare(self, baseline: Callable[[Path], T], ours: Callable[[Pipeline], T]) -> tuple[T, T | None]:
-        """(ours, Hugging Face's), measured the other way round: one model at a time is in memory."""
-        theirs = None
-        if self.folder is not None:
-            self.say("Measuring Hugging Face", 0, 0)
-            theirs = baseline(self.folder)
+    def compare(
+        self, baseline: Callable[[Path], Turns[T]], ours: Callable[[Pipeline], Turns[T]]
+    ) -> tuple[dict[str, T], T | None]:
+        """(ours by backend, Hugging Face's). On the CPU all take turns; on CUDA one at a time is in memory, Hugging
+        Face first."""
+        systems = {HF: baseline(self.folder)} if self.folder else {}
+        systems |= {name: self._ours(name, ours) for name in self.engines}
+        groups = [systems] if self.device.type == "cpu" else [{name: turns} for name, turns in systems.items()]
+        found = {name: result for group in groups for name, result in in_turns(group).items()}
+        return {name: found[name] for name in self.engines}, found.get(HF)
+
+    def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
         release(self.device)  # the engine sizes its cache by what is free
-        self.say("Measuring vlm", 0, 0)
-        with opened(self.engine.path, self.device) as pipeline:
-            return ours(pipeline), theirs
+        with opened(self.engines[name].path, self.device, self.config.threads) as pipeline:
+            return (yield from ours(pipeline))
 
     def head(self, kind: str) -> Results:
         """What a result says of itself."""
@@ -73,12 +86,29 @@ def prepared(
 ) -> Iterator[Session[C]]:
     """Builds in a scratch folder that goes with the session."""
     device = resolve_device(config.device)
+    _check_device(config, device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
     say = progress or (lambda *_: None)
     with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
         subject = prepare(config, config.dtype or default_dtype(device), Path(scratch), takes, progress, limits)
-        engine = EngineDir.open(subject.engine)
-        used = dataclasses.replace(config, device=str(device), dtype=engine.build.dtype)
-        yield Session(used, device, engine, subject.folder if config.hf else None, say)
+        engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
+        dtype = next(iter(engines.values())).build.dtype
+        used = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
+        yield Session(used, device, engines, subject.folder if config.hf else None, say)
+
+
+def _check_device(config: SubjectConfig, device: torch.device) -> None:
+    """Before minutes are spent."""
+    others = "onnxruntime" if device.type == "cuda" else "tensorrt"
+    if odd := [name for name in config.backends if name.startswith(others)]:
+        raise InputError(f"{listed(odd)} does not run on the device, which is {device}; choose another with --device.")
+
+
+def split(ours: dict[str, Any]) -> Results:
+    """By backend -> as results keep them: the first one, and what was measured beside it."""
+    first, *others = ours
+    return {"vlm": ours[first], "beside": {name: ours[name] for name in others}}
 
 
 def default_dtype(device: torch.device) -> str:
@@ -86,8 +116,8 @@ def default_dtype(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def opened(engine: Path, device: torch.device) -> Iterator[Pipeline]:
-    pipeline = vlm.load(engine, device=str(device))
+def opened(engine: Path, device: torch.device, threads: int | None = None) -> Iterator[Pipeline]:
+    pipeline = vlm.load(engine, runtime=RuntimeConfig(device=str(device), threads=threads))
     try:
         yield pipeline
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,19 @@ from app.architecture import hf_config, read_arch
 from app.bench.config import SubjectConfig
 from app.bench.random_model import has_class, save_random
 from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import build_engine, convert_folder, random_checkpoint, resolve_limits, role_configs
+from vlm.compile.builder import (
+    build_engine,
+    check_backend,
+    convert_folder,
+    random_checkpoint,
+    resolve_limits,
+    role_configs,
+)
 from vlm.compile.engine_dir import EngineDir
 from vlm.compile.engine_dir import kind_of as folder_kind
 from vlm.compile.hf_folder import HFFolder
 from vlm.config import BuildConfig, Config
-from vlm.errors import ConfigError, InputError, LimitError
+from vlm.errors import ConfigError, InputError, LimitError, listed
 from vlm.registry import FamilySpec, family, match_family, model_spec
 from vlm.resolve import Source, locate, resolve
 from vlm.runtime.loader import resolve_device
@@ -38,8 +45,12 @@ VERBS = {
 class Subject:
     """`folder` None: there is nothing that Hugging Face could load."""
 
-    engine: Path
+    engines: dict[str, Path]  # by backend
     folder: Path | None
+
+    @property
+    def engine(self) -> Path:
+        return next(iter(self.engines.values()))
 
 
 def prepare(
@@ -50,22 +61,43 @@ def prepare(
     progress: Progress | None = None,
     limits: Limits | None = None,
 ) -> Subject:
-    """Builds an engine for the run below `scratch`; `limits` None: for the batch size, else as much as the model
+    """Builds the run's engines below `scratch`; `limits` None: for the batch size, else as much as the model
     allows. InputError for a model that does not take "text", "image" or "prompt", as is asked; LimitError for limits
     beyond it.
     """
     limits = limits or (lambda configs: {"max_batch_size": getattr(config, "batch_size", 1)})
     source = _source(config, dtype, scratch, takes, limits, progress)
     if source.kind == "engine":
-        engine = EngineDir.open(source.path, verify=False)
-        return Subject(resolve(source.path, dtype=config.dtype, **limits(configs_of(engine))), None)
+        return Subject(_built(config, source.path, limits), None)
     checkpoint = _checkpoint(source, scratch / "checkpoint", progress)
     spec, configs = family(checkpoint.family), configs_of(checkpoint)
-    build = _checked_build(config.subject, spec, configs, dtype, takes, limits)
-    engine = build_engine(checkpoint, scratch / "engine", build, progress=progress)
+    build = _checked_build(config, spec, configs, dtype, takes, limits)
+    engines = {
+        name: build_engine(checkpoint, scratch / name, _for_backend(build, name), progress=progress).path
+        for name in config.measured
+    }
     if checkpoint.path.is_relative_to(scratch):
         shutil.rmtree(checkpoint.path)  # as large as the engine
-    return Subject(engine.path, source.path if _has_baseline(source) else None)
+    return Subject(engines, source.path if _has_baseline(source) else None)
+
+
+def _built(config: SubjectConfig, path: Path, limits: Limits) -> dict[str, Path]:
+    """An engine that is there already. InputError where several backends are asked for."""
+    engine = EngineDir.open(path, verify=False)
+    name = backend_name(engine.build)
+    if config.backends not in ((), (name,)):
+        raise InputError(f"{path} is an engine of {name}; for {listed(config.backends)} give what it was built from.")
+    return {name: resolve(path, dtype=config.dtype, **limits(configs_of(engine)))}
+
+
+def backend_name(build: BuildConfig) -> str:
+    """`onnxruntime-int8`"""
+    return build.backend if build.quantization is None else f"{build.backend}-{build.quantization}"
+
+
+def _for_backend(build: BuildConfig, name: str) -> BuildConfig:
+    backend, _, quantization = name.partition("-")
+    return replace(build, backend=backend, quantization=quantization or None)
 
 
 def configs_of(model: Checkpoint | EngineDir) -> dict[str, Config]:
@@ -86,7 +118,7 @@ def _source(
     def check(hf: dict[str, Any]) -> None:
         spec = match_family(hf)
         _check_kind(config.subject, spec, takes)
-        _checked_build(config.subject, spec, role_configs(spec, hf), dtype, takes, limits)
+        _checked_build(config, spec, role_configs(spec, hf), dtype, takes, limits)
 
     if config.arch is not None:
         check(hf_config(config.arch))
@@ -100,15 +132,18 @@ def _source(
 
 
 def _checked_build(
-    subject: str, family: FamilySpec, configs: Mapping[str, Config], dtype: str, takes: str, limits: Limits
+    config: SubjectConfig, family: FamilySpec, configs: Mapping[str, Config], dtype: str, takes: str, limits: Limits
 ) -> BuildConfig:
-    _check_kind(subject, family, takes)
+    """Without the backend, which must be able to take it all the same."""
+    _check_kind(config.subject, family, takes)
     build = BuildConfig(dtype=dtype, **limits(configs))
+    for name in config.measured:
+        check_backend(_for_backend(build, name))
     try:
         return resolve_limits(build, configs)
     except ConfigError as error:
         more = "the images' rows" if takes == "prompt" else "a start token"
-        raise LimitError(f"the lengths asked for, and {more}, do not fit {subject}: {error}") from None
+        raise LimitError(f"the lengths asked for, and {more}, do not fit {config.subject}: {error}") from None
 
 
 def _check_kind(subject: str, family: FamilySpec, takes: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,6 @@ MEASURES = {
     ),
     "throughput": (("pages_per_s", "pages/s", True), ("tokens_per_s", "tokens/s", True)),
 }
-CSV_HEADER = (
-    *("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s"),
-    *("hf_tokens_per_s", "times_faster", "floor_tokens_per_s", "of_floor", "hf_batch", "hf_measured_tokens"),
-)
-PROMPT_CSV_HEADER = (
-    *("subject", "dtype", "batch", "images", "image_rows", "in", "out"),
-    *("encode_ms", "first_token_ms", "ms_per_token", "tokens_per_s"),
-    *("hf_encode_ms", "hf_first_token_ms", "hf_ms_per_token", "hf_tokens_per_s", "times_faster"),
-    *("floor_ms_per_token", "floor_tokens_per_s", "of_floor", "hf_measured_tokens"),
-)
 
 
 @dataclass(frozen=True)
@@ -61,11 +51,21 @@ def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 
 def rows(result: dict[str, Any]) -> list[Row]:
     """A result's measures."""
+    parts = [one for row in result.get("rows", [result]) for one in by_backend(result, row)]
     if result["kind"] == "text":
-        return [_text_row(result, row) for row in result["rows"]]
+        return [_text_row(result, part) for part in parts]
     if result["kind"] == "prompt":
-        return [line for row in result["rows"] for line in _prompt_rows(result, row)]
-    return [_row(result, *measure) for measure in MEASURES[result["kind"]]]
+        return [line for part in parts for line in _prompt_rows(result, part)]
+    return [_row(part, *measure) for measure in MEASURES[result["kind"]] for part in parts]
+
+
+def by_backend(result: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]:
+    """A result, or a row of one, as if each of its backends had been measured alone."""
+    first, *_ = result["config"].get("backends") or ["torch"]
+    systems = {first: part["vlm"], **part.get("beside", {})}
+    return [
+        part | {"vlm": ours, "backend": name, "labelled": [*systems] != ["torch"]} for name, ours in systems.items()
+    ]
 
 
 def markdown(results: Iterable[dict[str, Any]]) -> str:
@@ -83,13 +83,6 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
 
 
-def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
-    """A result of texts or prompts: names, then values; nothing stands for what was not measured."""
-    if result["kind"] == "prompt":
-        return [list(PROMPT_CSV_HEADER), *(_prompt_csv_row(result, row) for row in result["rows"])]
-    return [list(CSV_HEADER), *(_csv_row(result, row) for row in result["rows"])]
-
-
 def in_readme(readme: str) -> str | None:
     """What stands between the README's markers; None without them."""
     if BEGIN not in readme or END not in readme:
@@ -100,79 +93,57 @@ def in_readme(readme: str) -> str | None:
 def workload(result: dict[str, Any]) -> str:
     """`nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`"""
     config = result["config"]
+    subject = f"{result['subject']}, {config['dtype']}"
+    if threads := config.get("threads"):
+        subject += f", CPU, {threads} thread{'s' if threads > 1 else ''}"
     if "rows" in result:
-        return f"{result['subject']}, {config['dtype']}"
-    tokens = f"{config['new_tokens']:,} tokens a page"
-    return f"{result['subject']}, {config['dtype']}, batch {config['batch_size']}, {tokens}"
+        return subject
+    return f"{subject}, batch {config['batch_size']}, {config['new_tokens']:,} tokens a page"
 
 
 def _row(result: dict[str, Any], field: str, name: str, more_is_better: bool) -> Row:
-    ours, hf, floor = result["vlm"][field], (result["hf"] or {}).get(field), result["floor"].get(field)
-    faster = floored = reached = "–"
-    if hf is not None:
-        faster = _number(ours / hf if more_is_better else hf / ours)
-    if floor is not None:
-        floored, reached = _number(floor), _percent(result["floor"]["reached"])
-    return Row(workload(result), name, "–" if hf is None else _number(hf), _number(ours), faster, floored, reached)
+    return _line_of(result, result, name, field, field in result["floor"], more_is_better)
 
 
 def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
     beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
     measure = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: tokens/s"
-    ours, hf = row["vlm"]["tokens_per_s"], (row["hf"] or {}).get("tokens_per_s")
-    faster = "–" if hf is None else _number(ours / hf)
-    theirs = "–" if hf is None else _number(hf)
-    if hf is not None and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
-        theirs += f" (batch {size})"
-    floor, reached = _number(row["floor"]["tokens_per_s"]), _percent(row["floor"]["reached"])
-    return Row(workload(result), measure, theirs, _number(ours), faster, floor, reached)
+    found = _line_of(result, row, measure, "tokens_per_s", True, True)
+    if row["hf"] and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
+        return replace(found, hf=f"{found.hf} (batch {size})")
+    return found
 
 
 def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
     """One prompt at a time: what a user waits for; many: tokens a second."""
     images = f"{row['images']} image{'s' if row['images'] > 1 else ''} + " if row["images"] else ""
     of = f"{images}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}"
-    floor = row["floor"]
     if row["batch_size"] > 1:
-        return [_line_of(result, row, f"{of}: tokens/s", "tokens_per_s", floor["tokens_per_s"], floor["reached"])]
+        return [_line_of(result, row, f"{of}: tokens/s", "tokens_per_s", True, True)]
     return [
-        _line_of(result, row, f"{of}: first token, ms", "first_token_ms"),
-        _line_of(result, row, f"{of}: a further token, ms", "ms_per_token", floor["step_ms"], floor["step_reached"]),
+        _line_of(result, row, f"{of}: first token, ms", "first_token_ms", False, False),
+        _line_of(result, row, f"{of}: a further token, ms", "ms_per_token", True, False),
     ]
 
 
-def _line_of(result: dict[str, Any], row: dict[str, Any], measure: str, field: str, *floor: float) -> Row:
-    ours, hf = row["vlm"][field], (row["hf"] or {}).get(field)
-    beside = ("–", "–") if hf is None else (hf, ours / hf if field == "tokens_per_s" else hf / ours)
-    theirs, faster = (value if value == "–" else _number(value) for value in beside)
-    floored, reached = (_number(floor[0]), _percent(floor[1])) if floor else ("–", "–")
-    return Row(workload(result), measure, theirs, _number(ours), faster, floored, reached)
+def _line_of(
+    result: dict[str, Any], part: dict[str, Any], measure: str, field: str, has_floor: bool, more_is_better: bool
+) -> Row:
+    """One figure of a backend beside Hugging Face's and the floor, which is of weights in the computing type."""
+    ours, hf = part["vlm"][field], (part["hf"] or {}).get(field)
+    ratio = lambda mine, other: mine / other if more_is_better else other / mine  # noqa: E731
+    beside, floored = ("–", "–"), ("–", "–")
+    if hf is not None:
+        beside = _number(hf), _number(ratio(ours, hf))
+    if has_floor and "-" not in part["backend"]:
+        floor = _floor_of(part["floor"], field)
+        floored = _number(floor), _percent(ratio(ours, floor))
+    measure += f" on {part['backend']}" if part["labelled"] else ""
+    return Row(workload(result), measure, beside[0], _number(ours), beside[1], *floored)
 
 
-def _prompt_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
-    ours, hf, floor = row["vlm"], row["hf"] or {}, row["floor"]
-    fields = ("encode_ms", "first_token_ms", "ms_per_token", "tokens_per_s")
-    asked = [row[name] for name in ("batch_size", "images", "image_rows", "input_len", "output_len")]
-    speed = [_exact(values.get(name)) for values in (ours, hf) for name in fields]
-    faster = _exact(hf and ours["tokens_per_s"] / hf["tokens_per_s"])
-    floored = [_exact(floor[name]) for name in ("step_ms", "tokens_per_s", "reached")]
-    measured = [hf.get("measured_tokens")]
-    return [result["subject"], result["config"]["dtype"], *asked, *speed, faster, *floored, *measured]
-
-
-def _exact(value: Any) -> str:
-    return f"{value:.6g}" if value else ""
-
-
-def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
-    ours, hf, floor = row["vlm"], row["hf"] or {}, row["floor"]
-    theirs = hf.get("tokens_per_s")
-    asked = [row[name] for name in ("batch_size", "num_beams", "input_len", "output_len")]
-    speed = [f"{ours['first_token_ms']:.3f}", f"{ours['step_ms']:.4f}", f"{ours['tokens_per_s']:.1f}"]
-    beside = [theirs and f"{theirs:.1f}", theirs and f"{ours['tokens_per_s'] / theirs:.2f}"]
-    floored = [f"{floor['tokens_per_s']:.1f}", f"{floor['reached']:.3f}"]
-    how = [hf.get("batch_size"), hf.get("measured_tokens")]
-    return [result["subject"], result["config"]["dtype"], *asked, *speed, *beside, *floored, *how]
+def _floor_of(floor: dict[str, Any], field: str) -> float:
+    return floor["step_ms" if field == "ms_per_token" else field]
 
 
 def _number(value: float) -> str:
@@ -191,5 +162,8 @@ def _line(cells: Iterable[str]) -> str:
 
 def _measured_on(result: dict[str, Any]) -> str:
     env = result["environment"]
-    versions = f"torch {env['torch']}, transformers {env['transformers']}, vlm {env['vlm']}"
-    return f"{env['device']}; {versions}, commit {env['commit'] or 'unknown'}."
+    on = result["config"].get("backends") or ()
+    onnx = f"onnxruntime {env['onnxruntime']}, " if any("onnx" in name for name in on) else ""
+    versions = f"torch {env['torch']}, {onnx}transformers {env['transformers']}, vlm {env['vlm']}"
+    load = f", load {env['load']}" if "load" in env and env["cuda"] is None else ""
+    return f"{env['device']}{load}; {versions}, commit {env['commit'] or 'unknown'}."

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from app.bench.clock import Turns
 from app.bench.config import TextBenchConfig, Workload
-from app.bench.rows import each_row, floor_of, joined, neutral, random_ids, times
-from app.bench.session import Results, Session, prepared
+from app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
+from app.bench.session import HF, Results, Session, prepared
 from app.bench.subject import Progress
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ def random_texts(session: Session[TextBenchConfig], row: Workload) -> torch.Tens
     return random_ids(session.configs["decoder"].vocab_size, (row.batch_size, row.lengths[0]), generator)
 
 
-def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> list[Results]:
+def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     settings = neutral(session.engine)
 
-    def measured(row: Workload) -> Results:
+    def measured(_: int, row: Workload) -> Turns[Results]:
         def generate(texts: torch.Tensor, new_tokens: int) -> None:
             inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
             options = {"max_new_tokens": new_tokens, "ignore_eos": True, "num_beams": row.num_beams}
@@ -49,22 +50,22 @@ def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> list[Res
             assert all(len(out.token_ids) == new_tokens for out in found)
 
         texts = random_texts(session, row)
-        return times(lambda: texts, generate, row, row.lengths[1], session.config.repeats, session)
+        return (yield from times(lambda: texts, generate, row, row.lengths[1], session.config.repeats, session))
 
-    return [measured(row) for _, row in each_row(session, "vlm")]
+    return (yield from of_rows(session, "vlm", measured))
 
 
-def _baseline(folder: Path, session: Session[TextBenchConfig]) -> list[Results]:
+def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     """Fewer texts or tokens where so configured."""
     from app.bench.huggingface import TextBaseline
 
     config = session.config
     baseline = TextBaseline(folder, config.dtype, session.device)
 
-    def measured(row: Workload) -> Results:
+    def measured(_: int, row: Workload) -> Turns[Results]:
         texts = random_texts(session, row)[: config.hf_batch_size].to(session.device)
         generate = lambda texts, tokens: baseline.generate(texts, tokens, row.num_beams)  # noqa: E731
-        found = times(lambda: texts, generate, row, config.hf_steps(row), config.hf_repeats, session)
+        found = yield from times(lambda: texts, generate, row, config.hf_steps(row), config.hf_repeats, session)
         return baseline.description | found
 
-    return [measured(row) for _, row in each_row(session, "Hugging Face")]
+    return (yield from of_rows(session, HF, measured))

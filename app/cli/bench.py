@@ -10,11 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig
-from app.bench.lists import numbers, pairs
+from app.bench.lists import names, numbers, pairs
 from app.cli.bench_output import check_writable, print_csv, print_table
 from app.cli.errors import verb
-from app.cli.options import Device, DType
+from app.cli.options import Device, DType, Threads
 from app.cli.progress import Progress
+from vlm.config import BACKENDS
 from vlm.errors import InputError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print the README's table.")
@@ -26,6 +27,14 @@ Arch = Annotated[
 ]
 RandomWeights = Annotated[bool, typer.Option("--random-weights", help="In the shape of --arch.")]
 Model = Annotated[str | None, typer.Option("--model", "-m", help="Instead: a model, as in vlm run.")]
+Backends = Annotated[
+    str | None,
+    typer.Option(
+        "--backend",
+        help=f"What runs it: {', '.join(BACKENDS)}, onnxruntime-int8 (weights of 8 bits); several apart by ','."
+        " [default: as built, or torch]",
+    ),
+]
 NewTokens = Annotated[int, typer.Option(help="Tokens generated a page, exactly.")]
 Repeats = Annotated[int, typer.Option(help="The median of so many runs counts.")]
 Seed = Annotated[int, typer.Option(help="Of random weights and images.")]
@@ -49,6 +58,8 @@ def latency(
     model: Model = BenchConfig.model,
     dtype: DType = BenchConfig.dtype,
     device: Device = BenchConfig.device,
+    backend: Backends = None,
+    threads: Threads = BenchConfig.threads,
     new_tokens: NewTokens = BenchConfig.new_tokens,
     repeats: Repeats = BenchConfig.repeats,
     seed: Seed = BenchConfig.seed,
@@ -65,9 +76,11 @@ def latency(
     Examples:
       vlm bench latency --arch nougat-base --random-weights --json latency.json
       vlm bench latency --model mini-nougat --new-tokens 200 --no-hf
+      vlm bench latency --model mini-nougat --backend torch,onnxruntime --threads 2 --device cpu --new-tokens 200
     """
-    config = _config(arch, random_weights, model, device=device, dtype=dtype, new_tokens=new_tokens, repeats=repeats,
-                     seed=seed, hf=not no_hf, hf_new_tokens=hf_new_tokens)  # fmt: skip
+    config = _config(arch, random_weights, model, backends=names(backend), threads=threads, device=device,
+                     dtype=dtype, new_tokens=new_tokens, repeats=repeats, seed=seed, hf=not no_hf,
+                     hf_new_tokens=hf_new_tokens)  # fmt: skip
     _measure("latency", config, out)
 
 
@@ -79,6 +92,8 @@ def throughput(
     model: Model = BenchConfig.model,
     dtype: DType = BenchConfig.dtype,
     device: Device = BenchConfig.device,
+    backend: Backends = None,
+    threads: Threads = BenchConfig.threads,
     batch_size: Annotated[int, typer.Option(help="Pages decoded at once.")] = BATCH_SIZE,
     pages: Annotated[int | None, typer.Option(help="Pages in all. [default: twice the batch]")] = None,
     new_tokens: NewTokens = BenchConfig.new_tokens,
@@ -99,9 +114,10 @@ def throughput(
       vlm bench throughput --arch nougat-base --random-weights --json throughput.json
       vlm bench throughput --model mini-nougat --batch-size 8 --new-tokens 200
     """
-    config = _config(arch, random_weights, model, device=device, dtype=dtype, new_tokens=new_tokens, repeats=repeats,
-                     seed=seed, hf=not no_hf, hf_new_tokens=hf_new_tokens, hf_batch_size=hf_batch_size,
-                     batch_size=batch_size, pages=2 * batch_size if pages is None else pages)  # fmt: skip
+    config = _config(arch, random_weights, model, backends=names(backend), threads=threads, device=device,
+                     dtype=dtype, new_tokens=new_tokens, repeats=repeats, seed=seed, hf=not no_hf,
+                     hf_new_tokens=hf_new_tokens, hf_batch_size=hf_batch_size, batch_size=batch_size,
+                     pages=2 * batch_size if pages is None else pages)  # fmt: skip
     _measure("throughput", config, out)
 
 
@@ -113,6 +129,8 @@ def text(
     model: Model = TextBenchConfig.model,
     dtype: DType = TextBenchConfig.dtype,
     device: Device = TextBenchConfig.device,
+    backend: Backends = None,
+    threads: Threads = TextBenchConfig.threads,
     batch_size: BatchSizes = "1",
     input_output_len: Annotated[str, typer.Option(help='Tokens in and out, "60,20;128,20".')] = "64,64",
     num_beams: Annotated[str, typer.Option(help='1 is greedy, several apart by ";".')] = "1",
@@ -138,8 +156,9 @@ def text(
     """
     _check_pair(arch, random_weights)
     config = TextBenchConfig(
-        arch=arch, model=model, device=device, dtype=dtype, batch_sizes=numbers(batch_size, "--batch-size"),
-        lengths=pairs(input_output_len, "--input-output-len"), num_beams=numbers(num_beams, "--num-beams"),
+        arch=arch, model=model, backends=names(backend), threads=threads, device=device, dtype=dtype,
+        batch_sizes=numbers(batch_size, "--batch-size"), lengths=pairs(input_output_len, "--input-output-len"),
+        num_beams=numbers(num_beams, "--num-beams"),
         repeats=repeats, seed=seed, hf=not no_hf, hf_new_tokens=hf_new_tokens, hf_batch_size=hf_batch_size,
         hf_repeats=hf_repeats,
     )  # fmt: skip
@@ -154,6 +173,8 @@ def prompt(
     model: Model = PromptBenchConfig.model,
     dtype: DType = PromptBenchConfig.dtype,
     device: Device = PromptBenchConfig.device,
+    backend: Backends = None,
+    threads: Threads = PromptBenchConfig.threads,
     batch_size: BatchSizes = "1",
     images: Annotated[
         int | None, typer.Option(help="In each prompt. [default: 1 where the model takes any]")
@@ -182,7 +203,8 @@ def prompt(
     """
     _check_pair(arch, random_weights)
     config = PromptBenchConfig(
-        arch=arch, model=model, device=device, dtype=dtype, batch_sizes=numbers(batch_size, "--batch-size"),
+        arch=arch, model=model, backends=names(backend), threads=threads, device=device, dtype=dtype,
+        batch_sizes=numbers(batch_size, "--batch-size"),
         lengths=pairs(input_output_len, "--input-output-len"), images=images, repeats=repeats, seed=seed,
         hf=not no_hf, hf_new_tokens=hf_new_tokens, hf_repeats=hf_repeats,
     )  # fmt: skip

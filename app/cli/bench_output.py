@@ -57,6 +57,6 @@ def _notes(result: dict[str, Any]) -> Iterator[str]:
 def print_csv(result: dict[str, Any]) -> None:
     import csv
 
-    from app.bench.table import csv_rows
+    from app.bench.csv_rows import csv_rows
 
     csv.writer(sys.stdout, lineterminator="\n").writerows(csv_rows(result))

@@ -10,7 +10,16 @@ import typer
 
 from app.architecture import read_arch
 from app.cli.errors import verb
-from app.cli.options import Backend, BuildDType, BuildMaxBatchSize, MaxEncoderInputLen, MaxSeqLen, Target, targets
+from app.cli.options import (
+    Backend,
+    BuildDType,
+    BuildMaxBatchSize,
+    MaxEncoderInputLen,
+    MaxSeqLen,
+    Quantization,
+    Target,
+    targets,
+)
 from app.cli.progress import Progress
 from vlm.config import BuildConfig
 from vlm.errors import InputError
@@ -38,6 +47,7 @@ def build(
     max_encoder_input_len: MaxEncoderInputLen = BuildConfig.max_encoder_input_len,
     backend: Backend = BuildConfig.backend,
     target: Target = None,
+    quantization: Quantization = BuildConfig.quantization,
 ) -> None:
     """Build an engine directory: self-contained, checked on loading. Its path goes to stdout.
 
@@ -46,11 +56,13 @@ def build(
       vlm build nougat-base.ckpt -o nougat-base.engine --dtype bfloat16 --max-batch-size 64
       vlm build facebook/nougat-small -o nougat-small.engine --max-seq-len 2048
       vlm build mini-t5 -o mini-t5.engine --backend onnxruntime
+      vlm build mini-t5 -o small.engine --backend onnxruntime --quantization int8
       vlm build --random-weights --arch nougat-base -o random.engine --dtype bfloat16
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
     _check(source, random_weights, arch)
-    config = BuildConfig(dtype, max_batch_size, max_seq_len, max_encoder_input_len, backend, targets(target))
+    limits = (max_batch_size, max_seq_len, max_encoder_input_len)
+    config = BuildConfig(dtype, *limits, backend, targets(target), quantization)
     from vlm.compile.builder import build_engine, check_backend
 
     check_backend(config)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.compile.engine_dir import EngineDir
+    from vlm.config import BuildConfig
 
 
 @verb
@@ -147,7 +148,11 @@ def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
     layout = module_layout(spec, spec.config.from_dict(engine.config(role)))
     graphs = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
     parameters = sum(math.prod(shape) for _, shape in layout.values())
-    return {"model": name, "parameters": parameters, "bytes": sum(graphs), "dtypes": [engine.build.dtype]}
+    return {"model": name, "parameters": parameters, "bytes": sum(graphs), "dtypes": _dtypes(engine.build)}
+
+
+def _dtypes(build: BuildConfig) -> list[str]:
+    return [build.dtype] if build.quantization is None else [build.quantization, build.dtype]
 
 
 def _memory(engine: EngineDir, weights: int) -> dict[str, int]:

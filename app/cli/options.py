@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vlm.config import BACKENDS, DTYPES, BuildConfig
+from vlm.config import BACKENDS, DTYPES, QUANTIZATIONS, BuildConfig
 
 DEFAULT_MODEL = "mini-nougat"
 
@@ -52,6 +52,10 @@ Target = Annotated[
     ),
 ]
 Backend = Annotated[str, typer.Option(help=f"What runs it: {', '.join(BACKENDS)}.")]
+Quantization = Annotated[
+    str | None,
+    typer.Option(help=f"Of the weights: {', '.join(QUANTIZATIONS)} (backend onnxruntime). [default: as --dtype says]"),
+]
 
 
 def targets(text: str | None) -> tuple[str, ...]:

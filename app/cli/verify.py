@@ -14,6 +14,7 @@ from app.cli.progress import Progress
 
 if TYPE_CHECKING:
     from app.verification import Verified
+    from vlm.config import BuildConfig
 
 DIFFERS = 1
 
@@ -26,7 +27,8 @@ def verify(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Allowed error of a log-probability. [default: 0.001 in float32, 0.1 in float16, 0.5 in bfloat16]"
+            help="Allowed error of a log-probability. [default: 0.001 in float32, 0.1 in float16, 0.5 in bfloat16,"
+            " 1 with weights int8]"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
@@ -54,13 +56,17 @@ def verify(
         folder = folder_of(against, progress=progress)
         pipeline = vlm.load(engine, runtime=RuntimeConfig(device, threads=threads), progress=progress)
     found, build = compare(pipeline, folder, new_tokens, seed), pipeline.engine.build
-    allowed = TOLERANCE[build.dtype] if tolerance is None else tolerance
+    allowed = TOLERANCE[build.quantization or build.dtype] if tolerance is None else tolerance
     if as_json:
         print(json.dumps(_as_json(found, allowed), indent=2))
     else:
-        print(f"{_table(found, allowed)}\n{build.backend}, {build.dtype}; tolerance {allowed:g}")
+        print(f"{_table(found, allowed)}\n{build.backend}, {_weights(build)}; tolerance {allowed:g}")
     if not all(_holds(one, allowed) for one in found):
         raise typer.Exit(DIFFERS)
+
+
+def _weights(build: BuildConfig) -> str:
+    return build.dtype if build.quantization is None else f"{build.dtype}, weights {build.quantization}"
 
 
 def _holds(one: Verified, allowed: float) -> bool:

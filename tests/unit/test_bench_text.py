@@ -12,6 +12,7 @@ import torch
 
 from app.bench import random_model, session, subject, table
 from app.bench.config import TextBenchConfig, Workload
+from app.bench.csv_rows import csv_rows
 from app.bench.floor import decode_floor
 from app.bench.huggingface import TextBaseline
 from app.bench.subject import prepare
@@ -224,4 +225,4 @@ def test_mistakes_are_one_sentence(capsys, arguments, says):
 def test_committed_results_have_a_line_a_row():
     files = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("*-text.json"))
     for result in table.load(files):
-        assert len(table.rows(result)) == len(result["rows"]) == len(table.csv_rows(result)) - 1
+        assert len(table.rows(result)) == len(result["rows"]) == len(csv_rows(result)) - 1

@@ -283,7 +283,7 @@ def _manifest(
         limits={n: getattr(build, n) for n in ("max_batch_size", "max_seq_len", "max_encoder_input_len")},
         dtype=build.dtype,
         mapping={"tp": 1, "pp": 1},
-        quantization=None,
+        quantization=build.quantization,
         generation=checkpoint.generation,
         source=checkpoint.source,
         built_on=built_on(),

@@ -51,7 +51,8 @@ class Manifest(Config):
     @property
     def build(self) -> BuildConfig:
         target = tuple(self.built_for.get("tensorrt", {}).get("targets", ()))
-        return BuildConfig(dtype=self.dtype, backend=self.backend, target=target, **self.limits)
+        kind = {"backend": self.backend, "target": target, "quantization": self.quantization}
+        return BuildConfig(dtype=self.dtype, **kind, **self.limits)
 
     def write(self, folder: Path) -> None:
         values = self.to_dict()

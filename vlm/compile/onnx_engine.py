@@ -32,6 +32,7 @@ def write_graphs(
     require("onnx", "onnxscript", "onnxruntime")
     from vlm.compile.graph_check import check
     from vlm.compile.onnx_export import export
+    from vlm.compile.onnx_quantize import quantize
 
     graphs = graphs_of(configs, build)
     for done, (name, io) in enumerate(graphs.items()):
@@ -42,6 +43,9 @@ def write_graphs(
         network = registry.model_spec(role.model).loaded(configs[role_of(name)], weights, torch.device("cpu"))
         export(name, network, io, draft / name / FILE)
         check(name, network, io, draft / name / FILE)
+        if build.quantization is not None:
+            quantize(draft / name / FILE)
+            check(name, network, io, draft / name / FILE, quantized=True)
     if progress:
         progress("Exporting the graphs", len(graphs), len(graphs))
     return [path for name in graphs for path in sorted((draft / name).iterdir())]

@@ -1,0 +1,51 @@
+"""Results of texts and prompts -> CSV, a line for every row and backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.bench.table import by_backend
+
+CSV_HEADER = (
+    *("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s"),
+    *("hf_tokens_per_s", "times_faster", "floor_tokens_per_s", "of_floor", "hf_batch", "hf_measured_tokens", "backend"),
+)
+PROMPT_CSV_HEADER = (
+    *("subject", "dtype", "batch", "images", "image_rows", "in", "out"),
+    *("encode_ms", "first_token_ms", "ms_per_token", "tokens_per_s"),
+    *("hf_encode_ms", "hf_first_token_ms", "hf_ms_per_token", "hf_tokens_per_s", "times_faster"),
+    *("floor_ms_per_token", "floor_tokens_per_s", "of_floor", "hf_measured_tokens", "backend"),
+)
+
+
+def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
+    """A result of texts or prompts: names, then values; nothing stands for what was not measured."""
+    header, line = (PROMPT_CSV_HEADER, _prompt_csv_row) if result["kind"] == "prompt" else (CSV_HEADER, _csv_row)
+    return [list(header), *(line(result, one) for row in result["rows"] for one in by_backend(result, row))]
+
+
+def _prompt_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
+    ours, hf, floor = row["vlm"], row["hf"] or {}, row["floor"]
+    fields = ("encode_ms", "first_token_ms", "ms_per_token", "tokens_per_s")
+    asked = [row[name] for name in ("batch_size", "images", "image_rows", "input_len", "output_len")]
+    speed = [_exact(values.get(name)) for values in (ours, hf) for name in fields]
+    faster = _exact(hf and ours["tokens_per_s"] / hf["tokens_per_s"])
+    floored = [_exact(floor["step_ms"]), _exact(floor["tokens_per_s"])]
+    floored.append(_exact(ours["tokens_per_s"] / floor["tokens_per_s"]))
+    measured = [hf.get("measured_tokens"), row["backend"]]
+    return [result["subject"], result["config"]["dtype"], *asked, *speed, faster, *floored, *measured]
+
+
+def _exact(value: Any) -> str:
+    return f"{value:.6g}" if value else ""
+
+
+def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
+    ours, hf, floor = row["vlm"], row["hf"] or {}, row["floor"]
+    theirs = hf.get("tokens_per_s")
+    asked = [row[name] for name in ("batch_size", "num_beams", "input_len", "output_len")]
+    speed = [f"{ours['first_token_ms']:.3f}", f"{ours['step_ms']:.4f}", f"{ours['tokens_per_s']:.1f}"]
+    beside = [theirs and f"{theirs:.1f}", theirs and f"{ours['tokens_per_s'] / theirs:.2f}"]
+    floored = [f"{floor['tokens_per_s']:.1f}", f"{ours['tokens_per_s'] / floor['tokens_per_s']:.3f}"]
+    how = [hf.get("batch_size"), hf.get("measured_tokens"), row["backend"]]
+    return [result["subject"], result["config"]["dtype"], *asked, *speed, *beside, *floored, *how]

@@ -1,0 +1,90 @@
+"""`vlm bench --backend torch,onnxruntime`: several in one run, turn by turn; what its tables say of each."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+pytest.importorskip("onnxruntime", reason="needs the onnx extra")
+
+from app.bench import session, table
+from app.bench.clock import in_turns
+from tests import tiny
+from tests.prompted_kit import call
+
+ALL = ["torch", "onnxruntime", "onnxruntime-int8"]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """(result, what was printed) of all backends beside Hugging Face"""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "t5.json").write_text(json.dumps(tiny.t5(num_layers=1).config.to_dict()))
+    options = ["--backend", ",".join(ALL), "--threads", "1", "--device", "cpu", "--input-output-len", "6,4", "--csv"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "bandwidth", lambda device: 1e10)
+        found = call("bench", "text", "--arch", folder / "t5.json", "--random-weights", *options,
+                     "--repeats", "2", "--hf-repeats", "2", "--json", folder / "out.json")  # fmt: skip
+    assert found.exit_code == 0, found.stderr
+    return json.loads((folder / "out.json").read_text()), found.stdout
+
+
+def test_every_backend_is_measured(measured):
+    result, _ = measured
+    (row,) = result["rows"]
+    assert result["config"]["backends"] == ALL and result["config"]["threads"] == 1
+    assert [*row["beside"]] == ALL[1:]
+    for part in (row["vlm"], row["hf"], *row["beside"].values()):
+        assert len(part["runs"]["whole"]) == 2 and part["tokens_per_s"] > 0
+    assert "CPU, 1 threads" in result["environment"]["device"] and result["environment"]["load"] >= 0
+
+
+def test_a_line_for_every_backend(measured):
+    result, printed = measured
+    rows = table.rows(result)
+    assert [row.measure.rpartition(" on ")[2] for row in rows] == ALL
+    assert len({row.hf for row in rows}) == 1 and len({row.vlm for row in rows}) == 3
+    # the floor is of weights in the computing type
+    assert [row.floor == "–" for row in rows] == [False, False, True]
+    assert "onnxruntime 1" in table.markdown([result]).splitlines()[-1]
+    header, *lines = csv.reader(printed.splitlines())
+    assert header[-1] == "backend" and [line[-1] for line in lines] == ALL
+
+
+def test_one_backend_needs_no_label(measured):
+    result, _ = measured
+    old = {**result, "config": {k: v for k, v in result["config"].items() if k not in ("backends", "threads")}}
+    old["rows"] = [{k: v for k, v in row.items() if k != "beside"} for row in result["rows"]]
+    assert [row.measure for row in table.rows(old)] == ["6 in, 4 out, batch 1, greedy: tokens/s"]
+
+
+def test_systems_take_turns():
+    log = []
+
+    def turns(name, count):
+        for number in range(count):
+            log.append(f"{name}{number}")
+            yield
+        return name.upper()
+
+    assert in_turns({"a": turns("a", 3), "b": turns("b", 1)}) == {"a": "A", "b": "B"}
+    assert log == ["a0", "b0", "a1", "a2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--backend", "torch,onyx"],
+            "--backend holds onyx; allowed are torch, onnxruntime, tensorrt, onnx",
+        ),
+        (["--threads", "0"], "--threads is 0; it must be at least 1"),
+        (["--backend", "onnxruntime", "--dtype", "bfloat16"], "onnxruntime does not compute in bfloat16 on the CPU"),
+        (["--backend", "tensorrt", "--device", "cpu"], "tensorrt does not run on the device, which is cpu"),
+    ],
+)
+def test_mistakes_are_one_sentence(options, says):
+    found = call("bench", "text", "--model", "mini-t5", *options)
+    assert found.exit_code == 2 and says in found.stderr and len(found.stderr.splitlines()) == 1
