@@ -12,7 +12,8 @@ import vlm
 from app.cli.main import app
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
-from vlm.compile.builder import build_engine, random_checkpoint
+from tests.parity import test_vila as vila
+from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
 from vlm.compile.engine_dir import EngineDir
 from vlm.compile.onnxruntime import OnnxGraph
 from vlm.compile.plan_info import PlanInfo
@@ -31,6 +32,9 @@ MODELS = {
     "llava": (tiny.llava, {"visual", "decoder"}),
     "blip2": (tiny.blip2, {"visual", "decoder"}),
     "blip2-t5": (lambda: tiny.blip2("t5"), {"visual", "encoder", "cross", "decoder"}),
+    "starcoder": (lambda: tiny.gpt2(multi_query=True), {"decoder"}),
+    "vila-siglip": (vila.SHAPES["VILA-1.5: SigLIP, cells of an odd grid"], {"visual", "decoder"}),
+    "vila-clip": (vila.SHAPES["CLIP, MLP"], {"visual", "decoder"}),
 }
 ONE_BILLION = {
     "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 8192, "rms_norm_eps": 1e-5,
@@ -134,7 +138,11 @@ def test_the_command_line_builds_and_refuses(engine, tmp_path):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_family_and_type(name, dtype, tmp_path):
     make, graphs = MODELS[name]
-    engine = engine_dir(make(), tmp_path, backend="tensorrt", target=("sm80", "sm120"), dtype=dtype)
+    model = make()
+    (model.write if name.startswith("vila") else model.save_pretrained)(tmp_path / "hf")
+    checkpoint = convert_folder(tmp_path / "hf", tmp_path / "checkpoint")
+    build = BuildConfig(dtype, backend="tensorrt", target=("sm80", "sm120"))
+    engine = build_engine(checkpoint, tmp_path / "engine", build)
     plans = {file for file in engine.manifest.files if file.endswith(".plan")}
     assert plans == {f"{graph}/rank0.plan" for graph in graphs}
 
