@@ -37,7 +37,7 @@ class OnnxGraph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or 0
         options.log_severity_level = 4  # its errors come as exceptions
-        # threads that spin while they wait take the cores of whoever has work: with other load 2.5 times slower
+        # threads that spin while they wait take the cores of whoever has work: twice to six times slower beside other load
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         # weights of few bits are widened, and what they are multiplied with is kept as it is
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
