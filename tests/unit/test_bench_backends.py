@@ -38,7 +38,7 @@ def test_every_backend_is_measured(measured):
     assert [*row["beside"]] == ALL[1:]
     for part in (row["vlm"], row["hf"], *row["beside"].values()):
         assert len(part["runs"]["whole"]) == 2 and part["tokens_per_s"] > 0
-    assert "CPU, 1 threads" in result["environment"]["device"] and result["environment"]["load"] >= 0
+    assert "CPU, 1 thread" in result["environment"]["device"] and result["environment"]["load"] >= 0
 
 
 def test_a_line_for_every_backend(measured):

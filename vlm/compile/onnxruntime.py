@@ -37,9 +37,9 @@ class OnnxGraph:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or 0
         options.log_severity_level = 4  # its errors come as exceptions
-        # threads that spin while they wait take the cores of whoever has work: with other load 2.5 times slower
+        # threads that spin while they wait hold up whoever has work: beside other load that was 2 to 6 times slower
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # weights of few bits are widened, and what they are multiplied with is kept as it is
+        # DequantizeLinear's weights are widened, and what they are multiplied with is kept as it is
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
