@@ -96,7 +96,6 @@ class Ledger:
                 raise InputError(f"the ledger {self._path} cannot be written: {error}.") from error
             raise
 
-    # --- the job ---
     def get(self, name: str) -> Any:
         """A value of the job's own; None where there is none."""
         row = self._rows.execute("SELECT value FROM job WHERE name = ?", (name,)).fetchone() or ("null",)
@@ -112,7 +111,6 @@ class Ledger:
             for name in ("pages", "documents", "job"):
                 self._rows.execute(f"DELETE FROM {name}")
 
-    # --- documents ---
     def register(self, path: str, seen: Seen) -> int:
         """A document that is to be read -> its number."""
         values = (path, seen.stamp, seen.modified)
@@ -155,7 +153,6 @@ class Ledger:
         """The output file is in place, or has gone."""
         self._rows.execute("UPDATE documents SET written = ? WHERE id = ?", (what, document))
 
-    # --- pages ---
     def pages(self, document: int) -> dict[int, Page]:
         """What is known of a document's pages, in order."""
         columns = "page, state, text, raw_text, finish_reason, tokens, error_kind, error, attempts"
