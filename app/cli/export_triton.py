@@ -40,10 +40,12 @@ def export_triton(
     config = ExportConfig(name, max_batch_size or 1, instances, device, stream)
     from dataclasses import replace
 
+    from app.triton import pbtxt
     from app.triton.export import export
     from vlm.compile.engine_dir import EngineDir
     from vlm.resolve import resolve
 
+    pbtxt.schema()
     with Progress() as progress:
         options = {"dtype": dtype, "default_dtype": _default_dtype(device), "max_batch_size": max_batch_size}
         engine = EngineDir.open(resolve(model, progress=progress, **options))

@@ -12,23 +12,25 @@ EXTRA = "pip install 'vlm[triton]'"
 
 def written(config: dict[str, Any]) -> str:
     """The text of a configuration, fields by their names in the protobuf."""
+    model_config = schema().ModelConfig()
     from google.protobuf import json_format, text_format
 
-    return text_format.MessageToString(json_format.ParseDict(config, _schema().ModelConfig()))
+    return text_format.MessageToString(json_format.ParseDict(config, model_config))
 
 
 def parsed(text: str, where: object) -> Any:
     """-> a ModelConfig; fields of a newer Triton are passed over. ConfigError for what is none; `where` names it."""
-    schema = _schema()
+    model_config = schema().ModelConfig()
     from google.protobuf import text_format
 
     try:
-        return text_format.Parse(text, schema.ModelConfig(), allow_unknown_field=True)
+        return text_format.Parse(text, model_config, allow_unknown_field=True)
     except text_format.ParseError as error:
         raise ConfigError(f"{where} is no model configuration of Triton's: {error}.") from None
 
 
-def _schema() -> ModuleType:
+def schema() -> ModuleType:
+    """Triton's protobuf; InputError with the pip command where it is not installed."""
     try:
         from tritonclient.grpc import model_config_pb2
     except (ImportError, RuntimeError):  # RuntimeError: tritonclient is there without grpc

@@ -184,6 +184,10 @@ def check_backend(build: BuildConfig) -> None:
         from vlm.compile.tensorrt import PlanBuilder
 
         PlanBuilder.of(build)
+    if build.backend != "torch":
+        from vlm.compile.onnxruntime import require
+
+        require("onnx", "onnxscript", "onnxruntime")
 
 
 def _write_networks(
