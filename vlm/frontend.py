@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlm import registry
-from vlm.config import Config, ModelConfig, VisionConfig
+from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.inputs import InputReader
 from vlm.ops.advance import loop_period
@@ -41,7 +41,7 @@ class Frontend:
     @classmethod
     def of(cls, engine: EngineDir) -> Frontend:
         """Raises EngineError for a damaged processor."""
-        family, configs = registry.family(engine.family), _configs(engine)
+        family, configs = registry.family(engine.family), registry.configs_of(engine)
         config, encoder, vision = configs["decoder"], configs.get("encoder"), configs.get("visual")
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder) if folder else None
@@ -86,13 +86,6 @@ class Frontend:
         period = loop_period(token_ids) if self.family.loop_detection else None
         shown = without_loop(token_ids, period) if period else token_ids
         return self.postprocess(self.tokenizer.decode(shown))
-
-
-def _configs(engine: EngineDir) -> dict[str, Config]:
-    """By role."""
-    return {
-        role: registry.model_spec(model).config.from_dict(engine.config(role)) for role, model in engine.roles.items()
-    }
 
 
 def _imported(target: str) -> Callable[[str], str]:

@@ -12,10 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.config import Config
 from vlm.errors import ConfigError, listed
+
+if TYPE_CHECKING:
+    from vlm.checkpoint import Checkpoint
+    from vlm.compile.engine_dir import EngineDir
 
 CATALOG_GROUP = "vlm.catalogs"
 
@@ -130,6 +134,11 @@ def model_spec(name: str) -> ModelSpec:
             if ref.name == name:
                 return ref.load()
     raise ConfigError(f"model {name!r} is in no installed catalog; reinstall the package that brought it.")
+
+
+def configs_of(model: Checkpoint | EngineDir) -> dict[str, Any]:
+    """Every role's configuration, of the class that its network takes."""
+    return {role: model_spec(name).config.from_dict(model.config(role)) for role, name in model.roles.items()}
 
 
 def converter_of(path: Path) -> ConverterRef | None:

@@ -19,10 +19,11 @@ from app.bench.clock import Turns, in_turns
 from app.bench.config import SubjectConfig
 from app.bench.environment import environment
 from app.bench.floor import bandwidth
-from app.bench.subject import Limits, Progress, configs_of, prepare
+from app.bench.subject import Limits, Progress, prepare
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import Config, RuntimeConfig
 from vlm.errors import InputError, listed
+from vlm.registry import configs_of
 from vlm.runtime.loader import resolve_device
 
 if TYPE_CHECKING:

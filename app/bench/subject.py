@@ -27,7 +27,7 @@ from vlm.compile.engine_dir import kind_of as folder_kind
 from vlm.compile.hf_folder import HFFolder
 from vlm.config import BuildConfig, Config
 from vlm.errors import ConfigError, InputError, LimitError, listed
-from vlm.registry import FamilySpec, family, match_family, model_spec
+from vlm.registry import FamilySpec, configs_of, family, match_family
 from vlm.resolve import Source, locate, resolve
 from vlm.runtime.loader import resolve_device
 
@@ -98,11 +98,6 @@ def backend_name(build: BuildConfig) -> str:
 def _for_backend(build: BuildConfig, name: str) -> BuildConfig:
     backend, _, quantization = name.partition("-")
     return replace(build, backend=backend, quantization=quantization or None)
-
-
-def configs_of(model: Checkpoint | EngineDir) -> dict[str, Config]:
-    """Every role's configuration."""
-    return {role: model_spec(name).config.from_dict(model.config(role)) for role, name in model.roles.items()}
 
 
 def kind_of(family: FamilySpec) -> str:

@@ -21,8 +21,8 @@ from app.ocr.pages import OpenDocument, check_pages, selected
 from app.ocr.report import Summary, complaints, live, totals
 from app.ocr.sources import Shard, Target, find_documents, plan_outputs
 from app.ocr.state import ledger_of
-from app.ocr.storage import is_remote, location
 from app.ocr.writers import FORMATS
+from app.storage import is_remote, location
 from vlm.errors import InputError, listed
 from vlm.runtime.request import SamplingParams
 

@@ -14,7 +14,7 @@ from app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
 from app.ocr.pages import selected
 from app.ocr.reader import page_event
 from app.ocr.render_pool import RenderPool
-from app.ocr.storage import EXTRA
+from app.storage import EXTRA
 from vlm.errors import EngineError, InputError, VlmError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from app.ocr.events import LOOP, Opened, PageFailed, PageRead, Unreadable
-from app.ocr.storage import Seen
+from app.storage import Seen
 from vlm.errors import InputError
 
 SCHEMA = """
@@ -36,7 +36,7 @@ class Record:
 
     id: int
     path: str
-    stamp: str  # see app.ocr.storage.Seen
+    stamp: str  # see app.storage.Seen
     created: str  # when the file was written last
     digest: str | None
     num_pages: int | None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from app.ocr.events import Work
-from app.ocr.storage import LocalCopy, digest
+from app.storage import LocalCopy, digest
 from vlm.errors import DocumentError, InputError, VlmError
 
 if TYPE_CHECKING:

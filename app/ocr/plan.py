@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.ocr.ledger import FAILED, Ledger, Record
 from app.ocr.sources import Target
-from app.ocr.storage import Presence, Seen, digest, key, seen
+from app.storage import Presence, Seen, digest, key, seen
 from vlm.errors import VlmError
 
 

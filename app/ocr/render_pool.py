@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.ocr.pages import OpenDocument
-from app.ocr.storage import LocalCopy
+from app.storage import LocalCopy
 from vlm.errors import DocumentError, VlmError
 
 if TYPE_CHECKING:

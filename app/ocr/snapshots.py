@@ -12,7 +12,7 @@ import uuid
 from pathlib import Path
 
 from app.ocr.ledger import Ledger
-from app.ocr.storage import reaching
+from app.storage import reaching
 from vlm.errors import InputError
 
 SECONDS_BETWEEN = 30.0

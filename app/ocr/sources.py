@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.ocr.storage import files_below, key, location, reaching
+from app.storage import files_below, key, location, reaching
 from vlm.errors import InputError, listed
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.ocr.ledger import Ledger
 from app.ocr.snapshots import Snapshots, working_folder
-from app.ocr.storage import is_remote
+from app.storage import is_remote
 from vlm.errors import InputError
 
 FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for a text

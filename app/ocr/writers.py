@@ -11,7 +11,7 @@ from typing import Any
 
 from app.ocr.ledger import FAILED, LOOPED, Page
 from app.ocr.sources import Target
-from app.ocr.storage import remove, write_atomic
+from app.storage import remove, write_atomic
 
 SOURCE = "vlm-ocr"  # of a record, in Dolma's sense
 

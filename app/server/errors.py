@@ -39,15 +39,7 @@ _STATUS = {
 def status_of(error: Exception) -> int:
     if isinstance(error, HTTPException):
         return error.status_code
-    by_type = {
-        ModelNotFoundError: 404,
-        Busy: 429,
-        Forbidden: 403,
-        EngineError: 503,
-        OutOfMemoryError: 503,
-        ClientGone: 499,
-    }
-    found = [status for kind, status in by_type.items() if isinstance(error, kind)]
+    found = [status for kind, status in _STATUS.items() if isinstance(error, kind)]
     return found[0] if found else 400 if isinstance(error, VlmError | RequestValidationError) else 500
 
 

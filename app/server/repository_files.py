@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from app.ocr.storage import files_below, is_remote, location, reaching, seen, seen_object
+from app.storage import files_below, is_remote, location, reaching, seen, seen_object
 from vlm.errors import InputError
 from vlm.files import atomic_dir
 from vlm.resolve import Progress, cache_errors, cache_root

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,6 +60,14 @@ def failure(error: Exception) -> Any:
     """One sentence for what the client can mend; else what it was, for who looks after the server."""
     text = str(error) if isinstance(error, VlmError) else f"{type(error).__name__}: {error}"
     return utils().InferenceResponse([], error=utils().TritonError(text))
+
+
+def answered(request: Any, tensors_of: Callable[[Tensors], Tensors], config: Mapping[str, Any]) -> Any:
+    """A request's response: its tensors, or what is wrong with it."""
+    try:
+        return response(tensors_of(inputs_of(request)), config)
+    except Exception as error:
+        return failure(error)
 
 
 class Loop:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from app.triton.backend import Tensors, config_of, failure, frontend_of, inputs_of, response
+from app.triton.backend import Tensors, answered, config_of, frontend_of
 
 
 class Postprocessing:
@@ -20,10 +20,7 @@ class Postprocessing:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
-        try:
-            return response(self._tensors(inputs_of(request)), self._config)
-        except Exception as error:
-            return failure(error)
+        return answered(request, self._tensors, self._config)
 
     def _tensors(self, inputs: Tensors) -> Tensors:
         ids, lengths, prompts = (inputs[name] for name in ("output_ids", "sequence_length", "prompt_length"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from app.server.infer import Row, padded, prompt_of, read_text
 from app.server.tensor_specs import TEXT_IN, checked
-from app.triton.backend import Tensors, config_of, failure, frontend_of, inputs_of, response
+from app.triton.backend import Tensors, answered, config_of, frontend_of
 from vlm.processing.workers import MediaLimits, read_pixels
 from vlm.runtime.request import Request, SamplingParams
 
@@ -29,10 +29,7 @@ class Preprocessing:
         self._pool.shutdown()
 
     def _answer(self, request: Any) -> Any:
-        try:
-            return response(self._tensors(inputs_of(request)), self._config)
-        except Exception as error:
-            return failure(error)
+        return answered(request, self._tensors, self._config)
 
     def _tensors(self, inputs: Tensors) -> Tensors:
         size, tensors = checked(inputs, TEXT_IN)

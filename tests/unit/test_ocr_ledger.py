@@ -206,7 +206,7 @@ def test_all_or_nothing(tmp_path):
 
 
 def _seen():
-    from app.ocr.storage import Seen
+    from app.storage import Seen
 
     return Seen("1", "2026-01-01")
 

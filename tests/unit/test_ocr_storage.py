@@ -12,7 +12,7 @@ import pytest
 from app.ocr.events import Opened, PageFailed, PageRead, Unreadable
 from app.ocr.pages import OpenDocument
 from app.ocr.sources import Shard, Target, find_documents, plan_outputs
-from app.ocr.storage import digest, files_below, location, remove, seen, write_atomic
+from app.storage import digest, files_below, location, remove, seen, write_atomic
 from tests.unit.test_ocr import image
 from vlm.errors import DocumentError, InputError
 

@@ -22,7 +22,17 @@ from vlm.config import DTYPES, BuildConfig, Config
 from vlm.convert import attempt
 from vlm.errors import CheckpointError, ConfigError, EngineError, listed
 from vlm.files import atomic_dir
-from vlm.registry import FamilySpec, ModelSpec, Role, architecture, converter_of, family, match_family, model_spec
+from vlm.registry import (
+    FamilySpec,
+    ModelSpec,
+    Role,
+    architecture,
+    configs_of,
+    converter_of,
+    family,
+    match_family,
+    model_spec,
+)
 from vlm.weights import Layout, Scoped, TensorSource
 
 
@@ -165,9 +175,7 @@ def build_engine(
     `build.dtype` cannot hold.
     """
     spec = family(checkpoint.family)
-    configs = {
-        role: model_spec(name).config.from_dict(checkpoint.config(role)) for role, name in checkpoint.roles.items()
-    }
+    configs = configs_of(checkpoint)
     build = resolve_limits(build, configs)
     check_backend(build)
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}

@@ -53,9 +53,7 @@ def write_graphs(
 
 def load_graphs(engine: EngineDir, runtime: RuntimeConfig) -> dict[str, tuple[Config, OnnxGraph]]:
     """Every graph by its name, with the configuration of its role."""
-    configs = {
-        role: registry.model_spec(model).config.from_dict(engine.config(role)) for role, model in engine.roles.items()
-    }
+    configs = registry.configs_of(engine)
     return {
         name: (configs[role_of(name)], OnnxGraph(engine.path / name / FILE, io, runtime.threads))
         for name, io in graphs_of(configs, engine.build).items()

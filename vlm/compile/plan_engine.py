@@ -44,9 +44,7 @@ def load_plans(engine: EngineDir, device: torch.device) -> dict[str, tuple[Confi
     them: said before any is opened."""
     info = check_plans(engine, device)
     library = named(info.library, installed())
-    configs = {
-        role: registry.model_spec(model).config.from_dict(engine.config(role)) for role, model in engine.roles.items()
-    }
+    configs = registry.configs_of(engine)
     return {
         name: (configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))
         for name, io in graphs_of(configs, engine.build).items()

@@ -38,18 +38,18 @@ def is_remote(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def reaching(path: Path) -> Iterator[None]:
+def reaching(path: Path, what: str = "reached") -> Iterator[None]:
     """What a file system or its client raises, which is of many kinds, becomes one sentence (InputError)."""
     try:
         yield
     except VlmError:
         raise
     except OSError as error:
-        raise InputError(f"{path} cannot be reached: {error.strerror or error}.") from error
+        raise InputError(f"{path} cannot be {what}: {error.strerror or error}.") from error
     except Exception as error:
         if not is_remote(path):
             raise
-        raise InputError(f"{path} cannot be reached: {error}.") from error
+        raise InputError(f"{path} cannot be {what}: {error}.") from error
 
 
 def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
@@ -154,17 +154,11 @@ class LocalCopy:
 
 def write_atomic(path: Path, text: str) -> None:
     """Puts a file in place whole or not at all; InputError where that fails."""
-    try:
+    with reaching(path, "written"):
         if is_remote(path):
             path.fs.pipe_file(path.path, text.encode())  # an object appears when it is complete
         else:
             _replace(path, text)
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}.") from error
-    except Exception as error:
-        if not is_remote(path):
-            raise
-        raise InputError(f"{path} cannot be written: {error}.") from error
 
 
 def remove(path: Path) -> None:
