@@ -9,6 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+pytest.importorskip("fastapi", reason="needs pip install 'vlm[serve]'")
+pytest.importorskip("uvicorn", reason="needs pip install 'vlm[serve]'")
+pytest.importorskip("openai", reason="openai's client asks the server")
+
 import vlm
 from tests.e2e.test_serve_load import TIGHT, check
 from tests.server_kit import EXAMPLES, is_empty
