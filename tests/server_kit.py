@@ -5,7 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -64,6 +67,22 @@ def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = 
         finally:
             server.should_exit = True
             thread.join()
+
+
+@contextlib.contextmanager
+def command(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
+    """`vlm serve …` on a free port: (its process, host:port). Ends it with SIGTERM, which it has to obey."""
+    line = [sys.executable, "-m", "app.cli.main", "serve", *arguments, "--port", "0", "--device", "cpu"]
+    process = subprocess.Popen(line, cwd=EXAMPLES.parent, stderr=subprocess.PIPE, text=True)
+    try:
+        address = next((m[1] for said in process.stderr if (m := re.search(r"http://(\S+)", said))), None)
+        assert address, f"{arguments} did not start"
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
+        yield process, address
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
 
 
 def until(holds, seconds: float = 60) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.prompted_kit import call
+from tests.server_kit import command
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -25,24 +26,18 @@ PROGRAMS = [text for kind, text in BLOCKS if kind == "python" and "unload_model"
 [REPOSITORY] = [text for text in SERVES if "--model-repository" in text]
 
 
-def start(line: str, *more: str) -> tuple[subprocess.Popen, str]:
-    """(the server, host:port): on a free port in place of the page's"""
-    arguments = shlex.split(line)[1:]
+def started(line: str):
+    """The page's command, on a free port in place of its own."""
+    arguments = shlex.split(line)[2:]
     if "--port" in arguments:
         del arguments[arguments.index("--port") :][:2]
-    command = [sys.executable, "-m", "app.cli.main", *arguments, "--port", "0", "--device", "cpu", *more]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    address = next((m[1] for text in process.stderr if (m := re.search(r"http://(\S+)", text))), None)
-    assert address, f"{line} did not start"
-    return process, address
+    return command(*arguments, "--preprocess-workers", "0")
 
 
 @pytest.fixture(scope="module")
 def address():
-    process, found = start(SERVES[0], "--preprocess-workers", "0")
-    yield found
-    process.terminate()
-    assert process.wait(60) == 0
+    with started(SERVES[0]) as (_, found):
+        yield found
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -57,16 +52,10 @@ def test_a_repository_is_exported_and_served(tmp_path):
     pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
     export = shlex.split(EXPORT.replace("-o repository", f"-o {tmp_path}/repository"))[1:]
     assert call(*export, "--device", "cpu").exit_code == 0
-    process, address = start(
-        REPOSITORY.replace("-repository repository", f"-repository {tmp_path}/repository"), "--preprocess-workers", "0"
-    )
-    program = CONTROL.replace("localhost:8000", address)
-    try:
+    with started(REPOSITORY.replace("-repository repository", f"-repository {tmp_path}/repository")) as (_, address):
+        program = CONTROL.replace("localhost:8000", address)
         done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
         assert "Das alte Schiff ist klein." in done.stdout and "'unloaded'" in done.stdout, done.stderr
-    finally:
-        process.terminate()
-    assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("commands", CURLS)

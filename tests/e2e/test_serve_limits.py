@@ -8,10 +8,8 @@ import http.client
 import io
 import json
 import os
-import re
 import signal
 import socket
-import subprocess
 import sys
 
 import openai
@@ -22,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.cli.serve import _named
 from app.server.config import ServerConfig
 from tests.prompted_kit import call
-from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, load, serving, until
+from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
 from vlm.errors import ImageError, InputError
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.workers import ImageWorkers, MediaLimits
@@ -226,13 +224,10 @@ def test_settings_are_checked():
     assert _named("a=b/c") == ("a", "b/c") and _named("x/y/") == ("y", "x/y/")
 
 
-def test_sigterm_lets_what_runs_end(tmp_path):
+def test_sigterm_lets_what_runs_end():
     """The command itself."""
-    command = [sys.executable, "-m", "app.cli.main", "serve", "mini-llava", "--port", "0", "--device", "cpu"]
-    process = subprocess.Popen([*command, "--preprocess-workers", "0"], stderr=subprocess.PIPE, text=True)
-    try:
-        address = next(found[1] for line in process.stderr if (found := re.search(r"(http://\S+)", line)))
-        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+    with command("mini-llava", "--preprocess-workers", "0") as (process, address):
+        client = openai.OpenAI(base_url=f"http://{address}/v1", api_key="none", max_retries=0)
         options = {"model": "mini-llava", "messages": asked(SIGN, SCENE), "stream": True, "logprobs": True}
         stream = iter(client.chat.completions.create(**options, **ENDLESS))
         next(stream)
@@ -240,8 +235,6 @@ def test_sigterm_lets_what_runs_end(tmp_path):
         tokens = sum(len(c.choices[0].logprobs.content) for c in stream if c.choices[0].logprobs)
         assert tokens > 700  # of 800: some came before
         assert process.wait(60) == 0
-    finally:
-        process.kill()
 
 
 def test_the_command_says_what_is_wrong(monkeypatch):
