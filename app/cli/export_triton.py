@@ -28,7 +28,8 @@ def export_triton(
 ) -> None:
     """Write a Triton model repository: preprocessing, the engine, postprocessing, and the ensemble of the three.
 
-    Its path goes to stdout. `vlm serve --model-repository` serves it, too.
+    A repository that is there takes the model beside its others. Its path goes to stdout. `vlm serve
+    --model-repository` serves it, too.
 
     \b
     Examples:

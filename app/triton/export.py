@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ __all__ = ["TritonPythonModel"]
 
 
 def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
-    """Writes the repository whole or not at all.
+    """Writes the repository whole or not at all. Where `out` is one, its other models stay.
 
     Raises LimitError for a batch that the engine was not built for, InputError where `out` holds something else.
     """
@@ -39,14 +40,24 @@ def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
     made = configs(Frontend.of(engine), config)
     names = {each["name"] for each in made.values()}
 
-    def is_this(folder: Path) -> bool:
-        return {child.name for child in folder.iterdir()} == names and all(
-            (folder / name / CONFIG).is_file() for name in names
-        )
+    def takes_it(folder: Path) -> bool:
+        there = {child.name for child in folder.iterdir()}
+        return all((folder / name / CONFIG).is_file() for name in there) and there & names in (set(), names)
 
-    with atomic_dir(out, is_this, f"Triton model repository of {config.name}", InputError) as draft:
+    with atomic_dir(out, takes_it, f"Triton model repository that can take {config.name}", InputError) as draft:
+        for other in out.iterdir() if out.is_dir() else ():
+            if other.name not in names:
+                shutil.copytree(other, draft / other.name, copy_function=_linked)
         for part, each in made.items():
             _write_model(draft / each["name"], part, each, engine)
+
+
+def _linked(source: str, target: str) -> None:
+    """Engines are large: a second name in place of a copy, where the file system has them."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def _write_model(folder: Path, part: str, config: dict[str, Any], engine: EngineDir) -> None:

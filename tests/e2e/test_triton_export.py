@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 
 import numpy as np
 import pytest
@@ -174,12 +175,16 @@ def test_options_reach_the_configuration(exported, tmp_path):
     assert (group.count, list(group.gpus)) == (2, [1]) and group.kind == group.KIND_GPU
 
 
-def test_only_a_repository_of_this_model_is_replaced(tmp_path):
+def test_a_repository_takes_more_models_and_loses_nothing(tmp_path):
     out = tmp_path / "repository"
     export = lambda *more: call("export-triton", "mini-t5", "-o", out, "--device", "cpu", *more)  # noqa: E731
     assert export().exit_code == 0 and export().exit_code == 0
+    before = {file.relative_to(out): file.read_bytes() for file in out.rglob("*") if file.is_file()}
+    assert export("--name", "other").exit_code == 0 and len(list(out.iterdir())) == 8
+    assert before.items() <= {f.relative_to(out): f.read_bytes() for f in out.rglob("*") if f.is_file()}.items()
+    shutil.rmtree(out / "other-engine")  # what is left is not what was written
     refused = export("--name", "other")
-    assert refused.exit_code == 2 and "is not replaced" in refused.stderr
+    assert refused.exit_code == 2 and "can take other" in refused.stderr and (out / "other").is_dir()
     (out / "notes.txt").write_text("mine")
     assert export().exit_code == 2 and (out / "notes.txt").read_text() == "mine"
     for options, words in (

@@ -48,8 +48,8 @@ def damage(name: str) -> Iterator[None]:
     """Turns what decoders raise on damaged data, which is of many kinds, into an ImageError."""
     try:
         yield
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"{name} is too large ({error}); the limit is {MAX_PIXELS:,} pixels.", "too large") from None
+    except Image.DecompressionBombError:  # names a limit of Pillow's, not ours
+        raise ImageError(f"{name} is too large; the limit is {MAX_PIXELS:,} pixels.", "too large") from None
     except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, MemoryError, *_DECODING) as error:
         raise ImageError(f"{name} is a damaged or truncated image ({error}); repair it or save it anew.") from None
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 
 from vlm.config import ModelConfig
-from vlm.errors import EngineError, InputError, LimitError
+from vlm.errors import EngineError, LimitError
 from vlm.limits import MAX_STOP_IDS
 from vlm.ops.advance import LENGTH, STOP
+from vlm.runtime.admission import Admission
 from vlm.runtime.base_executor import Executor
 from vlm.runtime.burst import Burst, RowResult
-from vlm.runtime.prompt_table import contents
-from vlm.runtime.request import FINISH_REASONS, Request, SamplingParams, Sequence, Update
+from vlm.runtime.request import FINISH_REASONS, Request, Sequence, Update
 from vlm.runtime.scheduler import Plan, Scheduler, Starved
 
 
@@ -35,8 +35,9 @@ class LLMEngine:
         eos_token_ids: tuple[int, ...],
     ):
         self.config, self.executor, self.scheduler = config, executor, scheduler
-        self.max_batch_size = max_batch_size
-        self.max_seq_len, self.max_encoder_len, self.num_features = max_seq_len, max_encoder_len, num_features
+        self.max_batch_size, self.max_seq_len, self.max_encoder_len = max_batch_size, max_seq_len, max_encoder_len
+        encoder = executor.encoder.config if executor.encoder else None
+        self._admission = Admission(config, encoder, max_batch_size, max_seq_len, max_encoder_len, num_features)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
@@ -51,7 +52,13 @@ class LLMEngine:
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
-        sequence = self._sequence(request)
+        sequence = self._admission.sequence(next(self._ids), request, len(self._stop_ids(request)))
+        params = request.params
+        if self.scheduler.never_fits(sequence.max_length, sequence.num_features, params.num_beams):
+            raise LimitError(
+                f"a sequence of {sequence.max_length} tokens over {sequence.num_features} encoder rows does not fit the"
+                " KV cache; lower max_new_tokens or give the cache more memory."
+            )
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)
         return sequence.id
@@ -182,95 +189,6 @@ class LLMEngine:
     def _stop_ids(self, request: Request) -> list[int]:
         eos = () if request.params.ignore_eos else self.eos_token_ids
         return list(dict.fromkeys((*eos, *request.params.stop_token_ids)))[:MAX_STOP_IDS]
-
-    def _sequence(self, request: Request) -> Sequence:
-        """Raises InputError and LimitError for what the engine cannot hold."""
-        features = self._num_features(request)
-        table = self._contents(request)
-        length = self._length(request, len(table))
-        params = request.params
-        if features > self.max_encoder_len:
-            raise LimitError(
-                f"the encoder's input has {features} rows (tokens), the engine was built for {self.max_encoder_len};"
-                " shorten it, cut it with truncate, or build with a larger --max-encoder-input-len."
-            )
-        if params.num_beams > self.max_batch_size:
-            raise LimitError(
-                f"num_beams is {params.num_beams}, this engine decodes {self.max_batch_size} sequences at once; build"
-                f" with --max-batch-size {params.num_beams} or more."
-            )
-        if self.scheduler.never_fits(length, features, params.num_beams):
-            raise LimitError(
-                f"a sequence of {length} tokens over {features} encoder rows does not fit the KV cache; lower"
-                " max_new_tokens or give the cache more memory."
-            )
-        encoder = self.executor.encoder
-        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if encoder else len(table))
-        if request.encoder_input_ids is not None:
-            _check_ids(request.encoder_input_ids, encoder.config.vocab_size, len(table))
-        _check_ids(_named_ids(params), self.config.vocab_size, 0)
-        tokens = list(request.decoder_prompt_token_ids)
-        stops = len(self._stop_ids(request))
-        return Sequence(next(self._ids), request, length, features, tokens, num_stop_ids=stops, contents=table)
-
-    def _num_features(self, request: Request) -> int:
-        """Rows of encoder output that the decoder will see."""
-        given = request.encoder_input_ids if request.encoder_output is None else request.encoder_output
-        if not self.config.cross_attention:
-            if given is not None or request.pixel_values is not None:
-                raise InputError("this model has no encoder besides that of images: its prompt is all it takes.")
-            return 0
-        if given is None and request.pixel_values is None:
-            raise InputError("a request to this model needs pixel_values, encoder_input_ids or encoder_output.")
-        features = self.num_features if given is None else len(given)
-        if features is None or (request.encoder_input_ids is not None and self.executor.encoder is None):
-            raise InputError("this model's encoder does not take this kind of input.")
-        return features
-
-    def _contents(self, request: Request) -> list[bytes]:
-        """What the rows of a request's prompt table are made of."""
-        if request.images and (
-            self.num_features is None or (self.config.cross_attention and not self.executor.encoder)
-        ):
-            raise InputError("this model does not take images in its prompt.")
-        given = request.prompt_table
-        width = (self.executor.encoder.config if self.executor.encoder else self.config).embedding_size
-        if given is not None and (given.rows.ndim != 2 or given.rows.shape[1] != width):
-            raise InputError(
-                f"the prompt table has shape {list(given.rows.shape)}; this model takes rows of {width} values."
-            )
-        return contents(given, request.images, self.num_features or 0)
-
-    def _length(self, request: Request, virtual: int) -> int:
-        """Tokens that a sequence may have in all."""
-        prompt, params = len(request.decoder_prompt_token_ids), request.params
-        wanted = min(self.max_seq_len, max(params.max_length or self.max_seq_len, prompt + 1))
-        if params.usual_new_tokens is not None:
-            wanted = min(wanted, prompt + params.usual_new_tokens)
-        if params.max_new_tokens is not None:
-            wanted = prompt + params.max_new_tokens
-        if wanted > self.max_seq_len or prompt >= self.max_seq_len:
-            new = params.max_new_tokens or 1
-            rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.executor.encoder else ""
-            raise LimitError(
-                f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - self.max_seq_len} more than the"
-                f" {self.max_seq_len} that the engine was built for; ask for fewer or build with a larger"
-                " --max-seq-len."
-            )
-        return wanted
-
-
-def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
-    if bad := [t for t in token_ids if not 0 <= t < vocab_size + rows]:
-        table = f" and its prompt table of {rows} rows" if rows else ""
-        raise LimitError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}{table}.")
-
-
-def _named_ids(params: SamplingParams) -> tuple[int, ...]:
-    """Tokens that the settings name."""
-    single = (params.forced_bos_token_id, params.forced_eos_token_id, params.top_p_reset_id)
-    words = (token for word in params.bad_words_ids for token in word)
-    return (*params.stop_token_ids, *words, *(token for token in single if token is not None))
 
 
 def _end_of(sequence: Sequence, known: int) -> int | None:
