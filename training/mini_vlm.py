@@ -36,7 +36,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--questions", type=int, default=5, help="of a scene")
     parser.add_argument("--most-objects", type=int, default=WHOLE.most_objects, help="in a scene; few in first lessons")
     parser.add_argument("--positions", type=int, default=WHOLE.positions, help="comparisons to 9 others")
-    parser.add_argument("--told", type=float, default=WHOLE.told, help="share of comparisons that give places first")
+    parser.add_argument("--reasons", type=int, default=WHOLE.reasons, help="places of two, and explained comparisons")
+    parser.add_argument("--which", type=float, default=WHOLE.which, help="share of comparisons that ask for a name")
+    parser.add_argument("--only-language", action="store_true", help="mini-blip2: what sees stays as it is")
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--workers", type=int, default=14, help="processes that draw")
     parser.add_argument("--scenes", type=int, default=1000, help="held-out ones in the final evaluation")
@@ -54,6 +56,8 @@ def parameter_groups(model: torch.nn.Module) -> list[dict]:
     without them its encoder cannot tell which object was named first."""
     groups: dict[str, list] = {"matrices": [], "vectors": [], "distances": []}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         kind = "vectors" if parameter.ndim < 2 else "distances" if "relative_attention_bias" in name else "matrices"
         groups[kind].append(parameter)
     settings = {"matrices": (0.02, 1), "vectors": (0.0, 1), "distances": (0.0, DISTANCE_RATE)}
@@ -73,15 +77,17 @@ class Run:
         if args.resume:
             load(self.subject, args.resume)
         self.model = self.subject.model.to(self.device).train()
+        if args.only_language:
+            self.model.requires_grad_(False).language_model.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.model), lr=args.learning_rate, betas=(0.9, 0.98), fused=self.device.type == "cuda"
         )
+        self.lesson = Lesson(args.most_objects, args.positions, args.reasons, args.which)
         self.step, self.scenes = 0, 0
 
     def train(self) -> None:
         args = self.args
-        lesson = Lesson(args.most_objects, args.positions, args.told)
-        stream = batches(args.batch_size, args.questions, args.workers, args.seed, lesson)
+        stream = batches(args.batch_size, args.questions, args.workers, args.seed, self.lesson)
         next(stream)  # the processes have started
         begin = told = time.time()
         while (elapsed := time.time() - begin) < args.seconds:
@@ -106,7 +112,7 @@ class Run:
     def _tell(self, loss: float, elapsed: float) -> None:
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16):
-            results = evaluate(self.subject, held_out(100), self.device)
+            results = evaluate(self.subject, held_out(100, lesson=self.lesson), self.device)
         self.model.train()
         rate = self.scenes / elapsed
         print(f"{elapsed:5.0f} s, step {self.step}, {rate:,.0f} scenes/s, loss {loss:.4f}, {show(results)}", flush=True)

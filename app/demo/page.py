@@ -23,7 +23,7 @@ CSS = """
 """
 ABOUT = {  # what the packaged models are good for; they answer all the same
     "mini-llava": "knows pictures of plain shapes and signs, and no photographs",
-    "mini-blip2": "knows them too, hears each question by itself, and cannot tell left from right",
+    "mini-blip2": "knows them too, and hears each question by itself",
     "mini-nougat": "reads pages of up to about 300 ASCII characters",
     "mini-t5": "translates simple sentences, numbers, dates and times, and summarizes notices",
 }

@@ -56,6 +56,6 @@ def batches(batch_size: int, questions: int, workers: int, seed: int, lesson: Le
         yield Examples(pixels, asked)
 
 
-def held_out(number: int, questions: int = 4) -> Examples:
-    made = [example(HELD_OUT + i, questions) for i in range(number)]
+def held_out(number: int, questions: int = 4, lesson: Lesson = WHOLE) -> Examples:
+    made = [example(HELD_OUT + i, questions, lesson) for i in range(number)]
     return Examples(torch.from_numpy(np.stack([pixels for pixels, _ in made])), [asked for _, asked in made])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from training.scenes.scene import CELL, COLOURS, MOST, SHAPES, Object, Scene
 
 MARGIN = 12  # pixels: what is nearer than that is neither left nor right of the other
-KINDS = ("count", "colour", "shape", "position", "read", "where")
+KINDS = ("count", "colour", "shape", "position", "read", "where", "both", "explain")
 Answered = tuple[str, str] | None  # question and answer; None: the scene allows none
 
 
@@ -53,8 +52,8 @@ def shape(scene: Scene, draw: random.Random) -> Answered:
     return form.format(thing.colour), thing.shape
 
 
-def position(scene: Scene, draw: random.Random, told: float = 0.0) -> Answered:
-    """Of two objects that their names tell apart from all others; `told`: how often places are given in words first."""
+def position(scene: Scene, draw: random.Random, which: float = 0.5, explained: bool = False) -> Answered:
+    """Of two objects that their names tell apart from all others; `which`: the share of questions for a name."""
     pairs = _alone(scene, lambda o: o.name)
     sideways = draw.random() < 0.5
     apart = [(a, b) for a in pairs for b in pairs if abs(_along(a, sideways) - _along(b, sideways)) >= MARGIN]
@@ -62,16 +61,20 @@ def position(scene: Scene, draw: random.Random, told: float = 0.0) -> Answered:
         return None
     a, b = draw.choice(apart)
     before = _along(a, sideways) < _along(b, sideways)
-    given = _told(a, b, draw) if told and draw.random() < told else ""
-    first, last = ("to the left of", "to the right of") if sideways else ("above", "below")
-    if draw.random() < 0.5:
-        asked = draw.random() < 0.5
-        question = f"{given}Is the {a.name} {first if asked else last} the {b.name}?"
-        return question, "yes" if before == asked else "no"
-    near, far = ("further left", "further right") if sideways else ("higher", "lower")
-    asked = draw.random() < 0.5
-    question = f"{given}Which is {near if asked else far}, the {a.name} or the {b.name}?"
-    return question, f"the {(a if before == asked else b).name}"
+    named, asked = draw.random() >= 1 - which, draw.random() < 0.5
+    verdict = "yes" if before == asked else "no"
+    if named:
+        near, far = ("further left", "further right") if sideways else ("higher", "lower")
+        question = f"Which is {near if asked else far}, the {a.name} or the {b.name}?"
+        answer = f"the {(a if before == asked else b).name}"
+    else:
+        first, last = ("to the left of", "to the right of") if sideways else ("above", "below")
+        question, answer = f"Is the {a.name} {first if asked else last} the {b.name}?", verdict
+    if not explained:
+        return question, answer
+    line = "column" if sideways else "row"
+    places = ", ".join(f"{line} {int(_along(thing, sideways) // CELL) + 1}" for thing in (a, b))
+    return f"{question} Explain.", f"{places}, {verdict}: {answer}" if named else f"{places}: {verdict}"
 
 
 def where(scene: Scene, draw: random.Random) -> Answered:
@@ -83,19 +86,34 @@ def where(scene: Scene, draw: random.Random) -> Answered:
     return f"Where is the {thing.name}?", _place(thing)
 
 
+def both(scene: Scene, draw: random.Random) -> Answered:
+    """The places of two: which object was named first, and which then, is learnt here."""
+    once = _alone(scene, lambda o: o.name)
+    if len(once) < 2:
+        return None
+    a, b = draw.sample(once, 2)
+    return f"Where are the {a.name} and the {b.name}?", f"{_place(a)} and {_place(b)}"
+
+
+def explain(scene: Scene, draw: random.Random, which: float = 0.5) -> Answered:
+    """A comparison whose columns or rows are said first; for a name, whether it is the first one, too."""
+    return position(scene, draw, which, explained=True)
+
+
 def read(scene: Scene, draw: random.Random) -> Answered:
     if scene.sign is None:
         return None
     return draw.choice(("What does the sign say?", "Read the sign.", "What is written on the sign?")), scene.sign
 
 
-ASK: dict[str, Callable[[Scene, random.Random], Answered]] = {
+ASK: dict[str, Callable[..., Answered]] = {
     "count": count, "colour": colour, "shape": shape, "position": position, "read": read, "where": where,
+    "both": both, "explain": explain,
 }  # fmt: skip
 
 
 # positions are learnt slowly, after what the objects are
-SHARES = {"count": 2, "colour": 1, "shape": 1, "position": 5, "read": 1, "where": 4}
+SHARES = {"count": 2, "colour": 1, "shape": 1, "position": 5, "read": 1, "where": 4, "both": 0, "explain": 0}
 
 
 @dataclass(frozen=True)
@@ -104,7 +122,8 @@ class Lesson:
 
     most_objects: int = MOST
     positions: int = SHARES["position"]
-    told: float = 0.0  # share of comparisons that say first where one or both of the objects are
+    reasons: int = 0  # of each of the kinds that comparing is learnt from: both, explain
+    which: float = 0.5  # share of comparisons that ask for a name
 
 
 WHOLE = Lesson()
@@ -112,13 +131,14 @@ WHOLE = Lesson()
 
 def ask(scene: Scene, number: int, seed: int, lesson: Lesson = WHOLE) -> list[tuple[str, str, str]]:
     """`number` of (kind, question, answer), in any order. A sign is always asked for: reading is learnt the slowest."""
-    shares = SHARES | {"position": lesson.positions}
-    draw, kinds_of = random.Random(seed), ASK | {"position": functools.partial(position, told=lesson.told)}
+    shares = SHARES | {"position": lesson.positions, "both": lesson.reasons, "explain": lesson.reasons}
+    draw = random.Random(seed)
     kinds = ["read"] if scene.sign else []
     found: list[tuple[str, str, str]] = []
     while len(found) < number:
         kind = kinds.pop() if kinds else draw.choices(KINDS, [shares[k] for k in KINDS])[0]
-        answered = kinds_of[kind](scene, draw)
+        more = {"which": lesson.which} if kind in ("position", "explain") else {}
+        answered = ASK[kind](scene, draw, **more)
         if answered is not None:
             found.append((kind, *answered))
     draw.shuffle(found)
@@ -133,11 +153,6 @@ def _alone(scene: Scene, of: Callable[[Object], str]) -> list[Object]:
 
 def _place(thing: Object) -> str:
     return f"row {int(thing.y // CELL) + 1}, column {int(thing.x // CELL) + 1}"
-
-
-def _told(a: Object, b: Object, draw: random.Random) -> str:
-    known = draw.choice(((a, b), (a, b), (a,), (b,)))
-    return "".join(f"The {thing.name} is in {_place(thing)}. " for thing in known)
 
 
 def _along(thing: Object, sideways: bool) -> float:
