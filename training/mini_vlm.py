@@ -1,7 +1,7 @@
 """Trains mini-llava or mini-blip2 from scratch on rendered scenes, scores it, and writes its folder and card.
 
 python training/mini_vlm.py mini-llava                   # about 9 minutes on one H200 with 16 cores
-python training/mini_vlm.py mini-blip2 --resume vlm/assets/mini-blip2 --most-objects 3   # a first lesson
+python training/mini_vlm.py mini-blip2 --resume vlm/assets/mini-blip2 --reasons 6 --which 0.75   # a lesson
 python training/mini_vlm.py mini-llava --evaluate-only   # scores what is in --out and rewrites the card
 python training/mini_vlm.py mini-llava --examples examples
 """

@@ -62,19 +62,19 @@ def position(scene: Scene, draw: random.Random, which: float = 0.5, explained: b
     a, b = draw.choice(apart)
     before = _along(a, sideways) < _along(b, sideways)
     named, asked = draw.random() >= 1 - which, draw.random() < 0.5
-    verdict = "yes" if before == asked else "no"
     if named:
         near, far = ("further left", "further right") if sideways else ("higher", "lower")
         question = f"Which is {near if asked else far}, the {a.name} or the {b.name}?"
         answer = f"the {(a if before == asked else b).name}"
     else:
         first, last = ("to the left of", "to the right of") if sideways else ("above", "below")
-        question, answer = f"Is the {a.name} {first if asked else last} the {b.name}?", verdict
+        question = f"Is the {a.name} {first if asked else last} the {b.name}?"
+        answer = "yes" if before == asked else "no"
     if not explained:
         return question, answer
     line = "column" if sideways else "row"
     places = ", ".join(f"{line} {int(_along(thing, sideways) // CELL) + 1}" for thing in (a, b))
-    return f"{question} Explain.", f"{places}, {verdict}: {answer}" if named else f"{places}: {verdict}"
+    return f"{question} Explain.", f"{places}: {answer}"
 
 
 def where(scene: Scene, draw: random.Random) -> Answered:
@@ -96,7 +96,7 @@ def both(scene: Scene, draw: random.Random) -> Answered:
 
 
 def explain(scene: Scene, draw: random.Random, which: float = 0.5) -> Answered:
-    """A comparison whose columns or rows are said first; for a name, whether it is the first one, too."""
+    """A comparison whose columns or rows are said first."""
     return position(scene, draw, which, explained=True)
 
 
