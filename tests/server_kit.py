@@ -70,9 +70,9 @@ def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = 
 
 
 @contextlib.contextmanager
-def command(*arguments: str) -> Iterator[tuple[subprocess.Popen, str]]:
+def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.Popen, str]]:
     """`vlm serve …` on a free port: (its process, host:port). Ends it with SIGTERM, which it has to obey."""
-    line = [sys.executable, "-m", "app.cli.main", "serve", *arguments, "--port", "0", "--device", "cpu"]
+    line = [sys.executable, "-m", "app.cli.main", verb, *arguments, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(line, cwd=EXAMPLES.parent, stderr=subprocess.PIPE, text=True)
     try:
         address = next((m[1] for said in process.stderr if (m := re.search(r"http://(\S+)", said))), None)

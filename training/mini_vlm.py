@@ -38,7 +38,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--positions", type=int, default=WHOLE.positions, help="comparisons to 9 others")
     parser.add_argument("--reasons", type=int, default=WHOLE.reasons, help="places of two, and explained comparisons")
     parser.add_argument("--which", type=float, default=WHOLE.which, help="share of comparisons that ask for a name")
-    parser.add_argument("--only-language", action="store_true", help="mini-blip2: what sees stays as it is")
     parser.add_argument("--learning-rate", type=float, default=1.2e-3)
     parser.add_argument("--workers", type=int, default=14, help="processes that draw")
     parser.add_argument("--scenes", type=int, default=1000, help="held-out ones in the final evaluation")
@@ -56,8 +55,6 @@ def parameter_groups(model: torch.nn.Module) -> list[dict]:
     without them its encoder cannot tell which object was named first."""
     groups: dict[str, list] = {"matrices": [], "vectors": [], "distances": []}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
         kind = "vectors" if parameter.ndim < 2 else "distances" if "relative_attention_bias" in name else "matrices"
         groups[kind].append(parameter)
     settings = {"matrices": (0.02, 1), "vectors": (0.0, 1), "distances": (0.0, DISTANCE_RATE)}
@@ -77,8 +74,6 @@ class Run:
         if args.resume:
             load(self.subject, args.resume)
         self.model = self.subject.model.to(self.device).train()
-        if args.only_language:
-            self.model.requires_grad_(False).language_model.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.model), lr=args.learning_rate, betas=(0.9, 0.98), fused=self.device.type == "cuda"
         )

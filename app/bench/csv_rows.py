@@ -30,8 +30,8 @@ def _prompt_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     asked = [row[name] for name in ("batch_size", "images", "image_rows", "input_len", "output_len")]
     speed = [_exact(values.get(name)) for values in (ours, hf) for name in fields]
     faster = _exact(hf and ours["tokens_per_s"] / hf["tokens_per_s"])
-    floored = [_exact(floor["step_ms"]), _exact(floor["tokens_per_s"])]
-    floored.append(_exact(ours["tokens_per_s"] / floor["tokens_per_s"]))
+    floored = [floor["step_ms"], floor["tokens_per_s"], ours["tokens_per_s"] / floor["tokens_per_s"]]
+    floored = [_exact(value if row["floored"] else None) for value in floored]
     measured = [hf.get("measured_tokens"), row["backend"]]
     return [result["subject"], result["config"]["dtype"], *asked, *speed, faster, *floored, *measured]
 
@@ -47,5 +47,6 @@ def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     speed = [f"{ours['first_token_ms']:.3f}", f"{ours['step_ms']:.4f}", f"{ours['tokens_per_s']:.1f}"]
     beside = [theirs and f"{theirs:.1f}", theirs and f"{ours['tokens_per_s'] / theirs:.2f}"]
     floored = [f"{floor['tokens_per_s']:.1f}", f"{ours['tokens_per_s'] / floor['tokens_per_s']:.3f}"]
+    floored = floored if row["floored"] else [None, None]
     how = [hf.get("batch_size"), hf.get("measured_tokens"), row["backend"]]
     return [result["subject"], result["config"]["dtype"], *asked, *speed, *beside, *floored, *how]

@@ -60,11 +60,13 @@ def rows(result: dict[str, Any]) -> list[Row]:
 
 
 def by_backend(result: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]:
-    """A result, or a row of one, as if each of its backends had been measured alone."""
+    """A result, or a row of one, as if each of its backends had been measured alone. The floor is of weights in the
+    computing type: it says nothing of quantized ones (`floored`)."""
     first, *_ = result["config"].get("backends") or ["torch"]
     systems = {first: part["vlm"], **part.get("beside", {})}
     return [
-        part | {"vlm": ours, "backend": name, "labelled": [*systems] != ["torch"]} for name, ours in systems.items()
+        part | {"vlm": ours, "backend": name, "floored": "-" not in name, "labelled": [*systems] != ["torch"]}
+        for name, ours in systems.items()
     ]
 
 
@@ -129,13 +131,13 @@ def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
 def _line_of(
     result: dict[str, Any], part: dict[str, Any], measure: str, field: str, has_floor: bool, more_is_better: bool
 ) -> Row:
-    """One figure of a backend beside Hugging Face's and the floor, which is of weights in the computing type."""
+    """One figure of a backend beside Hugging Face's and the floor."""
     ours, hf = part["vlm"][field], (part["hf"] or {}).get(field)
     ratio = lambda mine, other: mine / other if more_is_better else other / mine  # noqa: E731
     beside, floored = ("–", "–"), ("–", "–")
     if hf is not None:
         beside = _number(hf), _number(ratio(ours, hf))
-    if has_floor and "-" not in part["backend"]:
+    if has_floor and part["floored"]:
         floor = _floor_of(part["floor"], field)
         floored = _number(floor), _percent(ratio(ours, floor))
     measure += f" on {part['backend']}" if part["labelled"] else ""

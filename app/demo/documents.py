@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -12,19 +13,18 @@ from vlm.processing.documents import Document, open_document
 if TYPE_CHECKING:
     from PIL import Image
 
-_lock = Lock()  # PDFium is not for several threads
+_lock = Lock()  # PDFium is not for several threads, not even to close a document
 PREVIEW_WIDTH = 900  # pixels
 
 
 def num_pages(path: str | None) -> int:
-    with _lock:
-        return _opened(path).num_pages
+    with _lock, closing(_opened(path)) as document:
+        return document.num_pages
 
 
 def page_image(path: str | None, page: float | None) -> Image.Image:
     """A page, counted from 1. Raises DocumentError and ImageError that name the file as it was uploaded."""
-    with _lock:
-        document = _opened(path)
+    with _lock, closing(_opened(path)) as document:
         if page is None or not 1 <= page <= document.num_pages:
             have = "1 page" if document.num_pages == 1 else f"{document.num_pages} pages"
             raise DocumentError(f"page {page} was asked for, the document has {have}.")

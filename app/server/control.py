@@ -99,7 +99,7 @@ class Control:
         """When what runs has ended, or the time to drain is over."""
         self._checked(name)
         async with self._lock:
-            await self._unload(self._services[name].name)
+            await self._unload(name)
 
     def _checked(self, name: str) -> Repositories:
         if not self._allowed:

@@ -11,12 +11,12 @@ from typing import Any
 
 from app.server.repository_files import Tree
 from app.triton import pbtxt
-from app.triton.options import ENGINE
+from app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER
+from vlm.compile.engine_dir import MANIFEST
 from vlm.errors import ModelNotFoundError, VlmError
 from vlm.resolve import Progress
 
-CONFIG = "config.pbtxt"
-SIGNS = ("manifest.json", "config.json")  # of an engine; of a checkpoint or a Hugging Face folder
+SIGNS = (MANIFEST, "config.json")  # of an engine; of a checkpoint or a Hugging Face folder
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,8 @@ def _version(tree: Tree, name: str, config: Any) -> str:
 def _place(tree: Tree, version: PurePosixPath) -> PurePosixPath:
     """Where in a version's folder the model is."""
     inner = tree.folders(version)
-    places = [version / ENGINE, version, *([version / inner[0]] if len(inner) == 1 and inner[0] != "frontend" else [])]
+    only = [version / inner[0]] if len(inner) == 1 and inner[0] != FRONTEND_FOLDER else []
+    places = [version / ENGINE_FOLDER, version, *only]
     if (place := next((p for p in places if any(p / sign in tree.stamps for sign in SIGNS)), None)) is None:
         raise ModelNotFoundError(
             f"{tree.root.joinpath(*version.parts)} holds no engine and no Hugging Face folder; put its files there."

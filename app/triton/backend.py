@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from app.triton.options import ENGINE_FOLDER, FRONTEND_FOLDER
 from vlm.compile.engine_dir import EngineDir, Manifest
 from vlm.errors import VlmError
 from vlm.frontend import Frontend
 
 T = TypeVar("T")
-ENGINE_FOLDER, FRONTEND_FOLDER = "engine", "frontend"  # in that of a version
 Tensors = dict[str, np.ndarray]
 
 

@@ -72,7 +72,8 @@ class Engine:
         rows: list[dict[int, Output]] = [{0: NOTHING} for _ in asked]
         async with aclosing(merged([self._stream(each) for each in asked])) as pieces:
             async for number, piece in pieces:
-                rows[number][piece.index] = _grown(rows[number].get(piece.index, NOTHING), piece)
+                if every or piece.output is not None:
+                    rows[number][piece.index] = _grown(rows[number].get(piece.index, NOTHING), piece)
                 if every:
                     yield self._written(asked, rows)
         if not every:

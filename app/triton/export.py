@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from app.triton import pbtxt
-from app.triton.backend import ENGINE_FOLDER, FRONTEND_FOLDER
 from app.triton.config import configs
-from app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, ExportConfig
+from app.triton.options import (
+    AFTER,
+    BEFORE,
+    CONFIG,
+    ENGINE,
+    ENGINE_FOLDER,
+    ENSEMBLE,
+    FRONTEND_FOLDER,
+    ExportConfig,
+)
 from vlm.compile.engine_dir import MANIFEST, EngineDir
 from vlm.errors import InputError, LimitError
 from vlm.files import atomic_dir
 from vlm.frontend import Frontend
 
-CONFIG, VERSION = "config.pbtxt", "1"
+VERSION = "1"
 FILES = {BEFORE: FRONTEND_FOLDER, ENGINE: ENGINE_FOLDER, AFTER: FRONTEND_FOLDER}
 MODELS = {BEFORE: "Preprocessing", ENGINE: "Engine", AFTER: "Postprocessing"}
 PROGRAM = '''"""Written by `vlm export-triton`; Triton's Python needs the package vlm."""

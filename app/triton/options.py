@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from vlm.errors import InputError
 
 ENSEMBLE, BEFORE, ENGINE, AFTER = "ensemble", "preprocessing", "engine", "postprocessing"
+CONFIG = "config.pbtxt"  # in a model's folder
+ENGINE_FOLDER, FRONTEND_FOLDER = "engine", "frontend"  # in that of a version
 KINDS = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "cuda": "KIND_GPU"}
 
 

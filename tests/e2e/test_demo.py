@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.demo_kit import ALL, EXAMPLES, showing
-from tests.server_kit import is_empty, until
+from tests.server_kit import command, is_empty, until
 
 gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm[demo]'")
 ROOT = Path(__file__).parents[2]
@@ -164,16 +164,12 @@ def test_a_cancelled_answer_frees_its_place(demo, client, monkeypatch):
 
 
 def test_the_command_says_where_the_page_is_and_ends_when_told():
-    command = [sys.executable, "-m", "app.cli.main", "demo", "mini-t5", "--port", "0", "--device", "cpu"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    url = next((m[1] for line in process.stderr if (m := re.search(r"the demo is at (\S+)", line))), None)
-    assert url
-    with urllib.request.urlopen(url) as page:
-        assert b"vlm demo" in page.read()
-    endpoints = gradio_client.Client(url, verbose=False).view_api(return_format="dict")["named_endpoints"]
-    assert list(endpoints) == ["/write"]  # the other tabs have no model
-    process.terminate()
-    assert process.wait(60) == 0
+    with command("mini-t5", verb="demo") as (_, address):
+        url = f"http://{address}"
+        with urllib.request.urlopen(url) as page:
+            assert b"vlm demo" in page.read()
+        endpoints = gradio_client.Client(url, verbose=False).view_api(return_format="dict")["named_endpoints"]
+        assert list(endpoints) == ["/write"]  # the other tabs have no model
 
 
 def test_the_program_of_the_documentation_runs(demo):

@@ -44,10 +44,12 @@ def new_pages(folder: Path) -> Iterator[Ask]:
         yield Ask("mini-nougat", {}, asked("", folder / "page.png"), {"max_tokens": 40}, 3 if number % 3 == 2 else None)
 
 
-async def ask_on(client: openai.AsyncOpenAI, asks: list[tuple[Ask, str]], pages: Iterator[Ask], until: float) -> int:
-    """One client: one stream after the other; returns how many ended."""
-    chance, ended = random.Random(id(asks)), 0
-    while time.monotonic() < until:
+async def ask_on(
+    client: openai.AsyncOpenAI, number: int, asks: list[tuple[Ask, str]], pages: Iterator[Ask], end: float
+) -> int:
+    """The client of a number: one stream after the other; returns how many ended."""
+    chance, ended = random.Random(number), 0
+    while time.monotonic() < end:
         known, right = chance.choice(asks)
         text = await answer(client, known)
         assert text is None or text == right
@@ -60,7 +62,7 @@ async def soak(url: str, process: int, asks: list[tuple[Ask, str]], folder: Path
     """(answers, bytes held second by second)"""
     pages, end = new_pages(folder), time.monotonic() + SECONDS
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        clients = asyncio.gather(*(ask_on(client, asks, pages, end) for _ in range(CLIENTS)))
+        clients = asyncio.gather(*(ask_on(client, number, asks, pages, end) for number in range(CLIENTS)))
         held = []
         while not clients.done():
             held.append(resident(process))

@@ -51,6 +51,8 @@ def test_a_line_for_every_backend(measured):
     assert "onnxruntime 1" in table.markdown([result]).splitlines()[-1]
     header, *lines = csv.reader(printed.splitlines())
     assert header[-1] == "backend" and [line[-1] for line in lines] == ALL
+    floors = [line[header.index("of_floor")] for line in lines]
+    assert all(floors[:2]) and not floors[2]
 
 
 def test_one_backend_needs_no_label(measured):

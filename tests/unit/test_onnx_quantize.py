@@ -13,11 +13,10 @@ import onnx
 import torch
 
 from tests import tiny
-from tests.engines import engine_dir
+from tests.engines import engine_dir, rebuilt
 from tests.prompted_kit import call
 from vlm.checkpoint import Checkpoint
 from vlm.compile import graph_check, graph_io
-from vlm.compile.builder import build_engine
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
@@ -30,9 +29,7 @@ def engines(tmp_path_factory):
     """(as exported, with weights of 8 bits) of one T5, whose output shares the table of embeddings"""
     model = tiny.t5()
     plain = engine_dir(model, tmp_path_factory.mktemp("t5"), backend="onnxruntime")
-    checkpoint = Checkpoint.open(plain.path.parent / "checkpoint")
-    build = BuildConfig(backend="onnxruntime", quantization="int8")
-    return plain, build_engine(checkpoint, plain.path.parent / "int8", build)
+    return plain, rebuilt(plain, backend="onnxruntime", quantization="int8")
 
 
 def operators(engine: EngineDir, name: str) -> Counter:

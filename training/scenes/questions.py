@@ -72,9 +72,7 @@ def position(scene: Scene, draw: random.Random, which: float = 0.5, explained: b
         answer = "yes" if before == asked else "no"
     if not explained:
         return question, answer
-    line = "column" if sideways else "row"
-    places = ", ".join(f"{line} {int(_along(thing, sideways) // CELL) + 1}" for thing in (a, b))
-    return f"{question} Explain.", f"{places}: {answer}"
+    return f"{question} Explain.", f"{_line(a, sideways)}, {_line(b, sideways)}: {answer}"
 
 
 def where(scene: Scene, draw: random.Random) -> Answered:
@@ -152,7 +150,12 @@ def _alone(scene: Scene, of: Callable[[Object], str]) -> list[Object]:
 
 
 def _place(thing: Object) -> str:
-    return f"row {int(thing.y // CELL) + 1}, column {int(thing.x // CELL) + 1}"
+    return f"{_line(thing, sideways=False)}, {_line(thing, sideways=True)}"
+
+
+def _line(thing: Object, sideways: bool) -> str:
+    """Its row, or sideways its column."""
+    return f"{'column' if sideways else 'row'} {int(_along(thing, sideways) // CELL) + 1}"
 
 
 def _along(thing: Object, sideways: bool) -> float:

@@ -11,7 +11,7 @@ import torch
 from vlm import registry
 from vlm.checkpoint import Progress, RoleWeights
 from vlm.compile.graph_io import graphs_of, role_of
-from vlm.compile.onnxruntime import OnnxGraph, require
+from vlm.compile.onnxruntime import OnnxGraph
 from vlm.config import BuildConfig, Config, RuntimeConfig
 
 if TYPE_CHECKING:
@@ -27,9 +27,8 @@ def write_graphs(
     build: BuildConfig,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Exports and checks every graph below `draft` -> the files. EngineError where the packages are missing, or a
-    graph does not compute what the network does."""
-    require("onnx", "onnxscript", "onnxruntime")
+    """Exports and checks every graph below `draft` -> the files. EngineError where a graph does not compute what the
+    network does."""
     from vlm.compile.graph_check import check
     from vlm.compile.onnx_export import export
     from vlm.compile.onnx_quantize import quantize

@@ -46,6 +46,9 @@ class Document:
         """A page as an RGB picture; DocumentError or ImageError for this page alone."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Gives up what it holds beside its file."""
+
 
 class PdfDocument(Document):
     def __init__(self, source: Path | bytes, name: str | None = None):
@@ -65,6 +68,9 @@ class PdfDocument(Document):
             raise _why_not(source, self.name, str(error)) from None
         if not self.num_pages:
             raise DocumentError(f"{self.name} is a PDF without pages.", "empty")
+
+    def close(self) -> None:
+        self._pdf.close()
 
     def render(self, page: int, dpi: int = DPI, max_pixels: int = MAX_PIXELS) -> Image.Image:
         import pypdfium2
