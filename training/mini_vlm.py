@@ -18,10 +18,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from training.scenes.captured import Captured
 from training.scenes.card import write_card, write_examples, write_results
 from training.scenes.evaluate import evaluate, show
 from training.scenes.loader import batches, held_out
-from training.scenes.models import MODELS, MiniBlip2, MiniLlava, export, load, take_tower
+from training.scenes.models import MODELS, Batch, MiniBlip2, MiniLlava, export, load, take_tower
 from training.scenes.questions import WHOLE, Lesson
 
 DISTANCE_RATE = 50  # times the learning rate
@@ -44,10 +45,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--resume", type=Path, help="begin with this folder's weights")
+    parser.add_argument("--language-only", action="store_true", help="mini-blip2: how it sees stays as it is")
     parser.add_argument("--tower", type=Path, help="mini-blip2: begin with the tower of this mini-llava")
     parser.add_argument("--evaluate-only", action="store_true")
     parser.add_argument("--examples", type=Path, help="only write the example pictures into this folder")
     return parser.parse_args()
+
+
+def on(device: torch.device, batch: Batch) -> Batch:
+    return {name: x.to(device, non_blocking=True) for name, x in batch.items()}
 
 
 def parameter_groups(model: torch.nn.Module) -> list[dict]:
@@ -55,10 +61,16 @@ def parameter_groups(model: torch.nn.Module) -> list[dict]:
     without them its encoder cannot tell which object was named first."""
     groups: dict[str, list] = {"matrices": [], "vectors": [], "distances": []}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         kind = "vectors" if parameter.ndim < 2 else "distances" if "relative_attention_bias" in name else "matrices"
         groups[kind].append(parameter)
     settings = {"matrices": (0.02, 1), "vectors": (0.0, 1), "distances": (0.0, DISTANCE_RATE)}
-    return [{"params": groups[kind], "weight_decay": decay, "rate": rate} for kind, (decay, rate) in settings.items()]
+    device = next(model.parameters()).device
+    return [
+        {"params": groups[kind], "weight_decay": decay, "times": times, "lr": torch.zeros((), device=device)}
+        for kind, (decay, times) in settings.items()
+    ]
 
 
 class Run:
@@ -74,9 +86,14 @@ class Run:
         if args.resume:
             load(self.subject, args.resume)
         self.model = self.subject.model.to(self.device).train()
+        if args.language_only:
+            self.model.requires_grad_(False)
+            self.model.language_model.requires_grad_(True)
         self.optimizer = torch.optim.AdamW(
-            parameter_groups(self.model), lr=args.learning_rate, betas=(0.9, 0.98), fused=self.device.type == "cuda"
+            parameter_groups(self.model), betas=(0.9, 0.98), fused=True, capturable=self.device.type == "cuda"
         )
+        captured = self.subject.captured and self.device.type == "cuda"
+        self.learn = Captured(self._learn) if captured else lambda batch: self._learn(on(self.device, batch))
         self.lesson = Lesson(args.most_objects, args.positions, args.reasons, args.which)
         self.step, self.scenes = 0, 0
 
@@ -86,25 +103,32 @@ class Run:
         next(stream)  # the processes have started
         begin = told = time.time()
         while (elapsed := time.time() - begin) < args.seconds:
-            examples = next(stream)
+            batch = self.subject.batch(next(stream))
             for group in self.optimizer.param_groups:
-                group["lr"] = args.learning_rate * group["rate"] * self._pace(elapsed / args.seconds)
-            with torch.autocast(self.device.type, torch.bfloat16):
-                loss = self.subject.loss(examples, self.device)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+                group["lr"].fill_(args.learning_rate * group["times"] * self._pace(elapsed / args.seconds))
+            loss = self.learn(batch)
             self.step, self.scenes = self.step + 1, self.scenes + args.batch_size
             if time.time() - told > 20:
                 told = time.time()
                 self._tell(loss.item(), elapsed)
+
+    def _learn(self, batch: Batch) -> torch.Tensor:
+        """One step; returns its loss."""
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            loss = self.subject.loss(**batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.detach()
 
     def _pace(self, done: float) -> float:
         """Warm-up over a fiftieth, then down a cosine to a hundredth."""
         return min(1.0, done * 50 + 0.002) * (0.505 + 0.495 * math.cos(math.pi * min(1.0, done)))
 
     def _tell(self, loss: float, elapsed: float) -> None:
+        if not math.isfinite(loss):
+            raise SystemExit(f"the loss is {loss} after {self.step} steps: take a lower --learning-rate")
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16):
             results = evaluate(self.subject, held_out(100, lesson=self.lesson), self.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +24,12 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     What the engine or the device is too small for is left out. The pipeline must be idle, and is so afterwards.
     """
     sizes = sorted({bucket_of(n, pipeline.llm.max_batch_size) for n in range(1, pipeline.llm.max_batch_size + 1)})
+    numbers = itertools.count()
     for done, size in enumerate(sizes):
         if progress:
             progress("Warming up", done, len(sizes))
-        for way, sampling in enumerate(WAYS):
-            if not _run(pipeline, [_made_up(pipeline, (way * size) + i) for i in range(size)], sampling):
+        for sampling in WAYS:
+            if not _run(pipeline, [_made_up(pipeline, next(numbers)) for _ in range(size)], sampling):
                 return
     pipeline.llm.executor.relieve()
 

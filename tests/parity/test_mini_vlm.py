@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from PIL import Image
 from transformers import AutoProcessor, Blip2ForConditionalGeneration, LlavaForConditionalGeneration
 
 import vlm
+from training.scenes import scene as scenes
+from training.scenes.loader import HELD_OUT
+from training.scenes.questions import position
 from vlm.resolve import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -79,3 +83,16 @@ def test_a_conversation_about_one_picture():
     messages += [{"role": "assistant", "content": first.text.strip()}, {"role": "user", "content": one["question"]}]
     assert pipe.generate(messages=messages).text.strip() == one["answer"]
     assert pipe.llm.executor.encoder_cache.misses == 1, "the picture is encoded once"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_positions_are_compared_in_scenes_it_has_not_seen(loaded, which):
+    """Asked with yes or no, and for the name of one of two: a guess would be right in half of them."""
+    asked = []
+    for seed in range(HELD_OUT, HELD_OUT + 60):
+        scene = scenes.make(seed)
+        if found := position(scene, random.Random(seed), which=which):
+            asked.append((scenes.picture(scene, scale=2), *found))
+    out = loaded[1].generate([{"images": [image], "prompt": question} for image, question, _ in asked])
+    right = sum(one.text.strip() == answer for one, (*_, answer) in zip(out, asked, strict=True))
+    assert len(asked) > 25 and right >= len(asked) - 1

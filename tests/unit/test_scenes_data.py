@@ -117,7 +117,7 @@ def test_models(name):
     examples, optimizer = held_out(2, 2), torch.optim.Adam(subject.model.parameters(), 1e-3)
     losses = []
     for _ in range(4):
-        loss = subject.loss(examples, torch.device("cpu"))
+        loss = subject.loss(**subject.batch(examples))
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -28,6 +28,17 @@ def launched(pipeline, monkeypatch) -> set[tuple[int, bool]]:
     return seen
 
 
+def test_no_two_made_up_inputs_are_alike(monkeypatch):
+    """Else a later size would find its images and prompts kept, and warm up nothing of what reads them."""
+    pipeline, met = vlm.load("mini-llava", device="cpu", max_batch_size=3), []
+    request = pipeline.request
+    monkeypatch.setattr(pipeline, "request", lambda source, **more: met.append(source) or request(source, **more))
+    warm_up(pipeline)
+    assert len(met) == 2 * (1 + 2 + 3)
+    assert len({source["pixel_values"].sum().item() for source in met}) == len(met)
+    assert len({source["prompt"] for source in met}) == len(met)
+
+
 @pytest.mark.parametrize("model", ["mini-t5", "mini-llava", pytest.param("mini-nougat", marks=pytest.mark.slow)])
 def test_every_size_is_decoded_and_nothing_stays(model, monkeypatch):
     pipeline = vlm.load(model, device="cpu", max_batch_size=3)

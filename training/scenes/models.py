@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from training.scenes.scene import SIZE
 from training.scenes.tokens import BEGIN, END, IMAGE, PAD, build
 
 PATCH = 8
-MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
+MEAN, STD = 0.5, 0.25  # of every channel
 TOWER = {
     "hidden_size": 192,
     "intermediate_size": 768,
@@ -36,6 +37,7 @@ TOWER = {
     "image_size": SIZE,
     "patch_size": PATCH,
 }
+Batch = dict[str, Tensor]  # what `loss` is given
 QUERIES = 32
 NOISE = 6.0  # shades, in training alone
 TEMPLATE = (
@@ -46,22 +48,23 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
 MAX_NEW_TOKENS = 16
+SHADES = {"image_mean": [MEAN] * 3, "image_std": [STD] * 3}
+WIDTH = 8  # rows of tokens are padded to a multiple of it, so that few shapes come up in training
 
 
 def normalized(pixels: Tensor, noise: float = 0.0) -> Tensor:
     """[n, H, W, 3] uint8 -> [n, 3, H, W], as the image processor makes it; `noise`: up to so many shades are added."""
-    mean, std = (torch.tensor(x, device=pixels.device).view(1, 3, 1, 1) for x in (MEAN, STD))
     shades = pixels.permute(0, 3, 1, 2).float()
     if noise:
         strength = torch.rand(len(shades), 1, 1, 1, device=shades.device) * noise
         shades = (shades + torch.randn_like(shades[:, :1]) * strength).clamp(0, 255)
-    return (shades / 255 - mean) / std
+    return (shades / 255 - MEAN) / STD
 
 
-def padded(rows: list[list[int]], fill: int, device: torch.device, left: bool = False) -> Tensor:
-    width = max(map(len, rows))
+def padded(rows: list[list[int]], fill: int, left: bool = False, multiple: int = 1) -> Tensor:
+    width = math.ceil(max(map(len, rows)) / multiple) * multiple
     sides = [[fill] * (width - len(row)) for row in rows]
-    return torch.tensor([side + row if left else row + side for row, side in zip(rows, sides, strict=True)]).to(device)
+    return torch.tensor([side + row if left else row + side for row, side in zip(rows, sides, strict=True)])
 
 
 def generated(model: torch.nn.Module, ids: Tensor, pixels: Tensor) -> Tensor:
@@ -74,6 +77,7 @@ class MiniLlava:
     """A scene is a conversation: all its questions one after the other, the picture before the first."""
 
     name = "mini-llava"
+    captured = False  # Hugging Face's forward counts placeholders on the host
 
     def __init__(self) -> None:
         self.tokenizer, self.known = build(ends="<s> $A"), {}
@@ -88,7 +92,8 @@ class MiniLlava:
                              image_seq_length=self.features, vision_feature_layer=-2)  # fmt: skip
         self.model = LlavaForConditionalGeneration(config)
 
-    def loss(self, examples: Examples, device: torch.device) -> Tensor:
+    def batch(self, examples: Examples) -> Batch:
+        """pixels [n, H, W, 3] uint8, ids and labels [n, width]"""
         rows, labels = [], []
         for asked in examples.questions:
             ids, wanted = [BEGIN], [-100]
@@ -98,14 +103,16 @@ class MiniLlava:
                 wanted += [-100] * len(given) + said
             rows.append(ids)
             labels.append(wanted)
-        ids = padded(rows, PAD, device)
-        pixels = normalized(examples.pixels.to(device, non_blocking=True), NOISE)
-        return self.model(input_ids=ids, attention_mask=(ids != PAD).long(), pixel_values=pixels,
-                          labels=padded(labels, -100, device)).loss  # fmt: skip
+        ids, said = padded(rows, PAD, multiple=WIDTH), padded(labels, -100, multiple=WIDTH)
+        return {"pixels": examples.pixels, "ids": ids, "labels": said}
+
+    def loss(self, pixels: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
+        return self.model(input_ids=ids, attention_mask=(ids != PAD).long(), pixel_values=normalized(pixels, NOISE),
+                          labels=labels).loss  # fmt: skip
 
     def answers(self, pixels: Tensor, questions: list[str], device: torch.device) -> list[str]:
         """pixels [n, H, W, 3] uint8, a question each"""
-        ids = padded([[BEGIN, *self._prompt(q, first=True)] for q in questions], PAD, device, left=True)
+        ids = padded([[BEGIN, *self._prompt(q, first=True)] for q in questions], PAD, left=True).to(device)
         out = generated(self.model, ids, pixels)[:, ids.shape[1] :]
         return [text.strip() for text in self.tokenizer.batch_decode(out, skip_special_tokens=True)]
 
@@ -121,7 +128,7 @@ class MiniLlava:
         return self.known[text]
 
     def processor(self) -> Any:
-        images = CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=SIZE, image_mean=MEAN, image_std=STD)
+        images = CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size=SIZE, **SHADES)
         return LlavaProcessor(images, self.tokenizer, patch_size=PATCH, vision_feature_select_strategy="default",
                               num_additional_image_tokens=1, chat_template=TEMPLATE)  # fmt: skip
 
@@ -130,6 +137,7 @@ class MiniBlip2:
     """A picture's queries are made once, and go before each of its questions."""
 
     name = "mini-blip2"
+    captured = True  # steps, as CUDA graphs
 
     def __init__(self) -> None:
         self.tokenizer, self.known = build(ends="$A </s>"), {}
@@ -154,12 +162,16 @@ class MiniBlip2:
                 torch.nn.init.normal_(parameter, std=0.02)
         look_at_neighbours(self.model)
 
-    def loss(self, examples: Examples, device: torch.device) -> Tensor:
+    def batch(self, examples: Examples) -> Batch:
+        """pixels [n, H, W, 3] uint8, ids and labels [n * questions, width]"""
         asked = [(question, answer) for scene in examples.questions for _, question, answer in scene]
-        ids = padded([self._question(question) for question, _ in asked], PAD, device)
-        labels = padded([[*self._ids(answer), END] for _, answer in asked], -100, device)
-        image = self._image(normalized(examples.pixels.to(device, non_blocking=True), NOISE))
-        image = image.repeat_interleave(len(asked) // len(image), 0)
+        ids = padded([self._question(question) for question, _ in asked], PAD, multiple=WIDTH)
+        labels = padded([[*self._ids(answer), END] for _, answer in asked], -100, multiple=WIDTH)
+        return {"pixels": examples.pixels, "ids": ids, "labels": labels}
+
+    def loss(self, pixels: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
+        image = self._image(normalized(pixels, NOISE))
+        image = image[:, None].expand(-1, len(ids) // len(image), -1, -1).flatten(0, 1)
         language = self.model.language_model
         given = torch.cat([image, language.get_input_embeddings()(ids)], 1)
         mask = torch.cat([ids.new_ones(image.shape[:2]), (ids != PAD).long()], 1)
@@ -175,7 +187,7 @@ class MiniBlip2:
 
     def answers(self, pixels: Tensor, questions: list[str], device: torch.device) -> list[str]:
         """pixels [n, H, W, 3] uint8, a question each"""
-        ids = padded([[IMAGE] * QUERIES + self._question(question) for question in questions], PAD, device)
+        ids = padded([[IMAGE] * QUERIES + self._question(question) for question in questions], PAD).to(device)
         out = generated(self.model, ids, pixels)
         return [text.strip() for text in self.tokenizer.batch_decode(out, skip_special_tokens=True)]
 
@@ -189,7 +201,7 @@ class MiniBlip2:
         return self.known[text]
 
     def processor(self) -> Any:
-        images = BlipImageProcessor(size={"height": SIZE, "width": SIZE}, image_mean=MEAN, image_std=STD)
+        images = BlipImageProcessor(size={"height": SIZE, "width": SIZE}, **SHADES)
         return Blip2Processor(images, self.tokenizer, num_query_tokens=QUERIES)
 
 
