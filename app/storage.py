@@ -55,7 +55,8 @@ def reaching(path: Path, what: str = "reached") -> Iterator[None]:
 def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Files in a folder and its folders, and the folder of each below this one; sorted, hidden ones left out."""
     if is_remote(folder):
-        yield from _objects_below(folder)
+        for name, _ in objects_below(folder):
+            yield folder.joinpath(*name.parts), Path(*name.parent.parts)
         return
     for where, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -64,12 +65,12 @@ def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
                 yield Path(where, name), Path(where).relative_to(folder)
 
 
-def _objects_below(folder: Path) -> Iterator[tuple[Path, Path]]:
-    root = PurePosixPath(folder.path)
-    for found in sorted(folder.fs.find(folder.path)):
-        parts = PurePosixPath(folder.fs._strip_protocol(found)).relative_to(root).parts
-        if not any(part.startswith(".") for part in parts):
-            yield folder.joinpath(*parts), Path(*parts[:-1])
+def objects_below(folder: Path) -> Iterator[tuple[PurePosixPath, dict[str, Any]]]:
+    """Names below a folder of a store, and what its client says of each; sorted, hidden ones left out."""
+    for found, info in sorted(folder.fs.find(folder.path, detail=True).items()):
+        name = PurePosixPath(folder.fs._strip_protocol(found)).relative_to(PurePosixPath(folder.path))
+        if not any(part.startswith(".") for part in name.parts):
+            yield name, info
 
 
 def key(path: Path) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 import uvicorn
 from fastapi import FastAPI
 
@@ -24,6 +25,7 @@ from app.server.config import ServerConfig
 from app.server.control import Repositories
 from app.server.service import Service
 from vlm.pipeline import Pipeline
+from vlm.runtime.llm_engine import LLMEngine
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -83,6 +85,20 @@ def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.P
         assert process.wait(60) == 0
     finally:
         process.kill()
+
+
+def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests that are aborted from now on, as they are; until the first, steps take so long that none is done
+    before somebody has gone away."""
+    aborted, abort, step = [], engine.abort, engine.step
+
+    def slow_step():
+        time.sleep(0 if aborted else 0.4)
+        return step()
+
+    monkeypatch.setattr(engine, "abort", lambda request_id: (aborted.append(request_id), abort(request_id))[1])
+    monkeypatch.setattr(engine, "step", slow_step)
+    return aborted
 
 
 def until(holds, seconds: float = 60) -> None:

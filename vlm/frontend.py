@@ -73,7 +73,7 @@ class Frontend:
         if "messages" in source:
             source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
         pixels = torch.cat([torch.from_numpy(x) for x in images])
-        if self.family.prompt is not None:
+        if self.family.prompt is not None or self.vision is None:
             return {**source, "pixel_values": pixels}
         if len(pixels) != 1:
             raise InputError(

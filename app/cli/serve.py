@@ -127,7 +127,7 @@ def _loaded(
     repositories.scan()
     if both := sorted(models.keys() & repositories.found.keys()):
         raise InputError(f"{listed(both)} is both a MODEL and in a model repository; give it as NAME=MODEL.")
-    loader.expect(len(models) + len(repositories.found))
+    loader.expect(len(models) + repositories.loadable)
     pipelines = {name: loader.model(model) for name, model in models.items()}
     for name in list(repositories.found):
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
+from app.listening import check_port
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 
@@ -30,7 +31,6 @@ class ServerConfig:
         for name in ("preprocess_workers", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
-        if not 0 <= self.port < 65536:
-            raise InputError(f"port is {self.port}; it must lie in [0, 65535].")
+        check_port(self.port)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("the API key must be a non-empty ASCII text.")

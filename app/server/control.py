@@ -6,6 +6,7 @@ https://github.com/triton-inference-server/server: docs/protocol/extension_model
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,6 +40,11 @@ class Repositories:
             found |= models
         self.found = found
 
+    @property
+    def loadable(self) -> int:
+        """How many of what was found may load."""
+        return sum(isinstance(entry, Entry) for entry in self.found.values())
+
     def entry(self, name: str) -> Entry:
         """Raises a VlmError that says why it cannot be served."""
         if name not in self.found:
@@ -53,7 +59,7 @@ class Repositories:
         try:
             pipeline = self.loader.entry(entry)
         except VlmError as error:
-            self.found[name] = error
+            self.found[name] = copy.copy(error)  # without its traceback, whose frames hold half a model
             raise
         self.loaded[name] = entry
         return pipeline

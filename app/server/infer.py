@@ -53,9 +53,7 @@ def write_batch(frontend: Frontend, asked: list[Asked], outputs: list[list[Outpu
 
 # --- inputs ---
 def _of_tensors(frontend: Frontend, row: Row) -> Asked:
-    source: dict[str, Any] = {}
-    if "pixel_values" in row and (images := _pixels(frontend, row)) is not None:
-        source["pixel_values"] = images
+    source: dict[str, Any] = _with_pixels(frontend, row) if "pixel_values" in row else {}
     if "input_ids" in row:
         ids = _cut(row, "input_ids", "sequence_length")
         if (table := row.get("request_prompt_embedding")) is not None:
@@ -76,19 +74,12 @@ def _cut(row: Row, name: str, lengths: str) -> list[int]:
     return row[name][:length].tolist()
 
 
-def _pixels(frontend: Frontend, row: Row) -> Any:
-    """[n, C, H, W] of a model that is asked in words, [C, H, W] of one that reads an image; None: there is none."""
-    import torch
-
+def _with_pixels(frontend: Frontend, row: Row) -> dict[str, Any]:
+    """Of a model that is asked in words there may be no image."""
     images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
-    images = torch.from_numpy(images.astype(np.float32))
-    if frontend.family.prompt is not None or frontend.vision is None:
-        return images if len(images) else None
-    if len(images) != 1:
-        raise InputError(
-            f"{frontend.family.name} reads one image a request, got {len(images)}; send a request for each."
-        )
-    return images[0]
+    if not len(images) and (frontend.family.prompt is not None or frontend.vision is None):
+        return {}
+    return frontend.with_pixels({}, [images.astype(np.float32)])
 
 
 def _of_text(frontend: Frontend, row: Row) -> Asked:

@@ -38,13 +38,14 @@ class Loader:
         self._left = count
 
     def model(self, model: str | Path, max_batch_size: int | None = None) -> Pipeline:
-        """Raises a VlmError with one sentence."""
+        """Raises a VlmError with one sentence. What one that did not load has left behind is given back first."""
+        self.freed()
         fraction = RuntimeConfig.kv_cache_free_gpu_memory_fraction / self._left
         runtime = RuntimeConfig(self._device, kv_cache_free_gpu_memory_fraction=fraction)
         limit = max_batch_size or self._max_batch_size
+        self._left = max(1, self._left - 1)  # whether it loads or not
         with turns_on(resolve_device(self._device)):
             loaded = vlm.load(model, runtime=runtime, dtype=self._dtype, max_batch_size=limit, progress=self._progress)
-            self._left = max(1, self._left - 1)
             if self._warm or (self._warm is None and loaded.device.type == "cuda"):
                 warm_up(loaded, self._progress)
         return loaded

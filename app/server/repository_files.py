@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from app.storage import files_below, is_remote, location, reaching, seen, seen_object
+from app.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
 from vlm.errors import InputError
 from vlm.files import atomic_dir
 from vlm.resolve import Progress, cache_errors, cache_root
@@ -79,8 +79,5 @@ def _local(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
 
 def _remote(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
     root.fs.invalidate_cache()
-    top = PurePosixPath(root.path)
-    for found, info in root.fs.find(root.path, detail=True).items():
-        name = PurePosixPath(root.fs._strip_protocol(found)).relative_to(top)
-        if not any(part.startswith(".") for part in name.parts):
-            yield name, seen_object(info).stamp
+    for name, info in objects_below(root):
+        yield name, seen_object(info).stamp

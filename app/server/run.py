@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 
 import uvicorn
 
+from app.listening import listener
 from app.server.app import create_app
 from app.server.config import ServerConfig
 from app.server.control import Repositories
-from vlm.errors import InputError
 from vlm.pipeline import Pipeline
 
 
@@ -25,7 +24,7 @@ def run(
 
     Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there.
     """
-    listener = _listener(config.host, config.port)
+    bound = listener(config.host, config.port)
     broken: list[str] = []
 
     def end(name: str, error: Exception) -> None:
@@ -40,16 +39,6 @@ def run(
     )
     server = uvicorn.Server(settings)
     host = f"[{config.host}]" if ":" in config.host else config.host
-    announce(f"http://{host}:{listener.getsockname()[1]}")
-    server.run(sockets=[listener])
+    announce(f"http://{host}:{bound.getsockname()[1]}")
+    server.run(sockets=[bound])
     return broken[0] if broken and config.exit_when_broken else None
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        raise InputError(f"{host}:{port} cannot be listened at: {error.strerror}; give another --port.") from None
-    return listener

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.demo_kit import ALL, EXAMPLES, showing
-from tests.server_kit import command, is_empty, until
+from tests.server_kit import aborts, command, is_empty, until
 
 gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm[demo]'")
 ROOT = Path(__file__).parents[2]
@@ -154,9 +154,7 @@ def test_our_own_fault_is_no_traceback(demo, client, monkeypatch, caplog):
 
 
 def test_a_cancelled_answer_frees_its_place(demo, client, monkeypatch):
-    engine, aborted = demo.pipelines["mini-nougat"].llm, []
-    abort = engine.abort
-    monkeypatch.setattr(engine, "abort", lambda request_id: (aborted.append(request_id), abort(request_id)))
+    aborted = aborts(demo.pipelines["mini-nougat"].llm, monkeypatch)
     reading = client.submit(file(EXAMPLES / "page.png"), 1, api_name="/read")
     until(lambda: len(reading.outputs()) > 1)
     reading.cancel()

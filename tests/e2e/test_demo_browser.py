@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.demo_kit import ALL, EXAMPLES, showing
-from tests.server_kit import is_empty, until
+from tests.server_kit import aborts, is_empty, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -169,9 +169,7 @@ def test_a_mistake_is_one_sentence_and_leaves_the_page_as_it_was(page, shots, tm
 
 @pytest.mark.parametrize("leave", ["stop", "close"])
 def test_who_stops_or_leaves_frees_the_engine(page, demo, monkeypatch, leave):
-    engine, aborted = demo.pipelines["mini-nougat"].llm, []
-    abort = engine.abort
-    monkeypatch.setattr(engine, "abort", lambda request_id: (aborted.append(request_id), abort(request_id)))
+    aborted = aborts(demo.pipelines["mini-nougat"].llm, monkeypatch)
     panel = tab(page, "Read a document")
     panel.get_by_role("button", name="page.png").click()
     sync_api.expect(panel.get_by_text("Page (of 1)")).to_be_visible()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
+import vlm
+from app.server import loading
 from app.server.control import Repositories
 from app.server.loading import Loader
 from app.server.repository import Entry, scan
+from vlm.config import RuntimeConfig
 from vlm.errors import InputError, VlmError
 
 POLICY = "version_policy {{ specific {{ versions: [{}] }} }} max_batch_size: {}"
@@ -65,4 +70,24 @@ def test_repositories_that_cannot_be_reached(tmp_path):
     repositories.scan()
     with pytest.raises(VlmError, match="neither an engine") as caught:
         repositories.load("m")
-    assert repositories.found["m"] is caught.value
+    kept = repositories.found["m"]
+    assert (type(kept), str(kept), kept.__traceback__) == (type(caught.value), str(caught.value), None)
+    assert repositories.loadable == 0
+
+
+def test_a_model_that_does_not_load_takes_no_share_of_the_memory(tmp_path, monkeypatch):
+    shares = []
+
+    def load(model, runtime, **more):
+        shares.append(runtime.kv_cache_free_gpu_memory_fraction)
+        if model == "broken":
+            raise InputError("it is broken.")
+        return vlm.load("mini-t5", runtime=runtime, **more)
+
+    monkeypatch.setattr(loading, "vlm", SimpleNamespace(load=load))
+    loader = Loader("cpu", warm=False)
+    loader.expect(2)
+    with pytest.raises(InputError, match="it is broken"):
+        loader.model("broken")
+    loader.model("mini-t5")
+    assert shares == [RuntimeConfig.kv_cache_free_gpu_memory_fraction / left for left in (2, 1)]
