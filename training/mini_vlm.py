@@ -1,7 +1,7 @@
 """Trains mini-llava or mini-blip2 from scratch on rendered scenes, scores it, and writes its folder and card.
 
 python training/mini_vlm.py mini-llava                   # about 9 minutes on one H200 with 16 cores
-python training/mini_vlm.py mini-blip2 --resume vlm/assets/mini-blip2 --reasons 6 --which 0.75   # a lesson
+python training/mini_vlm.py mini-blip2 --resume vlm/assets/mini-blip2 --reasons 6 --which 0.75   # its card lists them
 python training/mini_vlm.py mini-llava --evaluate-only   # scores what is in --out and rewrites the card
 python training/mini_vlm.py mini-llava --examples examples
 """
@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--resume", type=Path, help="begin with this folder's weights")
     parser.add_argument("--language-only", action="store_true", help="mini-blip2: how it sees stays as it is")
+    parser.add_argument("--language-anew", action="store_true", help="mini-blip2: --resume takes all but its T5")
     parser.add_argument("--tower", type=Path, help="mini-blip2: begin with the tower of this mini-llava")
     parser.add_argument("--evaluate-only", action="store_true")
     parser.add_argument("--examples", type=Path, help="only write the example pictures into this folder")
@@ -84,7 +85,10 @@ class Run:
         if args.tower:
             take_tower(self.subject.model, args.tower)
         if args.resume:
+            language = self.subject.model.language_model if args.language_anew else None
             load(self.subject, args.resume)
+            if language is not None:
+                self.subject.model.language_model = language
         self.model = self.subject.model.to(self.device).train()
         if args.language_only:
             self.model.requires_grad_(False)
