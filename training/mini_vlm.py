@@ -18,12 +18,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from training.scenes.blip2 import take_tower
 from training.scenes.captured import Captured
 from training.scenes.card import write_card, write_examples, write_results
 from training.scenes.evaluate import evaluate, show
 from training.scenes.loader import batches, held_out
-from training.scenes.models import MODELS, Batch, MiniBlip2, MiniLlava, export, load, take_tower
+from training.scenes.models import MODELS
 from training.scenes.questions import WHOLE, Lesson
+from training.scenes.subject import Batch, Subject
 
 DISTANCE_RATE = 50  # times the learning rate
 
@@ -81,12 +83,12 @@ class Run:
         self.args, self.device = args, torch.device(args.device)
         torch.manual_seed(args.seed)
         torch.backends.cuda.matmul.allow_tf32 = True
-        self.subject: MiniLlava | MiniBlip2 = MODELS[args.model]()
+        self.subject: Subject = MODELS[args.model]()
         if args.tower:
             take_tower(self.subject.model, args.tower)
         if args.resume:
             language = self.subject.model.language_model if args.language_anew else None
-            load(self.subject, args.resume)
+            self.subject.load(args.resume)
             if language is not None:
                 self.subject.model.language_model = language
         self.model = self.subject.model.to(self.device).train()
@@ -141,10 +143,10 @@ class Run:
         print(f"{elapsed:5.0f} s, step {self.step}, {rate:,.0f} scenes/s, loss {loss:.4f}, {show(results)}", flush=True)
 
 
-def published(args: argparse.Namespace, device: torch.device) -> MiniLlava | MiniBlip2:
+def published(args: argparse.Namespace, device: torch.device) -> Subject:
     """What the folder holds, computing in float32."""
     subject = MODELS[args.model]()
-    load(subject, args.out)
+    subject.load(args.out)
     subject.model = subject.model.to(device).eval()
     return subject
 
@@ -159,7 +161,7 @@ def main() -> None:
     if not args.evaluate_only:
         run = Run(args)
         run.train()
-        export(run.subject, args.out)
+        run.subject.export(args.out)
         facts = {"steps": run.step, "scenes": run.scenes, "seconds": args.seconds, "questions": args.questions}
     device = torch.device(args.device)
     results = evaluate(published(args, device), held_out(args.scenes), device)

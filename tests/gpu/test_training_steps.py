@@ -7,9 +7,10 @@ import copy
 import pytest
 import torch
 
-from training.scenes import models
+from training.scenes import subject as subjects
 from training.scenes.captured import Captured
 from training.scenes.loader import held_out
+from training.scenes.models import MODELS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -17,12 +18,12 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", [name for name, model in models.MODELS.items() if model.captured])
+@pytest.mark.parametrize("name", [name for name, model in MODELS.items() if model.captured])
 def test_captured_steps_teach_what_eager_ones_do(name, monkeypatch):
     """Batches of two shapes in turn, so that one is met, captured and replayed between steps of the other."""
-    monkeypatch.setattr(models, "NOISE", 0.0)
+    monkeypatch.setattr(subjects, "NOISE", 0.0)
     torch.manual_seed(0)
-    subject = models.MODELS[name]()
+    subject = MODELS[name]()
     subject.model.cuda()
     batches = [subject.batch(held_out(number, 3)) for number in (4, 4, 6, 4, 6, 6, 4, 6)]
     state = copy.deepcopy(subject.model.state_dict())

@@ -10,8 +10,9 @@ import torch
 
 from training.scenes import scene as scenes
 from training.scenes.loader import HELD_OUT, batches, example, held_out
-from training.scenes.models import MAX_NEW_TOKENS, MODELS
+from training.scenes.models import MODELS
 from training.scenes.questions import KINDS, SHARES, Lesson, ask, plural
+from training.scenes.subject import MAX_NEW_TOKENS
 
 SEEDS = range(400)
 
@@ -112,8 +113,8 @@ def test_models(name):
     assert sum(p.numel() for p in subject.model.parameters()) * 2 < 13.9e6
     for seed in range(50):
         for _, question, answer in ask(scenes.make(seed), 4, seed, Lesson(reasons=3)):
-            assert subject.tokenizer.decode(subject._ids(f"{question} {answer}")) == f"{question} {answer}"
-            assert len(subject._ids(" " + answer)) < MAX_NEW_TOKENS
+            assert subject.tokenizer.decode(subject.ids(f"{question} {answer}")) == f"{question} {answer}"
+            assert len(subject.ids(" " + answer)) < MAX_NEW_TOKENS
     examples, optimizer = held_out(2, 2), torch.optim.Adam(subject.model.parameters(), 1e-3)
     losses = []
     for _ in range(4):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from training.scenes.models import Batch
+from training.scenes.subject import Batch
 
 
 class Captured:

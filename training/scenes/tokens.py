@@ -19,7 +19,8 @@ def build(*, ends: str) -> PreTrainedTokenizerFast:
     """`ends`: "<s> $A" for a decoder, "$A </s>" for T5"""
     tokenizer = Tokenizer(models.BPE(unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    # as LLaMA's: what is said after "ASSISTANT:" begins with its first word, and fits into the template again
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=list(SPECIAL), initial_alphabet=alphabet,
                                   show_progress=False)  # fmt: skip
