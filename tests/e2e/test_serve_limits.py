@@ -251,7 +251,8 @@ def test_the_command_says_what_is_wrong(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "give another --port" in refused("mini-t5", "--device", "cpu", "--port", str(taken.getsockname()[1]))
+        port = str(taken.getsockname()[1])
+        assert "give another --host or --port" in refused("mini-t5", "--device", "cpu", "--port", port)
     assert "cannot be listened at" in refused("mini-t5", "--device", "cpu", "--host", "no.such.host.invalid")
     for module in [name for name in sys.modules if name.startswith("app.server.run")]:
         monkeypatch.delitem(sys.modules, module)
