@@ -67,8 +67,9 @@ def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 def objects_below(folder: Path) -> Iterator[tuple[PurePosixPath, dict[str, Any]]]:
     """Names below a folder of a store, and what its client says of each; sorted, hidden ones left out."""
+    root = PurePosixPath(folder.path)
     for found, info in sorted(folder.fs.find(folder.path, detail=True).items()):
-        name = PurePosixPath(folder.fs._strip_protocol(found)).relative_to(PurePosixPath(folder.path))
+        name = PurePosixPath(folder.fs._strip_protocol(found)).relative_to(root)
         if not any(part.startswith(".") for part in name.parts):
             yield name, info
 

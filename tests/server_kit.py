@@ -87,7 +87,7 @@ def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.P
         process.kill()
 
 
-def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The requests that are aborted from now on, as they are; until the first, steps take so long that none is done
     before somebody has gone away."""
     aborted, abort, step = [], engine.abort, engine.step
@@ -96,7 +96,11 @@ def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         time.sleep(0 if aborted else 0.4)
         return step()
 
-    monkeypatch.setattr(engine, "abort", lambda request_id: (aborted.append(request_id), abort(request_id))[1])
+    def noted_abort(request_id):
+        aborted.append(request_id)
+        return abort(request_id)
+
+    monkeypatch.setattr(engine, "abort", noted_abort)
     monkeypatch.setattr(engine, "step", slow_step)
     return aborted
 

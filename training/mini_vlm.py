@@ -1,7 +1,7 @@
 """Trains mini-llava or mini-blip2 from scratch on rendered scenes, scores it, and writes its folder and card.
 
 python training/mini_vlm.py mini-llava                   # about 9 minutes on one H200 with 16 cores
-python training/mini_vlm.py mini-blip2 --resume vlm/assets/mini-blip2 --reasons 6 --which 0.75   # its card lists them
+python training/mini_vlm.py mini-blip2 --resume vlm/assets/mini-blip2 --reasons 6 --which 0.75   # a lesson
 python training/mini_vlm.py mini-llava --evaluate-only   # scores what is in --out and rewrites the card
 python training/mini_vlm.py mini-llava --examples examples
 """
@@ -55,10 +55,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def on(device: torch.device, batch: Batch) -> Batch:
-    return {name: x.to(device, non_blocking=True) for name, x in batch.items()}
-
-
 def parameter_groups(model: torch.nn.Module) -> list[dict]:
     """Matrices decay, vectors do not. T5's biases by distance, which have to become large numbers, learn faster:
     without them its encoder cannot tell which object was named first."""
@@ -99,8 +95,9 @@ class Run:
             parameter_groups(self.model), betas=(0.9, 0.98), fused=True, capturable=self.device.type == "cuda"
         )
         captured = self.subject.captured and self.device.type == "cuda"
-        self.learn = Captured(self._learn) if captured else lambda batch: self._learn(on(self.device, batch))
+        self.learn = Captured(self._learn) if captured else self._learn
         self.lesson = Lesson(args.most_objects, args.positions, args.reasons, args.which)
+        self.held_out = held_out(100, lesson=self.lesson)
         self.step, self.scenes = 0, 0
 
     def train(self) -> None:
@@ -121,8 +118,9 @@ class Run:
     def _learn(self, batch: Batch) -> torch.Tensor:
         """One step; returns its loss."""
         self.optimizer.zero_grad(set_to_none=True)
+        given = {name: x.to(self.device, non_blocking=True) for name, x in batch.items()}
         with torch.autocast(self.device.type, torch.bfloat16):
-            loss = self.subject.loss(**batch)
+            loss = self.subject.loss(**given)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -137,7 +135,7 @@ class Run:
             raise SystemExit(f"the loss is {loss} after {self.step} steps: take a lower --learning-rate")
         self.model.eval()
         with torch.autocast(self.device.type, torch.bfloat16):
-            results = evaluate(self.subject, held_out(100, lesson=self.lesson), self.device)
+            results = evaluate(self.subject, self.held_out, self.device)
         self.model.train()
         rate = self.scenes / elapsed
         print(f"{elapsed:5.0f} s, step {self.step}, {rate:,.0f} scenes/s, loss {loss:.4f}, {show(results)}", flush=True)

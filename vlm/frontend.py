@@ -74,7 +74,7 @@ class Frontend:
             source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
         pixels = torch.cat([torch.from_numpy(x) for x in images])
         if self.family.prompt is not None or self.vision is None:
-            return {**source, "pixel_values": pixels}
+            return {**source, "pixel_values": pixels} if len(pixels) else source
         if len(pixels) != 1:
             raise InputError(
                 f"{self.family.name} reads one image a request, got {len(pixels)}; send a request for each."

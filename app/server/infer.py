@@ -53,7 +53,10 @@ def write_batch(frontend: Frontend, asked: list[Asked], outputs: list[list[Outpu
 
 # --- inputs ---
 def _of_tensors(frontend: Frontend, row: Row) -> Asked:
-    source: dict[str, Any] = _with_pixels(frontend, row) if "pixel_values" in row else {}
+    source: dict[str, Any] = {}
+    if "pixel_values" in row:
+        images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
+        source = frontend.with_pixels(source, [images.astype(np.float32)])
     if "input_ids" in row:
         ids = _cut(row, "input_ids", "sequence_length")
         if (table := row.get("request_prompt_embedding")) is not None:
@@ -72,14 +75,6 @@ def _cut(row: Row, name: str, lengths: str) -> list[int]:
     if not 0 < length <= len(row[name]):
         raise InputError(f"{lengths} is {length}; {name} has {len(row[name])} tokens.")
     return row[name][:length].tolist()
-
-
-def _with_pixels(frontend: Frontend, row: Row) -> dict[str, Any]:
-    """Of a model that is asked in words there may be no image."""
-    images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
-    if not len(images) and (frontend.family.prompt is not None or frontend.vision is None):
-        return {}
-    return frontend.with_pixels({}, [images.astype(np.float32)])
 
 
 def _of_text(frontend: Frontend, row: Row) -> Asked:

@@ -32,14 +32,17 @@ class Loader:
         self._device, self._dtype, self._max_batch_size = device, dtype, max_batch_size
         self._left, self._progress = 1, progress
         self._warm = warm
+        self._unfinished = False  # has the last one not loaded, and left memory behind?
 
     def expect(self, count: int) -> None:
         """So many models are to load now."""
         self._left = count
 
     def model(self, model: str | Path, max_batch_size: int | None = None) -> Pipeline:
-        """Raises a VlmError with one sentence. What one that did not load has left behind is given back first."""
-        self.freed()
+        """Raises a VlmError with one sentence."""
+        if self._unfinished:
+            self.freed()
+        self._unfinished = True
         fraction = RuntimeConfig.kv_cache_free_gpu_memory_fraction / self._left
         runtime = RuntimeConfig(self._device, kv_cache_free_gpu_memory_fraction=fraction)
         limit = max_batch_size or self._max_batch_size
@@ -48,6 +51,7 @@ class Loader:
             loaded = vlm.load(model, runtime=runtime, dtype=self._dtype, max_batch_size=limit, progress=self._progress)
             if self._warm or (self._warm is None and loaded.device.type == "cuda"):
                 warm_up(loaded, self._progress)
+        self._unfinished = False
         return loaded
 
     def entry(self, entry: Entry) -> Pipeline:

@@ -75,7 +75,7 @@ def test_repositories_that_cannot_be_reached(tmp_path):
     assert repositories.loadable == 0
 
 
-def test_a_model_that_does_not_load_takes_no_share_of_the_memory(tmp_path, monkeypatch):
+def test_a_model_that_does_not_load_takes_no_share_of_the_memory(monkeypatch):
     shares = []
 
     def load(model, runtime, **more):
@@ -85,9 +85,11 @@ def test_a_model_that_does_not_load_takes_no_share_of_the_memory(tmp_path, monke
         return vlm.load("mini-t5", runtime=runtime, **more)
 
     monkeypatch.setattr(loading, "vlm", SimpleNamespace(load=load))
-    loader = Loader("cpu", warm=False)
+    loader, freed = Loader("cpu", warm=False), []
+    monkeypatch.setattr(loader, "freed", lambda: freed.append(len(shares)))
     loader.expect(2)
     with pytest.raises(InputError, match="it is broken"):
         loader.model("broken")
     loader.model("mini-t5")
+    assert freed == [1]  # before what comes after it
     assert shares == [RuntimeConfig.kv_cache_free_gpu_memory_fraction / left for left in (2, 1)]

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
 
 import torch
 
 from training.scenes.loader import Examples
 from training.scenes.questions import KINDS
+from training.scenes.subject import Subject
 
 TOGETHER = 500  # questions
 
 
 @torch.no_grad()
-def evaluate(subject: Any, examples: Examples, device: torch.device) -> dict[str, dict[str, float]]:
+def evaluate(subject: Subject, examples: Examples, device: torch.device) -> dict[str, dict[str, float]]:
     """{kind: {"questions": how many, "exact": the share answered as a whole}}, and "all"."""
     asked = [(i, *question) for i, scene in enumerate(examples.questions) for question in scene]
     right: dict[str, list[bool]] = defaultdict(list)
