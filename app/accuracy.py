@@ -123,7 +123,7 @@ class Reference:
 
     @classmethod
     def load(cls, folder: Path, pipeline: Pipeline) -> Reference:
-        from app.bench.huggingface import quiet
+        from vlm_app.bench.huggingface import quiet
 
         quiet()
         dtype = getattr(torch, pipeline.engine.build.dtype)

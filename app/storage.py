@@ -15,7 +15,7 @@ from typing import Any
 
 from vlm.errors import DocumentError, InputError, VlmError
 
-EXTRA = "pip install 'vlm[ocr-cluster]'"
+EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
 CHUNK = 2**20  # bytes
 
 

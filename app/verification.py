@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from vlm_app.accuracy import Accuracy, Reference, compared, greedy
 
-from app.accuracy import Accuracy, Reference, compared, greedy
 from vlm.errors import InputError
 from vlm.files import read_json
 

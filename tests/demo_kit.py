@@ -12,7 +12,7 @@ import pytest
 from tests.server_kit import is_empty, load, until
 from vlm.pipeline import Pipeline
 
-pytest.importorskip("gradio", reason="the demo needs gradio: pip install 'vlm[demo]'")
+pytest.importorskip("gradio", reason="the demo needs gradio: pip install 'vlm-runtime[demo]'")
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ALL = ("mini-llava", "mini-blip2", "mini-nougat", "mini-t5")
@@ -29,8 +29,8 @@ class Shown:
 @contextlib.contextmanager
 def showing(*names: str) -> Iterator[Shown]:
     """Every pool is full again in the end."""
-    from app.demo.config import DemoConfig
-    from app.demo.run import running
+    from vlm_app.demo.config import DemoConfig
+    from vlm_app.demo.run import running
 
     pipelines = load(*names)
     with running(pipelines, DemoConfig(port=0).on_free_port()) as url:

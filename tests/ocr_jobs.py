@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PRELOADED = [
-    "tests.ocr_jobs", "app.cli.main", "app.ocr.engines", "vlm.pipeline", "visual_engines.models.swin",
+    "tests.ocr_jobs", "vlm_app.cli.main", "vlm_app.ocr.engines", "vlm.pipeline", "visual_engines.models.swin",
     "llm_engines.models.bart", "transformers.models.nougat.image_processing_nougat", "vlm.processing.nougat",
     "torch._dynamo",
 ]  # fmt: skip
@@ -92,7 +92,7 @@ class Jobs:
 
 
 def _main(arguments: list[str], cache: str) -> None:
-    from app.cli.main import main
+    from vlm_app.cli.main import main
 
     os.environ["VLM_CACHE"] = cache
     main(arguments)

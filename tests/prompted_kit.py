@@ -11,8 +11,8 @@ from PIL import Image
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 from typer.testing import CliRunner
+from vlm_app.cli.main import app
 
-from app.cli.main import app
 from tests import tiny
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]

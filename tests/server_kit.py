@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from vlm_app.server.app import create_app
+from vlm_app.server.config import ServerConfig
+from vlm_app.server.control import Repositories
+from vlm_app.server.service import Service
 
 import vlm
-from app.server.app import create_app
-from app.server.config import ServerConfig
-from app.server.control import Repositories
-from app.server.service import Service
 from vlm.pipeline import Pipeline
 from vlm.runtime.llm_engine import LLMEngine
 
@@ -74,7 +74,7 @@ def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = 
 @contextlib.contextmanager
 def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.Popen, str]]:
     """`vlm serve …` on a free port: (its process, host:port). Ends it with SIGTERM, which it has to obey."""
-    line = [sys.executable, "-m", "app.cli.main", verb, *arguments, "--port", "0", "--device", "cpu"]
+    line = [sys.executable, "-m", "vlm_app.cli.main", verb, *arguments, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(line, cwd=EXAMPLES.parent, stderr=subprocess.PIPE, text=True)
     try:
         address = next((m[1] for said in process.stderr if (m := re.search(r"http://(\S+)", said))), None)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
+from vlm_app.triton.pbtxt import parsed
 
-from app.triton.pbtxt import parsed
 from tests.server_kit import alone
 
 FINAL = 1

@@ -20,7 +20,7 @@ def pick(device: str, dtype: str | None = None) -> Picked:
         return Picked("torch", f"it is what runs on {device}")
     installed = _version("onnxruntime")
     if installed is None:
-        return Picked("torch", "onnxruntime is not installed: pip install 'vlm[onnx]'")
+        return Picked("torch", "onnxruntime is not installed: pip install 'vlm-runtime[onnx]'")
     if dtype == "bfloat16":
         return Picked("torch", "onnxruntime does not compute in bfloat16 on the CPU")
     return Picked("onnxruntime", f"onnxruntime {installed} is installed, and the device is the CPU")

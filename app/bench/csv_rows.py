@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.bench.table import by_backend
+from vlm_app.bench.table import by_backend
 
 CSV_HEADER = (
     *("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s"),

@@ -8,8 +8,7 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from app.bench.clock import repeated
+from vlm_app.bench.clock import repeated
 
 if TYPE_CHECKING:
     from vlm.compile.engine_dir import EngineDir

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-
-from app.bench.clock import Turns, milliseconds, per_token, turns
+from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 
 if TYPE_CHECKING:
-    from app.bench.prompt import Prompts
+    from vlm_app.bench.prompt import Prompts
 
 
 def quiet() -> None:
@@ -154,8 +153,8 @@ class PromptBaseline:
 
 
 def _prompt_model(folder: Path, dtype: torch.dtype) -> Any:
-    from app.accuracy import model_class
-    from app.bench.vila import Vila
+    from vlm_app.accuracy import model_class
+    from vlm_app.bench.vila import Vila
 
     kind = Vila if (folder / "llm").is_dir() else model_class(folder)
     return kind.from_pretrained(folder, dtype=dtype)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
+from vlm_app.bench.config import BenchConfig
+from vlm_app.bench.floor import Floor, decode_floor
+from vlm_app.bench.huggingface import Baseline
+from vlm_app.bench.session import Results, prepared, split
+from vlm_app.bench.subject import Progress
 
-from app.bench.clock import Turns, milliseconds, per_token, turns
-from app.bench.config import BenchConfig
-from app.bench.floor import Floor, decode_floor
-from app.bench.huggingface import Baseline
-from app.bench.session import Results, prepared, split
-from app.bench.subject import Progress
 from vlm.compile.engine_dir import EngineDir
 from vlm.errors import LimitError
 from vlm.registry import model_spec

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from vlm_app.bench.clock import Turns, milliseconds, repeated_anew
+from vlm_app.bench.config import PromptBenchConfig, Workload
+from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
+from vlm_app.bench.session import HF, Results, Session, prepared
+from vlm_app.bench.subject import Progress
 
-from app.bench.clock import Turns, milliseconds, repeated_anew
-from app.bench.config import PromptBenchConfig, Workload
-from app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
-from app.bench.session import HF, Results, Session, prepared
-from app.bench.subject import Progress
 from vlm.config import Config
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[
 
 def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measured]:
     """Fewer tokens where so configured."""
-    from app.bench.huggingface import PromptBaseline
+    from vlm_app.bench.huggingface import PromptBaseline
 
     config, configs = session.config, session.configs
     baseline = PromptBaseline(folder, config.dtype, session.device, config.image_rows(configs))

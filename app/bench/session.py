@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
+from vlm_app.bench.clock import Turns, in_turns
+from vlm_app.bench.config import SubjectConfig
+from vlm_app.bench.environment import environment
+from vlm_app.bench.floor import bandwidth
+from vlm_app.bench.subject import Limits, Progress, prepare
 
 import vlm
-from app.bench.clock import Turns, in_turns
-from app.bench.config import SubjectConfig
-from app.bench.environment import environment
-from app.bench.floor import bandwidth
-from app.bench.subject import Limits, Progress, prepare
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import Config, RuntimeConfig
 from vlm.errors import InputError, listed

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from vlm_app.architecture import hf_config, read_arch
+from vlm_app.bench.config import SubjectConfig
+from vlm_app.bench.random_model import has_class, save_random
 
-from app.architecture import hf_config, read_arch
-from app.bench.config import SubjectConfig
-from app.bench.random_model import has_class, save_random
 from vlm.checkpoint import Checkpoint
 from vlm.compile.builder import (
     build_engine,

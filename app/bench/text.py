@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-
-from app.bench.clock import Turns
-from app.bench.config import TextBenchConfig, Workload
-from app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
-from app.bench.session import HF, Results, Session, prepared
-from app.bench.subject import Progress
+from vlm_app.bench.clock import Turns
+from vlm_app.bench.config import TextBenchConfig, Workload
+from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
+from vlm_app.bench.session import HF, Results, Session, prepared
+from vlm_app.bench.subject import Progress
 
 if TYPE_CHECKING:
     from vlm.pipeline import Pipeline
@@ -57,7 +56,7 @@ def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[li
 
 def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     """Fewer texts or tokens where so configured."""
-    from app.bench.huggingface import TextBaseline
+    from vlm_app.bench.huggingface import TextBaseline
 
     config = session.config
     baseline = TextBaseline(folder, config.dtype, session.device)

@@ -6,9 +6,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.cli.decoding import asked_model, check_asked, one_prompt
-from app.cli.options import DEFAULT_MODEL
-from app.cli.text_options import DEFAULT_TEXT_MODEL
+from vlm_app.cli.decoding import asked_model, check_asked, one_prompt
+from vlm_app.cli.options import DEFAULT_MODEL
+from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL
+
 from vlm.errors import InputError, listed
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig
+from vlm_app.bench.lists import names, numbers, pairs
+from vlm_app.cli.bench_output import check_writable, print_csv, print_table
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import Device, DType, Threads
+from vlm_app.cli.progress import Progress
 
-from app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig
-from app.bench.lists import names, numbers, pairs
-from app.cli.bench_output import check_writable, print_csv, print_table
-from app.cli.errors import verb
-from app.cli.options import Device, DType, Threads
-from app.cli.progress import Progress
 from vlm.config import BACKENDS
 from vlm.errors import InputError
 
@@ -220,7 +220,7 @@ def table(results: Annotated[list[Path], typer.Argument(help="Files written by -
     Examples:
       vlm bench table benchmarks/results/*.json
     """
-    from app.bench.table import load, markdown
+    from vlm_app.bench.table import load, markdown
 
     print(markdown(load(results)))
 
@@ -238,7 +238,7 @@ def _config(arch: str | None, random_weights: bool, model: str | None, **values:
 def _measure(kind: str, config: SubjectConfig, out: Path | None, as_csv: bool = False) -> None:
     check_writable(out)
     # a module of its own, or one of the two of pages
-    module = importlib.import_module(f"app.bench.{kind if kind in ('text', 'prompt') else 'measure'}")
+    module = importlib.import_module(f"vlm_app.bench.{kind if kind in ('text', 'prompt') else 'measure'}")
     with Progress() as progress:
         result = getattr(module, kind)(config, progress)
     (print_csv if as_csv else print_table)(result)

@@ -26,8 +26,7 @@ def print_table(result: dict[str, Any]) -> None:
 
     from rich.console import Console
     from rich.table import Table
-
-    from app.bench.table import HEADER, rows, workload
+    from vlm_app.bench.table import HEADER, rows, workload
 
     shown = Table(title=f"{result['kind']}: {workload(result)}", title_justify="left")
     for name in HEADER[1:]:
@@ -57,6 +56,6 @@ def _notes(result: dict[str, Any]) -> Iterator[str]:
 def print_csv(result: dict[str, Any]) -> None:
     import csv
 
-    from app.bench.csv_rows import csv_rows
+    from vlm_app.bench.csv_rows import csv_rows
 
     csv.writer(sys.stdout, lineterminator="\n").writerows(csv_rows(result))

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from app.architecture import read_arch
-from app.cli.errors import verb
-from app.cli.options import (
+from vlm_app.architecture import read_arch
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import (
     Backend,
     BuildDType,
     BuildMaxBatchSize,
@@ -20,7 +19,8 @@ from app.cli.options import (
     Target,
     targets,
 )
-from app.cli.progress import Progress
+from vlm_app.cli.progress import Progress
+
 from vlm.config import BuildConfig
 from vlm.errors import InputError
 

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
+from vlm_app.cli.decoding import check_asked
+from vlm_app.cli.errors import USER_ERROR, complain
+from vlm_app.cli.outputs import as_json
+from vlm_app.cli.profiling import Profile, print_profile
 
-from app.cli.decoding import check_asked
-from app.cli.errors import USER_ERROR, complain
-from app.cli.outputs import as_json
-from app.cli.profiling import Profile, print_profile
 from vlm.errors import InputError, VlmError
 
 if TYPE_CHECKING:
     import numpy as np
+    from vlm_app.cli.tuned import TunedPrompts
 
-    from app.cli.tuned import TunedPrompts
     from vlm.pipeline import Pipeline
 
 COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, /exit ends"
@@ -100,7 +100,7 @@ def _unknown(command: str) -> None:
 def turns() -> Iterator[str]:
     """Lines of stdin; on a terminal with a prompt, and with a history that the arrows reach. What is not UTF-8 is named
     and left out."""
-    from app.text.sources import lines
+    from vlm_app.text.sources import lines
 
     if sys.stdin.isatty() and sys.stdout.isatty():
         yield from _typed()

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from vlm_app.cli.errors import verb
+from vlm_app.cli.progress import Progress
 
-from app.cli.errors import verb
-from app.cli.progress import Progress
 from vlm.errors import InputError
 
 

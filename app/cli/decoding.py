@@ -6,8 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from vlm_app.cli.progress import Progress
 
-from app.cli.progress import Progress
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
 
@@ -82,7 +82,7 @@ def check_asked(pipeline: Pipeline, what: str) -> None:
 
 def one_prompt(argument: str, verbatim: bool = False) -> str:
     """An argument, or for `-` all of stdin, without the ends of its last lines unless it is taken `verbatim`."""
-    from app.text.sources import one_text
+    from vlm_app.text.sources import one_text
 
     text = one_text(argument)
     return text if verbatim or argument != "-" else text.rstrip("\r\n")

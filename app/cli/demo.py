@@ -10,12 +10,12 @@ from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
+from vlm_app.cli import decoding
+from vlm_app.cli.errors import complain, verb
+from vlm_app.cli.options import Device, DType
+from vlm_app.demo.config import DemoConfig
+from vlm_app.demo.models import PACKAGED
 
-from app.cli import decoding
-from app.cli.errors import complain, verb
-from app.cli.options import Device, DType
-from app.demo.config import DemoConfig
-from app.demo.models import PACKAGED
 from vlm.errors import InputError
 
 DEFAULTS = DemoConfig()
@@ -60,7 +60,7 @@ def demo(
 
 def _running() -> Callable[..., AbstractContextManager[str]]:
     try:
-        from app.demo.run import running
+        from vlm_app.demo.run import running
     except ImportError as error:
-        raise InputError(f"vlm demo needs the package {error.name}: pip install 'vlm[demo]'.") from None
+        raise InputError(f"vlm demo needs the package {error.name}: pip install 'vlm-runtime[demo]'.") from None
     return running

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import Device, DType, Model
+from vlm_app.cli.progress import Progress
 
-from app.cli.errors import verb
-from app.cli.options import Device, DType, Model
-from app.cli.progress import Progress
 from vlm.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from vlm_app.cli import text_options as texts
+from vlm_app.cli.errors import PARTLY_FAILED, complain, verb
+from vlm_app.cli.options import Device, DType, MaxBatchSize, MaxNewTokens, Model
+from vlm_app.cli.progress import Progress
 
-from app.cli import text_options as texts
-from app.cli.errors import PARTLY_FAILED, complain, verb
-from app.cli.options import Device, DType, MaxBatchSize, MaxNewTokens, Model
-from app.cli.progress import Progress
 from vlm.errors import InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from vlm_app.text.tasks import ToInput
 
-    from app.text.tasks import ToInput
     from vlm.pipeline import Pipeline
 
 METRICS = {"translate": ("exact", "bleu"), "summarize": ("exact", "rouge")}  # of a task
@@ -68,8 +68,8 @@ def evaluate(
       vlm eval examples/notices.jsonl --task summarize --rouge1-threshold 90
       vlm eval pairs.tsv --prefix "" --metric bleu --metric rouge --limit 500 --json scores.json
     """
-    from app.text.pairs import read_pairs
-    from app.text.scores import check_installed
+    from vlm_app.text.pairs import read_pairs
+    from vlm_app.text.scores import check_installed
 
     sampling = texts.sampling_of(
         num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens,
@@ -121,7 +121,7 @@ def _run(
     pipeline: Pipeline, task: str, asked: tuple[Any, ...], pairs: list[Any], sampling: dict[str, Any],
     metrics: tuple[str, ...], folder: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
-    from app.text.evaluation import agreement, outputs, run_hugging_face, run_vlm
+    from vlm_app.text.evaluation import agreement, outputs, run_hugging_face, run_vlm
 
     to_input = _to_input(pipeline, task, *asked)
     if folder is not None:
@@ -141,7 +141,7 @@ def _run(
 def _to_input(
     pipeline: Pipeline, task: str, source: str | None, target: str | None, prefix: str | None, truncate: bool
 ) -> ToInput:
-    from app.text.tasks import summary, translation
+    from vlm_app.text.tasks import summary, translation
 
     if task == "translate":
         return translation(pipeline, source, target, prefix, truncate)

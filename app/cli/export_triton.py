@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from app.cli.errors import verb
-from app.cli.options import MODEL_HELP, Device, DType, MaxBatchSize
-from app.cli.progress import Progress
-from app.triton.options import ExportConfig
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import MODEL_HELP, Device, DType, MaxBatchSize
+from vlm_app.cli.progress import Progress
+from vlm_app.triton.options import ExportConfig
 
 
 @verb
@@ -41,8 +40,9 @@ def export_triton(
     config = ExportConfig(name, max_batch_size or 1, instances, device, stream)
     from dataclasses import replace
 
-    from app.triton import pbtxt
-    from app.triton.export import export
+    from vlm_app.triton import pbtxt
+    from vlm_app.triton.export import export
+
     from vlm.compile.engine_dir import EngineDir
     from vlm.resolve import resolve
 

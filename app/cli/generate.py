@@ -6,11 +6,10 @@ from functools import partial
 from typing import Annotated
 
 import typer
-
-from app.cli import decoding
-from app.cli import text_options as texts
-from app.cli.errors import verb
-from app.cli.options import (
+from vlm_app.cli import decoding
+from vlm_app.cli import text_options as texts
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import (
     MODEL_HELP,
     Device,
     DType,
@@ -20,9 +19,10 @@ from app.cli.options import (
     RunBackend,
     Threads,
 )
-from app.cli.prompt_job import PromptJob
-from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
-from app.text.prompts import prompt_of
+from vlm_app.cli.prompt_job import PromptJob
+from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
+from vlm_app.text.prompts import prompt_of
+
 from vlm.errors import InputError, listed
 from vlm.runtime.request import SamplingParams
 
@@ -103,7 +103,7 @@ def generate(
     pipeline = decoding.load(name, device, dtype, max_batch_size, backend=backend, threads=threads)
     decoding.check_asked(pipeline, "vlm generate")
     if chat:
-        from app.cli.chat import converse
+        from vlm_app.cli.chat import converse
 
         converse(pipeline, sampling, [], tuned, as_json, profiling=False)
         return

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from app.cli.errors import verb
-from app.cli.options import Json
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import Json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,8 +8,7 @@ import sys
 from typing import Annotated
 
 import typer
-
-from app.cli import (
+from vlm_app.cli import (
     bench,
     build,
     convert,
@@ -26,8 +25,9 @@ from app.cli import (
     translate,
     verify,
 )
-from app.cli.errors import INTERRUPTED, complain
-from app.cli.eval import evaluate
+from vlm_app.cli.errors import INTERRUPTED, complain
+from vlm_app.cli.eval import evaluate
+
 from vlm import __version__
 
 app = typer.Typer(

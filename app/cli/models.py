@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from app.cli.errors import verb
-from app.cli.options import Json
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import Json
 
 
 @verb

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
+from vlm_app.cli.options import DEFAULT_MODEL, Device, DType, MaxNewTokens, Model
+from vlm_app.cli.progress import Progress
+from vlm_app.ocr.config import JobConfig
+from vlm_app.ocr.engines import EngineConfig, devices_of
+from vlm_app.ocr.events import Reader
+from vlm_app.ocr.job import Job
+from vlm_app.ocr.ledger import Ledger
+from vlm_app.ocr.pages import OpenDocument, check_pages, selected
+from vlm_app.ocr.report import Summary, complaints, live, totals
+from vlm_app.ocr.sources import Shard, Target, find_documents, plan_outputs
+from vlm_app.ocr.state import ledger_of
+from vlm_app.ocr.writers import FORMATS
+from vlm_app.storage import is_remote, location
 
-from app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
-from app.cli.options import DEFAULT_MODEL, Device, DType, MaxNewTokens, Model
-from app.cli.progress import Progress
-from app.ocr.config import JobConfig
-from app.ocr.engines import EngineConfig, devices_of
-from app.ocr.events import Reader
-from app.ocr.job import Job
-from app.ocr.ledger import Ledger
-from app.ocr.pages import OpenDocument, check_pages, selected
-from app.ocr.report import Summary, complaints, live, totals
-from app.ocr.sources import Shard, Target, find_documents, plan_outputs
-from app.ocr.state import ledger_of
-from app.ocr.writers import FORMATS
-from app.storage import is_remote, location
 from vlm.errors import InputError, listed
 from vlm.runtime.request import SamplingParams
 
@@ -122,14 +122,14 @@ def _check_places(ray: bool, devices: str | None, engines: int | None) -> None:
 
 
 def _cluster_device(device: str) -> tuple[str]:
-    from app.ocr.cluster import connect
+    from vlm_app.ocr.cluster import connect
 
     gpus = connect()
     return (("cuda" if gpus else "cpu") if device == "auto" else device,)
 
 
 def _cluster_reader(engine: EngineConfig, engines: int | None) -> Reader:
-    from app.ocr.cluster import RayReader
+    from vlm_app.ocr.cluster import RayReader
 
     return RayReader(engine, engines)
 

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from app.cli.errors import complain
-from app.cli.profiling import STAGES, Profile, tokens_of
+from vlm_app.cli.errors import complain
+from vlm_app.cli.profiling import STAGES, Profile, tokens_of
+
 from vlm.errors import VlmError
 
 if TYPE_CHECKING:

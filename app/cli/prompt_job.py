@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from app.cli.profiling import tokens_of
-from app.text.job import TextJob
+from vlm_app.cli.profiling import tokens_of
+from vlm_app.text.job import TextJob
 
 if TYPE_CHECKING:
-    from app.text.sources import Item
+    from vlm_app.text.sources import Item
+
     from vlm.pipeline import Output
 
 

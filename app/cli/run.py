@@ -6,11 +6,10 @@ import sys
 from typing import Annotated
 
 import typer
-
-from app.cli import decoding
-from app.cli.asked import Asked
-from app.cli.errors import USER_ERROR, verb
-from app.cli.options import (
+from vlm_app.cli import decoding
+from vlm_app.cli.asked import Asked
+from vlm_app.cli.errors import USER_ERROR, verb
+from vlm_app.cli.options import (
     DEFAULT_MODEL,
     MODEL_HELP,
     Device,
@@ -21,11 +20,12 @@ from app.cli.options import (
     RunBackend,
     Threads,
 )
-from app.cli.outputs import Printer
-from app.cli.profiling import print_profile
-from app.cli.progress import Progress
-from app.cli.text_options import DEFAULT_TEXT_MODEL, LengthPenalty, NumBeams, sampling_of
-from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, put_first
+from vlm_app.cli.outputs import Printer
+from vlm_app.cli.profiling import print_profile
+from vlm_app.cli.progress import Progress
+from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, LengthPenalty, NumBeams, sampling_of
+from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, put_first
+
 from vlm.runtime.request import SamplingParams
 
 
@@ -118,14 +118,14 @@ def run(
     name = model or asked.default_model()
     folder = None
     if check_accuracy:
-        from app import accuracy
+        from vlm_app import accuracy
 
         asked.check_comparable()
         with Progress() as progress:
             sampling, folder = accuracy.greedy(sampling), accuracy.folder_of(name, progress=progress)
     pipeline = decoding.load(name, device, dtype, max_batch_size, check_accuracy, backend, threads)
     if chat:
-        from app.cli.chat import converse
+        from vlm_app.cli.chat import converse
 
         converse(pipeline, sampling, asked.images, tuned, as_json, run_profiling)
         return

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from vlm_app.cli.errors import INTERNAL_ERROR, complain, verb
+from vlm_app.cli.options import Device, DType, MaxBatchSize
+from vlm_app.cli.progress import Progress
+from vlm_app.server.config import ServerConfig
 
-from app.cli.errors import INTERNAL_ERROR, complain, verb
-from app.cli.options import Device, DType, MaxBatchSize
-from app.cli.progress import Progress
-from app.server.config import ServerConfig
 from vlm.errors import InputError, VlmError, listed
 
 if TYPE_CHECKING:
-    from app.server.control import Repositories
+    from vlm_app.server.control import Repositories
+
     from vlm.pipeline import Pipeline
 
 DEFAULTS = ServerConfig()
@@ -119,8 +120,8 @@ def _loaded(
     models: dict[str, str], urls: list[str], options: tuple[Any, ...]
 ) -> tuple[dict[str, Pipeline], Repositories]:
     """A model that was named must load; of one in a repository that does not, a sentence says why."""
-    from app.server.control import Repositories
-    from app.server.loading import Loader
+    from vlm_app.server.control import Repositories
+    from vlm_app.server.loading import Loader
 
     loader = Loader(*options)
     repositories = Repositories(urls, loader)
@@ -141,7 +142,7 @@ def _loaded(
 
 def _server() -> Callable[..., None]:
     try:
-        from app.server.run import run
+        from vlm_app.server.run import run
     except ImportError as error:
-        raise InputError(f"vlm serve needs the package {error.name}: pip install 'vlm[serve]'.") from None
+        raise InputError(f"vlm serve needs the package {error.name}: pip install 'vlm-runtime[serve]'.") from None
     return run

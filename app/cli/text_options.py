@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from vlm_app.cli.errors import PARTLY_FAILED, complain
+from vlm_app.cli.progress import Progress
 
-from app.cli.errors import PARTLY_FAILED, complain
-from app.cli.progress import Progress
 from vlm.errors import InputError
 from vlm.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
-    from app.text.job import Report, TextJob
-    from app.text.sources import Item
-    from app.text.tasks import ToInput
+    from vlm_app.text.job import Report, TextJob
+    from vlm_app.text.sources import Item
+    from vlm_app.text.tasks import ToInput
+
     from vlm.pipeline import Pipeline
 
 DEFAULT_TEXT_MODEL = "mini-t5"
@@ -57,7 +58,7 @@ def items_of(
 ) -> Iterator[Item]:
     """The texts of arguments, or of files, whose lines of JSON `of_json` reads. InputError, before a model is loaded,
     unless one of both is given, for a file that is not there, and for an output that cannot be written."""
-    from app.text.sources import from_arguments, from_file, text_of
+    from vlm_app.text.sources import from_arguments, from_file, text_of
 
     if bool(texts) == bool(files):
         raise InputError('give texts or files: "A text.", - for stdin, or --file FILE.')
@@ -117,7 +118,7 @@ def run_job(
 ) -> None:
     """Writes what `job` (a TextJob, with these options) makes of each item and reports on stderr, where the items are
     called `what`; exits with 1 if some failed."""
-    from app.text.job import TextJob
+    from vlm_app.text.job import TextJob
 
     with _opened(out) as file, Progress() as progress:
         if not _on_terminal(out):  # where lines would run through the bar

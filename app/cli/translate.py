@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-
-from app.cli import text_options as texts
-from app.cli.errors import verb
-from app.cli.options import Device, DType, Json, MaxBatchSize, MaxNewTokens, Model
-from app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
+from vlm_app.cli import text_options as texts
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import Device, DType, Json, MaxBatchSize, MaxNewTokens, Model
+from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
 
 
 @verb
@@ -60,7 +59,7 @@ def translate(
     items = texts.items_of(text, file, out)
     items = with_rows(TunedPrompts.read(prompt_table, tasks), items)
     pipeline = texts.load_text_model(model, device, dtype, max_batch_size)
-    from app.text.tasks import translation
+    from vlm_app.text.tasks import translation
 
     to_input = translation(pipeline, src_lang, tgt_lang, prefix, truncate)
     stream = texts.streams(text, out, as_json)

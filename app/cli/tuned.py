@@ -14,8 +14,7 @@ from vlm.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from app.text.sources import Item
+    from vlm_app.text.sources import Item
 
 TableFile = Annotated[
     Path | None,

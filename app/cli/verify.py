@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-
-from app.cli.errors import verb
-from app.cli.options import Device, Json, Threads
-from app.cli.progress import Progress
+from vlm_app.cli.errors import verb
+from vlm_app.cli.options import Device, Json, Threads
+from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from app.verification import Verified
+    from vlm_app.verification import Verified
+
     from vlm.config import BuildConfig
 
 DIFFERS = 1
@@ -46,10 +46,11 @@ def verify(
       vlm verify mini-t5.engine --against path/to/mini-t5
       vlm verify nougat.engine --against facebook/nougat-base --new-tokens 100 --json
     """
+    from vlm_app.accuracy import folder_of
+    from vlm_app.verification import TOLERANCE
+    from vlm_app.verification import verify as compare
+
     import vlm
-    from app.accuracy import folder_of
-    from app.verification import TOLERANCE
-    from app.verification import verify as compare
     from vlm.config import RuntimeConfig
 
     with Progress() as progress:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from app.listening import check_port, listener
+from vlm_app.listening import check_port, listener
 
 
 @dataclass(frozen=True)

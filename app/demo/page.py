@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gradio as gr
-
-from app.demo.ask import AskTab
-from app.demo.models import ASK, READ, WRITE, Models, models_of
-from app.demo.read import ReadTab
-from app.demo.write import WriteTab
+from vlm_app.demo.ask import AskTab
+from vlm_app.demo.models import ASK, READ, WRITE, Models, models_of
+from vlm_app.demo.read import ReadTab
+from vlm_app.demo.write import WriteTab
 
 KEPT = (3600, 86400)  # uploads: looked through every hour, deleted after a day and at the end
 TABS = {ASK: AskTab, READ: ReadTab, WRITE: WriteTab}

@@ -10,17 +10,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
-from app.ocr.pages import selected
-from app.ocr.reader import page_event
-from app.ocr.render_pool import RenderPool
-from app.storage import EXTRA
+from vlm_app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
+from vlm_app.ocr.pages import selected
+from vlm_app.ocr.reader import page_event
+from vlm_app.ocr.render_pool import RenderPool
+from vlm_app.storage import EXTRA
+
 from vlm.errors import EngineError, InputError, VlmError
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from app.ocr.engines import EngineConfig
+    from vlm_app.ocr.engines import EngineConfig
 
 BATCH = 4  # times what an engine reads at once: it runs dry but at the end of so many pages
 NOTHING = b""

@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from app.ocr.pages import InProcess
+from vlm_app.ocr.pages import InProcess
+
 from vlm.errors import ConfigError, InputError
 from vlm.files import canonical_json
 
 if TYPE_CHECKING:
-    from app.ocr.events import Reader
-    from app.ocr.pages import Renderer
+    from vlm_app.ocr.events import Reader
+    from vlm_app.ocr.pages import Renderer
+
     from vlm.compile.engine_dir import EngineDir
     from vlm.pipeline import Pipeline
 
@@ -96,7 +98,7 @@ class EngineConfig:
     def reader(self) -> Reader:
         """Loads the engines. Raises what `vlm.load` raises."""
         if len(self.devices) > 1:
-            from app.ocr.devices import DeviceReader
+            from vlm_app.ocr.devices import DeviceReader
 
             return DeviceReader(self, self.devices)
         return self._local_reader()
@@ -110,7 +112,7 @@ class EngineConfig:
         return Pipeline(self._open(verify=True), runtime)
 
     def _local_reader(self) -> Reader:
-        from app.ocr.reader import PipelineReader
+        from vlm_app.ocr.reader import PipelineReader
 
         renderer = self.renderer()  # starts while the model loads
         try:
@@ -125,7 +127,7 @@ class EngineConfig:
         return EngineDir.open(self.path, verify)
 
     def renderer(self) -> Renderer:
-        from app.ocr.render_pool import RenderPool
+        from vlm_app.ocr.render_pool import RenderPool
 
         workers = usual_workers() if self.workers is None else self.workers
         return RenderPool(workers) if workers else InProcess()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from app.ocr import writers
-from app.ocr.config import JobConfig
-from app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
-from app.ocr.ledger import FAILED, LOOPED, Ledger, Page
-from app.ocr.plan import Plan
-from app.ocr.report import Failure, Summary
-from app.ocr.sources import Target
-from app.ocr.writers import About, Draft
+from vlm_app.ocr import writers
+from vlm_app.ocr.config import JobConfig
+from vlm_app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
+from vlm_app.ocr.ledger import FAILED, LOOPED, Ledger, Page
+from vlm_app.ocr.plan import Plan
+from vlm_app.ocr.report import Failure, Summary
+from vlm_app.ocr.sources import Target
+from vlm_app.ocr.writers import About, Draft
 
 
 class Job:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.ocr.events import LOOP, Opened, PageFailed, PageRead, Unreadable
-from app.storage import Seen
+from vlm_app.ocr.events import LOOP, Opened, PageFailed, PageRead, Unreadable
+from vlm_app.storage import Seen
+
 from vlm.errors import InputError
 
 SCHEMA = """
@@ -36,7 +37,7 @@ class Record:
 
     id: int
     path: str
-    stamp: str  # see app.storage.Seen
+    stamp: str  # see vlm_app.storage.Seen
     created: str  # when the file was written last
     digest: str | None
     num_pages: int | None

@@ -11,8 +11,9 @@ import time
 import uuid
 from pathlib import Path
 
-from app.ocr.ledger import Ledger
-from app.storage import reaching
+from vlm_app.ocr.ledger import Ledger
+from vlm_app.storage import reaching
+
 from vlm.errors import InputError
 
 SECONDS_BETWEEN = 30.0

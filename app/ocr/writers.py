@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.ocr.ledger import FAILED, LOOPED, Page
-from app.ocr.sources import Target
-from app.storage import remove, write_atomic
+from vlm_app.ocr.ledger import FAILED, LOOPED, Page
+from vlm_app.ocr.sources import Target
+from vlm_app.storage import remove, write_atomic
 
 SOURCE = "vlm-ocr"  # of a record, in Dolma's sense
 

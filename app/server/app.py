@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from vlm_app.server import embeddings, errors, kserve, openai, repository_api
+from vlm_app.server.config import ServerConfig
+from vlm_app.server.control import Control, Repositories
+from vlm_app.server.limits import ApiKey, BodyLimit
+from vlm_app.server.metrics import Metrics
+from vlm_app.server.service import Service, Services
 
-from app.server import embeddings, errors, kserve, openai, repository_api
-from app.server.config import ServerConfig
-from app.server.control import Control, Repositories
-from app.server.limits import ApiKey, BodyLimit
-from app.server.metrics import Metrics
-from app.server.service import Service, Services
 from vlm import __version__
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits

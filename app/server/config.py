@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from app.listening import check_port
+from vlm_app.listening import check_port
+
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 

@@ -11,14 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from app.server.errors import Forbidden
-from app.server.repository import Entry, scan
-from app.server.service import Services
+from vlm_app.server.errors import Forbidden
+from vlm_app.server.repository import Entry, scan
+from vlm_app.server.service import Services
+
 from vlm.errors import InputError, ModelNotFoundError, VlmError, listed
 from vlm.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from app.server.loading import Loader
+    from vlm_app.server.loading import Loader
 
 
 @dataclass

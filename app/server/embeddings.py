@@ -6,11 +6,11 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
+from vlm_app.server.limits import unless_gone
+from vlm_app.server.messages import decode_data_uri, verbatim
+from vlm_app.server.openai_schema import EmbeddingBody
+from vlm_app.server.service import Service, Services
 
-from app.server.limits import unless_gone
-from app.server.messages import decode_data_uri, verbatim
-from app.server.openai_schema import EmbeddingBody
-from app.server.service import Service, Services
 from vlm.outputs import Encoding
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from vlm_app.server.asked import Asked
+from vlm_app.server.messages import decode_data_uri
+from vlm_app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
 
-from app.server.asked import Asked
-from app.server.messages import decode_data_uri
-from app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
 from vlm.errors import InputError
 from vlm.frontend import Frontend
 from vlm.outputs import Output

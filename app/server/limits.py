@@ -12,8 +12,7 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from app.server.errors import ClientGone, response
+from vlm_app.server.errors import ClientGone, response
 
 T = TypeVar("T")
 OPEN = ("/health", "/v2/health/live", "/v2/health/ready")

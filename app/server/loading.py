@@ -6,9 +6,9 @@ import gc
 from pathlib import Path
 
 import torch
+from vlm_app.server.repository import Entry
 
 import vlm
-from app.server.repository import Entry
 from vlm.config import RuntimeConfig
 from vlm.pipeline import Pipeline
 from vlm.resolve import Progress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from app.server.tensor_specs import TensorSpec
+from vlm_app.server.tensor_specs import TensorSpec
 
 
 def described(

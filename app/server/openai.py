@@ -10,14 +10,14 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from vlm_app.server import errors
+from vlm_app.server.asked import Asked
+from vlm_app.server.limits import Streamed, unless_gone
+from vlm_app.server.messages import read_chat, verbatim
+from vlm_app.server.openai_answers import Answer, LogProbs
+from vlm_app.server.openai_schema import ChatBody, CompletionBody, Sampling
+from vlm_app.server.service import Service, Services
 
-from app.server import errors
-from app.server.asked import Asked
-from app.server.limits import Streamed, unless_gone
-from app.server.messages import read_chat, verbatim
-from app.server.openai_answers import Answer, LogProbs
-from app.server.openai_schema import ChatBody, CompletionBody, Sampling
-from app.server.service import Service, Services
 from vlm.async_pipeline import Piece
 
 router = APIRouter(prefix="/v1")

@@ -7,7 +7,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.server.metrics import prompt_tokens
+from vlm_app.server.metrics import prompt_tokens
+
 from vlm.async_pipeline import Piece
 from vlm.outputs import Output
 from vlm.processing.tokenization import Tokenizer

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from app.server.repository_files import Tree
-from app.triton import pbtxt
-from app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER
+from vlm_app.server.repository_files import Tree
+from vlm_app.triton import pbtxt
+from vlm_app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER
+
 from vlm.compile.engine_dir import MANIFEST
 from vlm.errors import ModelNotFoundError, VlmError
 from vlm.resolve import Progress

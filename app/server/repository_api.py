@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from vlm_app.server.control import Control
 
-from app.server.control import Control
 from vlm.errors import InputError
 
 router = APIRouter(prefix="/v2/repository")

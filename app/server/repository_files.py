@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from app.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
+from vlm_app.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
+
 from vlm.errors import InputError
 from vlm.files import atomic_dir
 from vlm.resolve import Progress, cache_errors, cache_root

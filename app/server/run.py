@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import uvicorn
+from vlm_app.listening import listener
+from vlm_app.server.app import create_app
+from vlm_app.server.config import ServerConfig
+from vlm_app.server.control import Repositories
 
-from app.listening import listener
-from app.server.app import create_app
-from app.server.config import ServerConfig
-from app.server.control import Repositories
 from vlm.pipeline import Pipeline
 
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
 
-from app.server.asked import Asked
-from app.server.errors import Busy
-from app.server.merge import merged
-from app.server.metrics import Metrics, Stopwatch
+from vlm_app.server.asked import Asked
+from vlm_app.server.errors import Busy
+from vlm_app.server.merge import merged
+from vlm_app.server.metrics import Metrics, Stopwatch
+
 from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.outputs import Output

@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vlm_app.text.job import in_order
+from vlm_app.text.scores import Scores, scores
+from vlm_app.text.sources import Item
+from vlm_app.text.tasks import ToInput
 
-from app.text.job import in_order
-from app.text.scores import Scores, scores
-from app.text.sources import Item
-from app.text.tasks import ToInput
 from vlm.errors import InputError
 
 if TYPE_CHECKING:
-    from app.text.pairs import Pair
+    from vlm_app.text.pairs import Pair
+
     from vlm.pipeline import Pipeline
 
 
@@ -59,8 +60,7 @@ def run_hugging_face(
 ) -> Run:
     """The same token ids, padded to batches, through transformers' own generate: same device, type and settings."""
     from transformers import AutoModelForSeq2SeqLM
-
-    from app.bench.huggingface import quiet
+    from vlm_app.bench.huggingface import quiet
 
     quiet()
     dtype = getattr(torch, pipeline.engine.build.dtype)

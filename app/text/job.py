@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
-from app.text.sources import Item
-from app.text.tasks import ToInput
+from vlm_app.text.sources import Item
+from vlm_app.text.tasks import ToInput
+
 from vlm.errors import VlmError
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.text.sources import Item, lines
+from vlm_app.text.sources import Item, lines
+
 from vlm.errors import InputError, listed
 
 SOURCES, REFERENCES = ("text", "source", "document"), ("reference", "summary", "target", "translation")

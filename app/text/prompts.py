@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from app.text.sources import Item, checked
+from vlm_app.text.sources import Item, checked
+
 from vlm.errors import InputError, listed
 
 WORDS = ("prompt", "text", "messages")

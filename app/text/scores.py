@@ -48,7 +48,9 @@ def _library(metric: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise InputError(f"{package} is not installed; pip install 'vlm[eval]' brings what vlm eval needs.") from None
+        raise InputError(
+            f"{package} is not installed; pip install 'vlm-runtime[eval]' brings what vlm eval needs."
+        ) from None
 
 
 METRICS = {"exact": _exact, "bleu": _bleu, "rouge": _rouge}

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from vlm_app.triton.options import ENGINE_FOLDER, FRONTEND_FOLDER
 
-from app.triton.options import ENGINE_FOLDER, FRONTEND_FOLDER
 from vlm.compile.engine_dir import EngineDir, Manifest
 from vlm.errors import VlmError
 from vlm.frontend import Frontend

@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from vlm_app.server.asked import Asked
+from vlm_app.server.infer import read_batch, write_batch
+from vlm_app.server.merge import merged
+from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
+
 import vlm
-from app.server.asked import Asked
-from app.server.infer import read_batch, write_batch
-from app.server.merge import merged
-from app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
 from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.outputs import Output
 from vlm.processing.workers import ImageWorkers, MediaLimits

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from app.triton import pbtxt
-from app.triton.config import configs
-from app.triton.options import (
+from vlm_app.triton import pbtxt
+from vlm_app.triton.config import configs
+from vlm_app.triton.options import (
     AFTER,
     BEFORE,
     CONFIG,
@@ -19,6 +19,7 @@ from app.triton.options import (
     FRONTEND_FOLDER,
     ExportConfig,
 )
+
 from vlm.compile.engine_dir import MANIFEST, EngineDir
 from vlm.errors import InputError, LimitError
 from vlm.files import atomic_dir
@@ -29,7 +30,7 @@ FILES = {BEFORE: FRONTEND_FOLDER, ENGINE: ENGINE_FOLDER, AFTER: FRONTEND_FOLDER}
 MODELS = {BEFORE: "Preprocessing", ENGINE: "Engine", AFTER: "Postprocessing"}
 PROGRAM = '''"""Written by `vlm export-triton`; Triton's Python needs the package vlm."""
 
-from app.triton.{module} import {name} as TritonPythonModel
+from vlm_app.triton.{module} import {name} as TritonPythonModel
 
 __all__ = ["TritonPythonModel"]
 '''

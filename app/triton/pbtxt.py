@@ -7,7 +7,7 @@ from typing import Any
 
 from vlm.errors import ConfigError, InputError
 
-EXTRA = "pip install 'vlm[triton]'"
+EXTRA = "pip install 'vlm-runtime[triton]'"
 
 
 def written(config: dict[str, Any]) -> str:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
-from app.triton.backend import Tensors, answered, config_of, frontend_of
+from vlm_app.triton.backend import Tensors, answered, config_of, frontend_of
 
 
 class Postprocessing:

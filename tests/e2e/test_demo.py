@@ -15,7 +15,7 @@ import pytest
 from tests.demo_kit import ALL, EXAMPLES, showing
 from tests.server_kit import aborts, command, is_empty, until
 
-gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm[demo]'")
+gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm-runtime[demo]'")
 ROOT = Path(__file__).parents[2]
 SENTENCE = "The old ship is small."
 UNHEARD_OF = "Quarks wobble beneath seven velvet trombones."

@@ -10,8 +10,8 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from typer.testing import CliRunner
+from vlm_app.cli.main import app
 
-from app.cli.main import app
 from tests import tiny
 
 WORDS = [f"w{i}" for i in range(50)]

@@ -8,9 +8,9 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from vlm_app.cli import text_options
 
 import vlm
-from app.cli import text_options
 from tests import tiny
 from tests.prompted_kit import DECODERS, VOCABULARY, call, ids, pictures, saved, text, tuned_continued
 
@@ -314,7 +314,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_what_is_wrong_is_said(asked, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("app.cli.decoding.asked_model", lambda: None)
+    monkeypatch.setattr("vlm_app.cli.decoding.asked_model", lambda: None)
     (tmp_path / "prompts.txt").write_text("w1")
     result = call("generate", *asked)
     assert says in one_sentence(result) and not result.stdout

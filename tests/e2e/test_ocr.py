@@ -14,15 +14,17 @@ from pathlib import Path
 import pypdfium2
 import pytest
 from PIL import Image
+from vlm_app.cli.main import main
 
-from app.cli.main import main
 from tests.unit.hub_server import Hub, serve
 from tests.unit.test_documents import ENCRYPTED
 from vlm.resolve import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # a test runner that was started in the background ignores Ctrl-C, and its children with it
-START = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from app.cli.main import main; main()"
+START = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from vlm_app.cli.main import main; main()"
+)
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +199,16 @@ def test_run_streams_and_counts(cli):
 def test_a_hub_id_is_fetched_converted_and_run(tmp_path):
     """The real client, against a server on the loopback interface that $HF_ENDPOINT names."""
     files = {path.name: path.read_bytes() for path in packaged_models()["mini-nougat"].iterdir()}
-    command = [sys.executable, "-m", "app.cli.main", "run", "--image", EXAMPLES / "page.png", "--model", "org/pages"]
+    command = [
+        sys.executable,
+        "-m",
+        "vlm_app.cli.main",
+        "run",
+        "--image",
+        EXAMPLES / "page.png",
+        "--model",
+        "org/pages",
+    ]
     with serve(Hub("org/pages", files)) as hub:
         env = {
             **os.environ,

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from vlm_app.cli.main import main
 
-from app.cli.main import main
 from tests.ocr_jobs import EXAMPLES, book, left
 
 DOCS = Path(__file__).parents[2] / "docs" / "ocr.md"

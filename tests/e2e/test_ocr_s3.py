@@ -11,7 +11,8 @@ pytest.importorskip("s3fs", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("upath", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
 
-from app.cli.main import main
+from vlm_app.cli.main import main
+
 from tests.ocr_jobs import EXAMPLES, SHORT, book, left
 from tests.s3_kit import store
 
@@ -75,11 +76,11 @@ def test_another_machine_goes_on_from_the_copy_of_the_ledger(cli, bucket, tmp_pa
 
 def test_copies_are_made_as_pages_come(cli, bucket, tmp_path, monkeypatch):
     """A machine that is lost takes no more with it than what came since the last copy."""
-    monkeypatch.setattr("app.ocr.snapshots.SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr("app.ocr.snapshots.SHARE", 1e9)
-    monkeypatch.setattr("app.ocr.writers.write", _lost)
+    monkeypatch.setattr("vlm_app.ocr.snapshots.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("vlm_app.ocr.snapshots.SHARE", 1e9)
+    monkeypatch.setattr("vlm_app.ocr.writers.write", _lost)
     fill(bucket, tmp_path / "in")
-    monkeypatch.setattr("app.ocr.state.Snapshots.save", _counted := _Counted())
+    monkeypatch.setattr("vlm_app.ocr.state.Snapshots.save", _counted := _Counted())
     assert cli(f"{bucket}/in/a.pdf", "-o", f"{bucket}/out", *SHORT)[0] == 2
     assert _counted.pages == [1, 2, 3, 4, 5, 5]
 

@@ -28,7 +28,7 @@ def test_the_first_command_prints_what_the_readme_shows(tmp_path):
     assert install == "pip install ."
     arguments = shlex.split(run)
     assert arguments[0] == "vlm"
-    command = [sys.executable, "-m", "app.cli.main", *arguments[1:]]
+    command = [sys.executable, "-m", "vlm_app.cli.main", *arguments[1:]]
     environment = {**os.environ, "VLM_CACHE": str(tmp_path)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
@@ -55,14 +55,14 @@ def test_what_pip_installs_is_complete(tmp_path):
     assert done.returncode == 0, done.stderr
     [wheel] = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for package in ("vlm", "visual_engines", "llm_engines", "app"):
-        for file in (ROOT / package).rglob("*.py"):
-            assert file.relative_to(ROOT).as_posix() in names
+    for folder, package in PACKAGES.items():
+        for file in (ROOT / folder).rglob("*.py"):
+            assert f"{package}/{file.relative_to(ROOT / folder).as_posix()}" in names
     for file in (ROOT / "vlm" / "assets").rglob("*"):
         assert not file.is_file() or file.relative_to(ROOT).as_posix() in names
     for file in (ROOT / "examples").iterdir():
-        assert f"app/demo/examples/{file.name}" in names
-    assert not [name for name in names if name.startswith(("tests", "training"))]
+        assert f"vlm_app/demo/examples/{file.name}" in names
+    assert not [name for name in names if name.startswith(("tests", "training", "app"))]
 
 
 def test_the_second_command_is_what_ci_runs():
@@ -71,7 +71,7 @@ def test_the_second_command_is_what_ci_runs():
 
 
 def test_the_speed_table_comes_from_the_committed_results():
-    from app.bench.table import load, markdown
+    from vlm_app.bench.table import load, markdown
 
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
     assert files and section("bench") == markdown(load(files)).strip()
@@ -88,7 +88,7 @@ def test_the_readmes_text_commands_run(verb, tmp_path):
     arguments = shlex.split(line, comments=True)[1:]
     arguments = [str(tmp_path / "states.npz") if argument == "states.npz" else argument for argument in arguments]
     environment = {**os.environ, "VLM_CACHE": str(tmp_path)}
-    command = [sys.executable, "-m", "app.cli.main", *arguments]
+    command = [sys.executable, "-m", "vlm_app.cli.main", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
     shown = {"translate": "Das alte Schiff ist klein.", "summarize": "Event: poetry reading", "eval": "100.00%"}

@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
+from vlm_app.server.config import ServerConfig
+from vlm_app.server.run import run
 
-from app.server.config import ServerConfig
-from app.server.run import run
 from tests.server_kit import load, serving, until
 
 

@@ -74,7 +74,7 @@ def test_the_page_has_something_of_each():
 
 def test_limits_are_options_of_the_command():
     environment = {**os.environ, "COLUMNS": "200"}
-    command = [sys.executable, "-m", "app.cli.main"]
+    command = [sys.executable, "-m", "vlm_app.cli.main"]
     helps = [
         subprocess.run(
             [*command, verb, "--help"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
@@ -87,8 +87,8 @@ def test_limits_are_options_of_the_command():
 
 
 def test_metrics_and_tensors_are_those_of_the_server(address):
-    from app.server.metrics import Metrics
-    from app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
+    from vlm_app.server.metrics import Metrics
+    from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
 
     metrics = Metrics()
     metrics.watch(dict)

@@ -16,9 +16,9 @@ import openai
 import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
+from vlm_app.cli.serve import _named
+from vlm_app.server.config import ServerConfig
 
-from app.cli.serve import _named
-from app.server.config import ServerConfig
 from tests.prompted_kit import call
 from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
 from vlm.errors import ImageError, InputError
@@ -254,10 +254,10 @@ def test_the_command_says_what_is_wrong(monkeypatch):
         port = str(taken.getsockname()[1])
         assert "give another --host or --port" in refused("mini-t5", "--device", "cpu", "--port", port)
     assert "cannot be listened at" in refused("mini-t5", "--device", "cpu", "--host", "no.such.host.invalid")
-    for module in [name for name in sys.modules if name.startswith("app.server.run")]:
+    for module in [name for name in sys.modules if name.startswith("vlm_app.server.run")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert "pip install 'vlm[serve]'" in refused("mini-t5")
+    assert "pip install 'vlm-runtime[serve]'" in refused("mini-t5")
 
 
 @pytest.mark.slow

@@ -19,9 +19,10 @@ from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from app.server.control import Repositories
-from app.server.loading import Loader
-from app.server.repository import Entry, scan
+from vlm_app.server.control import Repositories
+from vlm_app.server.loading import Loader
+from vlm_app.server.repository import Entry, scan
+
 from tests.prompted_kit import call
 from tests.s3_kit import store
 from tests.server_kit import alone, load, serving, until
@@ -163,7 +164,7 @@ def test_the_command_tells_of_broken_models_and_serves_the_others(exported, tmp_
         announce("http://here")
         return "the engine of hf has broken: device lost"
 
-    monkeypatch.setattr("app.server.run.run", stands_in)
+    monkeypatch.setattr("vlm_app.server.run.run", stands_in)
     result = call("serve", "mini=mini-t5", "--model-repository", models, "--device", "cpu", "--warm-up")
     assert result.exit_code == 70 and "hf has broken: device lost; start the server again." in result.stderr
     assert seen["pipelines"].keys() == {"mini", "mini-t5", "hf"} and seen["config"].exit_when_broken

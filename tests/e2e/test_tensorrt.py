@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm[tensorrt-rtx]'")
+pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm-runtime[tensorrt-rtx]'")
 
 from typer.testing import CliRunner
+from vlm_app.cli.main import app
 
 import vlm
-from app.cli.main import app
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.parity import test_vila as vila

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 from typer.testing import CliRunner
+from vlm_app.cli.main import app
 
-from app.cli.main import app
 from vlm.processing.tokenization import Tokenizer
 from vlm.resolve import packaged_models
 

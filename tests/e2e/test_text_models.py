@@ -9,9 +9,9 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 from typer.testing import CliRunner
+from vlm_app.cli.main import app
 
 import vlm
-from app.cli.main import app
 from tests import tiny
 
 WORDS = [f"w{i}" for i in range(50)]

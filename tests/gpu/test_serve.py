@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-pytest.importorskip("fastapi", reason="needs pip install 'vlm[serve]'")
-pytest.importorskip("uvicorn", reason="needs pip install 'vlm[serve]'")
+pytest.importorskip("fastapi", reason="needs pip install 'vlm-runtime[serve]'")
+pytest.importorskip("uvicorn", reason="needs pip install 'vlm-runtime[serve]'")
 pytest.importorskip("openai", reason="openai's client asks the server")
 
 import vlm

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from vlm_app.cli.main import main
 
 import vlm
-from app.cli.main import main
 from llm_engines.converters.fairseq import parse
 from tests.fairseq_kit import Published
 from vlm.compile.builder import build_engine, convert_folder

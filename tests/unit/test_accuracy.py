@@ -7,8 +7,8 @@ import json
 
 import pytest
 import torch
+from vlm_app import accuracy
 
-from app import accuracy
 from tests import tiny
 from tests.engines import pipeline
 from vlm.errors import InputError

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from vlm_app.bench import floor, measure, session, table
+from vlm_app.bench.config import BenchConfig
+from vlm_app.cli.main import main
 
-from app.bench import floor, measure, session, table
-from app.bench.config import BenchConfig
-from app.cli.main import main
 from tests import tiny
 from vlm.compile.builder import build_engine, random_checkpoint
 from vlm.config import BuildConfig
@@ -72,8 +72,9 @@ def test_without_hugging_face_and_limits(arch):
 
 def test_both_systems_get_the_same_weights(arch, tmp_path):
     """The baseline is no straw man: greedy tokens of one image are the same."""
-    from app.bench.huggingface import Baseline
-    from app.bench.subject import prepare
+    from vlm_app.bench.huggingface import Baseline
+    from vlm_app.bench.subject import prepare
+
     from vlm.compile.engine_dir import EngineDir
 
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")

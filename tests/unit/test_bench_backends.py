@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
-from app.bench import session, table
-from app.bench.clock import in_turns
+from vlm_app.bench import session, table
+from vlm_app.bench.clock import in_turns
+
 from tests import tiny
 from tests.prompted_kit import call
 

@@ -7,14 +7,14 @@ import json
 
 import pytest
 import torch
+from vlm_app.bench import prompt as prompts
+from vlm_app.bench import random_model, session, subject
+from vlm_app.bench.config import PromptBenchConfig
+from vlm_app.bench.floor import decode_floor
+from vlm_app.bench.huggingface import PromptBaseline
+from vlm_app.bench.vila import Vila
+from vlm_app.cli.main import main
 
-from app.bench import prompt as prompts
-from app.bench import random_model, session, subject
-from app.bench.config import PromptBenchConfig
-from app.bench.floor import decode_floor
-from app.bench.huggingface import PromptBaseline
-from app.bench.vila import Vila
-from app.cli.main import main
 from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, InputError, LimitError

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from vlm_app.bench import random_model, session, subject, table
+from vlm_app.bench.config import TextBenchConfig, Workload
+from vlm_app.bench.csv_rows import csv_rows
+from vlm_app.bench.floor import decode_floor
+from vlm_app.bench.huggingface import TextBaseline
+from vlm_app.bench.subject import prepare
+from vlm_app.bench.text import random_texts
+from vlm_app.cli.main import main
 
-from app.bench import random_model, session, subject, table
-from app.bench.config import TextBenchConfig, Workload
-from app.bench.csv_rows import csv_rows
-from app.bench.floor import decode_floor
-from app.bench.huggingface import TextBaseline
-from app.bench.subject import prepare
-from app.bench.text import random_texts
-from app.cli.main import main
 from tests import tiny
 from vlm.compile.builder import build_engine, random_checkpoint
 from vlm.config import BuildConfig

@@ -10,9 +10,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from vlm_app.cli.main import main
 
 import vlm
-from app.cli.main import main
 from tests.unit import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
 from vlm.runtime.request import SamplingParams
@@ -100,7 +100,7 @@ def _modules_after(code):
 
 def test_help_and_import_load_nothing_heavy():
     assert _modules_after("import vlm") == "[]"
-    code = "import sys; from app.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys; from vlm_app.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'transformers', 'PIL', 'numpy') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"
 
@@ -154,7 +154,7 @@ def test_run_takes_texts_or_images(cli, loads, monkeypatch):
 
 
 def test_stdout_is_utf8_in_any_locale():
-    code = "from app.cli import main as m; m._write_utf8(); print('ü', end='')"
+    code = "from vlm_app.cli import main as m; m._write_utf8(); print('ü', end='')"
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     assert subprocess.check_output([sys.executable, "-c", code], env=environment) == "ü".encode()
 
@@ -233,7 +233,7 @@ def test_debug_shows_the_traceback(monkeypatch):
 
 
 def test_closed_stdout_is_no_error():
-    code = "import sys; from app.cli.main import main; main(['models', '--json'])"
+    code = "import sys; from vlm_app.cli.main import main; main(['models', '--json'])"
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from vlm_app.cli.main import main
+from vlm_app.demo import examples
+from vlm_app.demo.config import DemoConfig
+from vlm_app.demo.models import ASK, PACKAGED, READ, WRITE, models_of, tab_of
 
-from app.cli.main import main
-from app.demo import examples
-from app.demo.config import DemoConfig
-from app.demo.models import ASK, PACKAGED, READ, WRITE, models_of, tab_of
 from vlm import registry
 from vlm.errors import InputError
 from vlm.resolve import packaged_models
@@ -61,10 +61,10 @@ def test_a_free_port_is_found():
 
 
 def test_without_gradio_the_command_says_what_to_install(monkeypatch, capsys):
-    for name in [name for name in sys.modules if name.startswith("app.demo.")]:
+    for name in [name for name in sys.modules if name.startswith("vlm_app.demo.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--port", "0"])
     assert stopped.value.code == 2
-    assert capsys.readouterr().err == "vlm: vlm demo needs the package gradio: pip install 'vlm[demo]'.\n"
+    assert capsys.readouterr().err == "vlm: vlm demo needs the package gradio: pip install 'vlm-runtime[demo]'.\n"

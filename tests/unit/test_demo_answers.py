@@ -8,13 +8,14 @@ import pytest
 
 from tests.demo_kit import EXAMPLES
 
-pytest.importorskip("gradio", reason="pip install 'vlm[demo]'")
+pytest.importorskip("gradio", reason="pip install 'vlm-runtime[demo]'")
 
-from app.demo import documents
-from app.demo.answers import Clock
-from app.demo.ask import AskTab, Turn, input_of
-from app.demo.parts import given
-from app.demo.write import WriteTab
+from vlm_app.demo import documents
+from vlm_app.demo.answers import Clock
+from vlm_app.demo.ask import AskTab, Turn, input_of
+from vlm_app.demo.parts import given
+from vlm_app.demo.write import WriteTab
+
 from vlm import registry
 from vlm.errors import DocumentError, ImageError, InputError
 
@@ -27,7 +28,7 @@ def piece(*token_ids: int, reason: str | None = None, of: int = 0):
 @pytest.fixture
 def clock(monkeypatch):
     times = iter((0.0, 0.25, 2.25))
-    monkeypatch.setattr("app.demo.answers.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("vlm_app.demo.answers.time.perf_counter", lambda: next(times))
     return Clock()
 
 

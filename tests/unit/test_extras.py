@@ -9,8 +9,8 @@ import pytest
 from tests.prompted_kit import call
 
 ABSENT = {
-    "export-triton": (("google", "google.protobuf", "tritonclient", "tritonclient.grpc"), "vlm[triton]"),
-    "build": (("onnx", "onnxscript", "onnxruntime"), "vlm[onnx]"),
+    "export-triton": (("google", "google.protobuf", "tritonclient", "tritonclient.grpc"), "vlm-runtime[triton]"),
+    "build": (("onnx", "onnxscript", "onnxruntime"), "vlm-runtime[onnx]"),
 }
 
 

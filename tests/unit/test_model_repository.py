@@ -8,11 +8,12 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
+from vlm_app.server import loading
+from vlm_app.server.control import Repositories
+from vlm_app.server.loading import Loader
+from vlm_app.server.repository import Entry, scan
+
 import vlm
-from app.server import loading
-from app.server.control import Repositories
-from app.server.loading import Loader
-from app.server.repository import Entry, scan
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, VlmError
 

@@ -11,16 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image
+from vlm_app.ocr import sources, writers
+from vlm_app.ocr.config import JobConfig
+from vlm_app.ocr.job import Job
+from vlm_app.ocr.ledger import Ledger, Page
+from vlm_app.ocr.pages import OpenDocument, PageInput, check_pages, selected
+from vlm_app.ocr.reader import PipelineReader
+from vlm_app.ocr.report import Failure
+from vlm_app.ocr.sources import Source, find_documents, plan_outputs
+from vlm_app.ocr.writers import About, Draft
 
-from app.ocr import sources, writers
-from app.ocr.config import JobConfig
-from app.ocr.job import Job
-from app.ocr.ledger import Ledger, Page
-from app.ocr.pages import OpenDocument, PageInput, check_pages, selected
-from app.ocr.reader import PipelineReader
-from app.ocr.report import Failure
-from app.ocr.sources import Source, find_documents, plan_outputs
-from app.ocr.writers import About, Draft
 from vlm.errors import DocumentError, ImageError, InputError
 
 

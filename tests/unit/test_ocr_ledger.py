@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from vlm_app.ocr.config import JobConfig
+from vlm_app.ocr.ledger import Ledger
+from vlm_app.ocr.report import Failure, Summary, live, totals
+from vlm_app.ocr.state import ledger_of
 
-from app.ocr.config import JobConfig
-from app.ocr.ledger import Ledger
-from app.ocr.report import Failure, Summary, live, totals
-from app.ocr.state import ledger_of
 from tests.unit.test_ocr import FakePipeline, image, outputs, pages, run
 from vlm.errors import ConfigError, DocumentError, ImageError, InputError
 
@@ -147,7 +147,7 @@ def test_wrong_settings(wrong):
     with pytest.raises(InputError, match=r"--(retries|max-page-error-rate) is"):
         JobConfig(**wrong)
     with pytest.raises(ConfigError, match="--workers is -1"):
-        from app.ocr.engines import EngineConfig
+        from vlm_app.ocr.engines import EngineConfig
 
         EngineConfig(Path("engine"), "model", "float32", ("cpu",), workers=-1)
 
@@ -206,7 +206,7 @@ def test_all_or_nothing(tmp_path):
 
 
 def _seen():
-    from app.storage import Seen
+    from vlm_app.storage import Seen
 
     return Seen("1", "2026-01-01")
 

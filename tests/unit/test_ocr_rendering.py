@@ -6,9 +6,9 @@ import multiprocessing
 from contextlib import closing
 
 import pytest
+from vlm_app.ocr.pages import InProcess, PageInput
+from vlm_app.ocr.render_pool import RenderPool
 
-from app.ocr.pages import InProcess, PageInput
-from app.ocr.render_pool import RenderPool
 from tests.unit.test_ocr import image, pages
 from vlm.errors import DocumentError, ImageError
 

@@ -8,11 +8,11 @@ import uuid
 from pathlib import Path
 
 import pytest
+from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable
+from vlm_app.ocr.pages import OpenDocument
+from vlm_app.ocr.sources import Shard, Target, find_documents, plan_outputs
+from vlm_app.storage import digest, files_below, location, remove, seen, write_atomic
 
-from app.ocr.events import Opened, PageFailed, PageRead, Unreadable
-from app.ocr.pages import OpenDocument
-from app.ocr.sources import Shard, Target, find_documents, plan_outputs
-from app.storage import digest, files_below, location, remove, seen, write_atomic
 from tests.unit.test_ocr import image
 from vlm.errors import DocumentError, InputError
 
@@ -95,7 +95,7 @@ def test_parts_are_disjoint_whole_and_stable():
 
 # --- news ---
 def test_pages_wait_for_their_document():
-    from app.ocr.cluster import _opened_first
+    from vlm_app.ocr.cluster import _opened_first
 
     opened = Opened(1, 2, (0, 1), "x")
     page, failed = PageRead(1, 0, "a", "a", "eos", 1), PageFailed(1, 1, "damaged", "b")
@@ -106,7 +106,8 @@ def test_pages_wait_for_their_document():
 def test_a_device_that_ends_is_one_sentence():
     from multiprocessing import get_context
 
-    from app.ocr.devices import _Device
+    from vlm_app.ocr.devices import _Device
+
     from vlm.errors import EngineError
 
     ours, theirs = get_context("spawn").Pipe()

@@ -195,7 +195,9 @@ def test_what_cannot_be_run_is_said(llama, tmp_path, monkeypatch):
     with pytest.raises(EngineError, match="was exported by another version of vlm; rebuild the engine"):
         OnnxGraph(path, dataclasses.replace(io, inputs=io.inputs[1:]))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EngineError, match=r"needs onnx, onnxscript, onnxruntime; run: pip install 'vlm\[onnx\]'"):
+    with pytest.raises(
+        EngineError, match=r"needs onnx, onnxscript, onnxruntime; run: pip install 'vlm-runtime\[onnx\]'"
+    ):
         build_engine(Checkpoint.open(engine.path.parent / "checkpoint"), tmp_path / "e", engine.build)
 
 
@@ -208,7 +210,7 @@ def test_what_auto_takes(monkeypatch):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(backends, "version", missing)
-    assert backends.pick("cpu") == ("torch", "onnxruntime is not installed: pip install 'vlm[onnx]'")
+    assert backends.pick("cpu") == ("torch", "onnxruntime is not installed: pip install 'vlm-runtime[onnx]'")
 
 
 # --- verbs ---

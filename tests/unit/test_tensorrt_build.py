@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("onnx", reason="needs pip install 'vlm[onnx]'")
-pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm[tensorrt-rtx]'")
+pytest.importorskip("onnx", reason="needs pip install 'vlm-runtime[onnx]'")
+pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm-runtime[tensorrt-rtx]'")
 
 from tests.unit import trt_kit
 from vlm.compile.plan_info import PlanInfo

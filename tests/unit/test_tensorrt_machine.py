@@ -34,9 +34,11 @@ def test_the_full_library_unless_only_the_other_can(asked, gpu, name):
 
 
 def test_no_library_at_all():
-    with pytest.raises(EngineError, match=r"pip install 'vlm\[tensorrt-rtx\]'.*pip install 'vlm\[tensorrt\]'"):
+    with pytest.raises(
+        EngineError, match=r"pip install 'vlm-runtime\[tensorrt-rtx\]'.*pip install 'vlm-runtime\[tensorrt\]'"
+    ):
         library_for((), None, {})
-    with pytest.raises(EngineError, match=r"^tensorrt is not installed; pip install 'vlm\[tensorrt\]'\.$"):
+    with pytest.raises(EngineError, match=r"^tensorrt is not installed; pip install 'vlm-runtime\[tensorrt\]'\.$"):
         named(FULL, {RTX: RTX_LIBRARY})
     assert named(RTX, BOTH) is RTX_LIBRARY
 
@@ -60,12 +62,12 @@ def test_targets(library, asked, gpu, targets):
     ("library", "asked", "gpu", "reason"),
     [
         (RTX_LIBRARY, ("sm80", "sm90"), None, r"tensorrt_rtx 1.7.1 does not build for sm90, it builds for sm75, sm80"),
-        (RTX_LIBRARY, (), "sm90", r"does not build for sm90.*pip install 'vlm\[tensorrt\]'"),
+        (RTX_LIBRARY, (), "sm90", r"does not build for sm90.*pip install 'vlm-runtime\[tensorrt\]'"),
         (
             FULL_LIBRARY,
             (),
             None,
-            r"a machine with an NVIDIA GPU, there is none here.*pip install 'vlm\[tensorrt-rtx\]'",
+            r"a machine with an NVIDIA GPU, there is none here.*pip install 'vlm-runtime\[tensorrt-rtx\]'",
         ),
         (FULL_LIBRARY, ("sm80",), "sm90", r"the GPU that it runs on \(sm90\), not for sm80"),
     ],
@@ -100,7 +102,9 @@ def test_what_can_be_imported(monkeypatch):
     fake = ModuleType("a_fake_trt")
     fake.__version__ = "9.9"
     monkeypatch.setitem(sys.modules, "a_fake_trt", fake)
-    with pytest.raises(EngineError, match=r"tensorrt_rtx 9.9 is too old.*pip install --upgrade 'vlm\[tensorrt-rtx\]'"):
+    with pytest.raises(
+        EngineError, match=r"tensorrt_rtx 9.9 is too old.*pip install --upgrade 'vlm-runtime\[tensorrt-rtx\]'"
+    ):
         installed()
     fake.IKVCacheUpdateLayer = fake.CausalMaskKind = object
     assert versions() == {RTX: "9.9"}
@@ -113,7 +117,9 @@ def test_a_library_that_does_not_load(monkeypatch, tmp_path, line):
     (tmp_path / "a_broken_trt.py").write_text(line)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(trt_library, "MODULES", {FULL: ("a_broken_trt",)})
-    with pytest.raises(EngineError, match=r"tensorrt is installed but does not load.*pip install 'vlm\[tensorrt\]'"):
+    with pytest.raises(
+        EngineError, match=r"tensorrt is installed but does not load.*pip install 'vlm-runtime\[tensorrt\]'"
+    ):
         installed()
 
 
@@ -158,7 +164,7 @@ def test_no_gpu():
 def test_rtx_does_not_run_on_hopper():
     said = refusal(info(targets=("sm90",)), Machine("sm90", {RTX: "1.7.1"}))
     assert "tensorrt_rtx does not run on sm90 (H100, H200)" in said
-    assert "rebuild it: pip install 'vlm[tensorrt]' and then vlm build" in said and "--target sm90" in said
+    assert "rebuild it: pip install 'vlm-runtime[tensorrt]' and then vlm build" in said and "--target sm90" in said
 
 
 def test_other_libraries():
@@ -166,7 +172,9 @@ def test_other_libraries():
     other = refusal(info(), Machine("sm86", {FULL: "11.4.0"}))
     assert "built by tensorrt_rtx 1.7.1, which is not installed" in other and "pip install" not in other
     none = refusal(info(targets=("sm89",)), Machine("sm86", {}))
-    assert "for sm89, this GPU is sm86; it was built by" in none and "pip install 'vlm[tensorrt]' and then" in none
+    assert (
+        "for sm89, this GPU is sm86; it was built by" in none and "pip install 'vlm-runtime[tensorrt]' and then" in none
+    )
 
 
 def test_the_manifest_keeps_it():

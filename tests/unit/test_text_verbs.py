@@ -9,14 +9,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from vlm_app.cli import text_options
+from vlm_app.text import scores
+from vlm_app.text.evaluation import Run, agreement
+from vlm_app.text.job import TextJob, in_order
+from vlm_app.text.pairs import read_pairs
+from vlm_app.text.sources import Item, from_arguments, from_file, one_text
+from vlm_app.text.tasks import summary, translation
 
-from app.cli import text_options
-from app.text import scores
-from app.text.evaluation import Run, agreement
-from app.text.job import TextJob, in_order
-from app.text.pairs import read_pairs
-from app.text.sources import Item, from_arguments, from_file, one_text
-from app.text.tasks import summary, translation
 from vlm.errors import InputError
 from vlm.pipeline import Output
 
@@ -239,7 +239,7 @@ def test_scores():
 ])  # fmt: skip
 def test_a_missing_library_is_said(monkeypatch, metric, module, package):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(InputError, match=rf"^{package} is not installed; pip install 'vlm\[eval\]'"):
+    with pytest.raises(InputError, match=rf"^{package} is not installed; pip install 'vlm-runtime\[eval\]'"):
         scores.check_installed(("exact", metric))
     scores.check_installed(("exact",))
 
@@ -256,8 +256,7 @@ def test_agreement_counts_texts_and_tokens():
 )  # fmt: skip
 def test_thresholds(capsys, found, asked, says):
     import typer
-
-    from app.cli.eval import _judge
+    from vlm_app.cli.eval import _judge
 
     if says is None:
         _judge(found, asked)

@@ -20,7 +20,7 @@ TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.i
 def require(*packages: str) -> None:
     """EngineError with the command that installs what is missing."""
     if absent := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise EngineError(f"the onnxruntime backend needs {listed(absent)}; run: pip install 'vlm[onnx]'.")
+        raise EngineError(f"the onnxruntime backend needs {listed(absent)}; run: pip install 'vlm-runtime[onnx]'.")
 
 
 class OnnxGraph:

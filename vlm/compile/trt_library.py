@@ -16,7 +16,7 @@ from vlm.errors import EngineError
 FULL, RTX = "tensorrt", "tensorrt_rtx"
 MODULES = {FULL: ("tensorrt",), RTX: ("tensorrt_rtx", "tensorrt_rtx_bindings")}
 NEEDED = ("IKVCacheUpdateLayer", "CausalMaskKind")  # since TensorRT 11.0, and RTX 1.7 at the latest
-PIP = {FULL: "pip install 'vlm[tensorrt]'", RTX: "pip install 'vlm[tensorrt-rtx]'"}
+PIP = {FULL: "pip install 'vlm-runtime[tensorrt]'", RTX: "pip install 'vlm-runtime[tensorrt-rtx]'"}
 
 
 @dataclass(frozen=True)
