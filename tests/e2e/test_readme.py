@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = {"vlm": "vlm", "visual_engines": "visual_engines", "llm_engines": "llm_engines", "app": "vlm_app"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
