@@ -15,7 +15,7 @@ WORDS = [f"w{i}" for i in range(36)]
 class Published:
     """A state dict under FairSeq's names, written as its modules save them."""
 
-    def __init__(self, seed: int = 0, **options):
+    def __init__(self, seed: int = 0, entries: list[str] | None = None, **options):
         self.options = {
             "arch": "transformer", "source_lang": "en", "target_lang": "fr", "encoder_embed_dim": 16,
             "encoder_ffn_embed_dim": 24, "encoder_layers": 2, "encoder_attention_heads": 2, "decoder_embed_dim": 16,
@@ -25,9 +25,10 @@ class Published:
             "share_decoder_input_output_embed": False, "max_source_positions": 60, "max_target_positions": 50,
         } | options  # fmt: skip
         self.generator = torch.Generator().manual_seed(seed)
-        self.sizes = {"encoder": len(WORDS) + 4, "decoder": len(WORDS) + 4}
+        self.entries = WORDS if entries is None else entries
+        self.sizes = {"encoder": len(self.entries) + 4, "decoder": len(self.entries) + 4}
         if not self.options["share_all_embeddings"] and options.get("separate"):
-            self.sizes["decoder"] = len(WORDS) - 6
+            self.sizes["decoder"] = len(self.entries) - 6
         self.state: dict[str, torch.Tensor] = {}
         for side in ("encoder", "decoder"):
             self._side(side)
@@ -177,9 +178,9 @@ class Published:
             content = {"args": argparse.Namespace(**options)}
         torch.save(content | {"model": state, "extra_state": {"epoch": 3}}, folder / "model.pt")
         for side, language in (("encoder", "en"), ("decoder", "fr")):
-            entries = WORDS[: self.sizes[side] - 4]
+            entries = self.entries[: self.sizes[side] - 4]
             (folder / f"dict.{language}.txt").write_text(
-                "".join(f"{word} {99 - i}\n" for i, word in enumerate(entries))
+                "".join(f"{word} {999 - i}\n" for i, word in enumerate(entries))
             )
         return folder
 
