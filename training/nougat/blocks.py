@@ -167,7 +167,10 @@ def table(page: Page, texts: list[list[list[str]]]) -> bool:
         [[page.plain(t, head if i == 0 else "regular") for t in cell] for cell in row] for i, row in enumerate(texts)
     ]
     breadth = lambda cell: sum(w.width for w in cell) + space * (len(cell) - 1)  # noqa: E731
-    pad, height = rng.uniform(4, 9), max(page.line_height, page.size * rng.uniform(1.3, 1.7))
+    pad, height = (
+        rng.uniform(4, 9),
+        max(page.line_height, page.size * rng.choice((rng.uniform(1.3, 1.7), rng.uniform(1.3, 2.2)))),
+    )
     widths = [max(breadth(row[c]) for row in grid) + 2 * pad for c in range(columns)]
     free = page.right - page.left - sum(widths)
     if free < 0 or page.y + height * rows > page.height - 4:

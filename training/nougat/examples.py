@@ -28,7 +28,7 @@ def _blank(renderer: Renderer, family: str, size: float, seed: int) -> Page:
     faces = {face: Face(path, SCALE) for face, path in renderer.faces[family].items()}
     page = Page(random.Random(seed), faces, size, WIDTH, HEIGHT)
     page.left, page.right, page.y, page.indent, page.justify, page.curly = 16, WIDTH - 14, 12, 0, False, False
-    page.line_height, page.gap, page.ink = size * 1.35, size * 0.75, 24
+    page.line_height, page.gap, page.ink, page.pen_width = size * 1.35, size * 0.75, 24, 1.0
     page.image.paste(252, (0, 0, *page.image.size))
     return page
 

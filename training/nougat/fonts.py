@@ -49,6 +49,11 @@ def installed(folder: Path = DEFAULT_FOLDER) -> dict[str, dict[str, str]]:
     }
 
 
+def whole_pixels(size: float) -> float:
+    """The size in whole pixels, in half ones where it is small."""
+    return round(size) if size > 20 else round(size * 2) / 2
+
+
 @dataclass(frozen=True)
 class Face:
     """A font file as one page sets it: sizes are the model's pixels, drawn `scale` times as large.
@@ -63,11 +68,11 @@ class Face:
     shaped: bool = False
 
     def pixels(self, size: float) -> float:
-        """The drawn size of a font size, in half pixels."""
-        return round(size * self.scale * 2) / 2
+        """The drawn size of a font size."""
+        return whole_pixels(size * self.scale)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=16384)
 def _font(path: str, pixels: float, engine=ImageFont.Layout.BASIC) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(path, pixels, layout_engine=engine)
 

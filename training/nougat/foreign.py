@@ -10,11 +10,11 @@ None of the training renderer's code draws here: Pillow's own text drawing (as a
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import random
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,78 +150,6 @@ def long_lines(faces: dict, count: int, seed: int) -> list[ForeignPage]:
     return found
 
 
-def reportlab_pages(count: int, seed: int) -> list[ForeignPage]:
-    """ReportLab's own styles on small sheets: titles, paragraphs, lists, tables; rendered by PDFium."""
-    import pypdfium2
-    from reportlab.lib import colors
-    from reportlab.lib.styles import getSampleStyleSheet
-    from reportlab.platypus import ListFlowable, Paragraph, SimpleDocTemplate, Table
-
-    rng, styles, found = random.Random(seed), getSampleStyleSheet(), []
-    for i in range(count):
-        words, size = Words(rng), rng.choice(((298, 420), (283, 425), (306, 396), (320, 320)))
-        face = rng.choice(("Helvetica", "Times-Roman"))
-        body = styles["BodyText"].clone("b", fontSize=12, leading=rng.choice((14.4, 16, 18)), fontName=face)
-        head = styles["Heading1"].clone("h", fontSize=20, leading=24, fontName=f"{face.split('-')[0]}-Bold")
-        parts = []
-        if i % 2:
-            title = " ".join(words.some(2))
-            parts.append((Paragraph(title, head), f"# {title}"))
-        paragraph = words.filling(rng.randint(50, 110))
-        paragraph = rng.choice((paragraph, paragraph.capitalize() + "."))
-        parts.append((Paragraph(paragraph, body), paragraph))
-        if i % 3 == 0:
-            rows = [words.some(2) for _ in range(rng.randint(2, 4))]
-            style = [("GRID", (0, 0), (-1, -1), 0.5, colors.black), ("FONTSIZE", (0, 0), (-1, -1), 12),
-                     ("FONTNAME", (0, 0), (-1, -1), face), ("BOTTOMPADDING", (0, 0), (-1, -1), 6)]  # fmt: skip
-            lines = [f"| {' | '.join(row)} |" for row in rows]
-            parts.append((Table(rows, style=style), "\n".join([lines[0], "| --- | --- |", *lines[1:]])))
-        elif i % 3 == 1:
-            items = [" ".join(words.some(rng.randint(1, 4))) for _ in range(rng.randint(2, 4))]
-            points = [Paragraph(item, body) for item in items]
-            listed = ListFlowable(points, bulletType="bullet", bulletFontSize=12, start="•")
-            parts.append((listed, "\n".join(f"- {item}" for item in items)))
-        else:
-            paragraph = words.filling(rng.randint(40, 90))
-            parts.append((Paragraph(paragraph, body), paragraph))
-        buffer = io.BytesIO()
-        sides = dict.fromkeys(("leftMargin", "rightMargin", "topMargin", "bottomMargin"), 24)
-        SimpleDocTemplate(buffer, pagesize=size, **sides).build([part for part, _ in parts])
-        with pypdfium2.PdfDocument(buffer.getvalue()) as document:
-            image = document[0].render(scale=rng.choice((100, 150, 200)) / 72).to_pil().convert("RGB")
-        found.append(ForeignPage("ReportLab, PDFium", image, "\n\n".join(reads for _, reads in parts)))
-    return found
-
-
-HTML = "<body style='margin:{margin}px;font:{size}px/{leading} {face};background:white'>{body}</body>"
-
-
-def chromium_pages(count: int, seed: int, folder: Path) -> list[ForeignPage]:
-    """Chromium's screenshots of plain HTML."""
-    import subprocess
-
-    rng, found = random.Random(seed), []
-    for i in range(count):
-        words, (width, height) = Words(rng), rng.choice(((816, 1056), (800, 800), (600, 800)))
-        title, paragraphs = " ".join(words.some(2)), [words.filling(rng.randint(40, 100)) for _ in range(2)]
-        body = (f"<h1>{title}</h1>" if i % 2 else "") + "".join(f"<p>{p}</p>" for p in paragraphs)
-        texts = [f"# {title}"] * (i % 2) + paragraphs
-        if i % 3 == 0:
-            items = [" ".join(words.some(3)) for _ in range(2)]
-            body += "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
-            texts.append("\n".join(f"- {item}" for item in items))
-        page, shot = folder / f"{i}.html", folder / f"{i}.png"
-        size = round(rng.uniform(8.5, 11) * max(width, height) / SIDE)
-        page.write_text(HTML.format(margin=rng.randint(16, 60), size=size, leading=rng.choice((1.2, 1.4, 1.6)),
-                                    face=rng.choice(("serif", "sans-serif")), body=body))  # fmt: skip
-        subprocess.run(
-            ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--screenshot={shot}",
-             f"--window-size={width},{height}", page.as_uri()], check=True, capture_output=True, timeout=60,
-        )  # fmt: skip
-        found.append(ForeignPage("HTML, Chromium", Image.open(shot).convert("RGB"), "\n\n".join(texts)))
-    return found
-
-
 def pillow_alone(faces: dict) -> list[ForeignPage]:
     found = issue_pages(faces) + pillow_pages(faces, 48, 21, "Pillow, any size and font")
     return found + own_font_pages(24) + long_lines(faces, 32, 23)
@@ -229,6 +157,8 @@ def pillow_alone(faces: dict) -> list[ForeignPage]:
 
 def pages(faces: dict, folder: Path) -> list[ForeignPage]:
     """All kinds that this machine has the programs for."""
+    from training.nougat.foreign_programs import chromium_pages, reportlab_pages
+
     found = pillow_alone(faces)
     try:
         found += reportlab_pages(36, 24)
@@ -283,8 +213,6 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="writes the pages, texts and readings here")
     parser.add_argument("--card", action="store_true", help="writes the figures into the model's eval.json and card")
     args = parser.parse_args()
-    import tempfile
-
     import vlm
 
     with tempfile.TemporaryDirectory() as folder:

@@ -65,6 +65,7 @@ class Page:
         self.justify = rng.random() < 0.2
         self.indent = rng.choice((0, 0, 0, 0, rng.uniform(8, 16)))
         self.ragged = rng.choice((0.0, 0.0, rng.uniform(0.0, 0.5)))
+        self.pen_width = rng.choice((1.0, rng.uniform(0.25, 1.0)))
         self.curly = rng.random() < 0.3  # typographic quotes, read as plain ones
         self.y = rng.choice((rng.uniform(1, 20), rng.uniform(0.02, 0.2) * height))  # top of the next line
         self.text: list[str] = []
@@ -120,7 +121,7 @@ class Page:
 
     def stroke(self, x0: float, y0: float, x1: float, y1: float) -> None:
         s = self.scale
-        self.pen.line((x0 * s, y0 * s, x1 * s, y1 * s), fill=self.ink, width=max(1, round(s)))
+        self.pen.line((x0 * s, y0 * s, x1 * s, y1 * s), fill=self.ink, width=max(1, round(s * self.pen_width)))
 
     def _read(self, character: str, x: float, y: float) -> None:
         self.emit(character, (x, y))

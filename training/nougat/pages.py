@@ -83,9 +83,9 @@ def _scale(rng: random.Random) -> float:
 
 
 def _font_size(rng: random.Random, scale: float) -> float:
-    """In the model's pixels; whole or half pixels of the drawing. Text below 7 pixels cannot be read."""
+    """In the model's pixels; whole or half pixels of the drawing. Text much smaller cannot be read."""
     size = rng.uniform(7.4, 11.5) if rng.random() < 0.55 else rng.uniform(11, 17)
-    return max(7, round(size * scale * 2) / 2 / scale)
+    return fonts.whole_pixels(size * scale) / scale
 
 
 STAGES = (0.02, 0.045, 0.09)  # of the schedule
