@@ -48,25 +48,24 @@ def load(
     engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
     vlm.backends.pick takes; None: an engine's own, else torch. Raises a VlmError with one sentence.
     """
+    runtime = replace(runtime or RuntimeConfig(device=device), max_batch_size=max_batch_size)
+    limits = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
+    found = {"dtype": dtype, "max_batch_size": max_batch_size, **limits, "backend": backend, "cache_dir": cache_dir}
+    path = engine_of(model, resolve_device(runtime.device).type, progress=progress, **found)
+    return Pipeline(EngineDir.open(path).limited(**limits), runtime)
+
+
+def engine_of(
+    model: str | Path, on: str, *, dtype: str | None = None, backend: str | None = None, **options: Any
+) -> Path:
+    """Returns the engine directory that `load` takes for a model `on` cpu or cuda, built where it is not yet; `options`
+    are those of resolve."""
     from vlm.resolve import resolve
 
-    runtime = replace(runtime or RuntimeConfig(device=device), max_batch_size=max_batch_size)
-    on = resolve_device(runtime.device).type
     if backend == "auto":
         backend = None if kind_of(model) == "engine" else pick(on, dtype).name
     default = "bfloat16" if on == "cuda" and backend != "onnxruntime" else "float32"
-    path = resolve(
-        model,
-        dtype=dtype,
-        default_dtype=default,
-        max_batch_size=max_batch_size,
-        max_seq_len=max_seq_len,
-        max_encoder_input_len=max_encoder_input_len,
-        backend=backend,
-        cache_dir=cache_dir,
-        progress=progress,
-    )
-    return Pipeline(EngineDir.open(path), runtime)
+    return resolve(model, dtype=dtype, default_dtype=default, backend=backend, **options)
 
 
 class Pipeline:
