@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from llm_engines.converters.fairseq_file import read_checkpoint, weights_file
+from llm_engines.converters.fairseq_languages import MBART, LanguageTokens
 from llm_engines.converters.fairseq_tokenizer import (
     CODES,
     SENTENCEPIECE,
@@ -34,6 +35,7 @@ from vlm.registry import model_spec
 from vlm.weights import TensorSource
 
 WANTED = re.compile(rf".+\.pt|dict(\..+)?\.txt|{CODES.pattern}|{SENTENCEPIECE.pattern}")  # of an archive's files
+GENERATION = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 MODELS = {"encoder": "bart-encoder", "decoder": "bart"}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 # options that change the maths and that nothing here honours, and the values that ask for nothing
@@ -60,7 +62,8 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None, tokeni
     options |= languages(folder, options)
     text = TextFiles.from_folder(folder, options, tokenizer)
     Moses.from_config(text.moses)  # says that it is not installed before the work
-    dictionaries = {side: read_dictionary(folder, options, side) for side in MODELS}
+    tokens = LanguageTokens.from_options(options)
+    dictionaries = {side: read_dictionary(folder, options, side, tokens) for side in MODELS}
     state = modern(state)
     configs = {side: parse(options, side, len(dictionaries[side]), version(state, side)) for side in MODELS}
     roles = _convert_roles(state, configs, folder)
@@ -69,9 +72,11 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None, tokeni
             Path(out),
             family="fairseq",
             roles=roles,
-            generation={"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
+            generation=GENERATION | (tokens.generation(dictionaries["decoder"]) if tokens else {}),
             source=f"{source.resolve().name}, {weights.name}; texts: {text.summary}",
-            processor_files=tokenizer_files(folder, dictionaries["encoder"], dictionaries["decoder"], Path(made), text),
+            processor_files=tokenizer_files(
+                folder, dictionaries["encoder"], dictionaries["decoder"], Path(made), text, tokens
+            ),
             progress=progress,
         )
 
@@ -98,21 +103,15 @@ KINDS = {
 
 
 def check_kind(options: dict[str, Any], folder: Path) -> None:
-    """Raises ConfigError that names a network, or a way to name languages, that is not a translation transformer's."""
+    """Raises ConfigError that names a network which is no translation transformer."""
     arch = str(options.get("arch") or options.get("_name") or "transformer")
     known = sorted((name for name in KINDS if arch.startswith(name)), key=len)
+    if arch.startswith("mbart") and options.get("task") == MBART:
+        return
     if known or not arch.startswith("transformer"):
         what = f", {KINDS[known[-1]]}" if known else ""
         raise ConfigError(
             f"{folder} cannot be run: its arch is {arch!r}{what}; supported are translation transformers."
-        )
-    named = [name for name in ("langs", "lang_pairs", "lang_dict") if options.get(name)]
-    tags = [name for name in ("encoder_langtok", "decoder_langtok", "langtoks", "prepend_bos") if options.get(name)]
-    if (named and tags) or str(options.get("task") or "").startswith("multilingual"):
-        raise ConfigError(
-            f"{folder} translates between many languages ({listed(named + tags)} in its options); of FairSeq's models"
-            " those of one pair are read: give the Hugging Face conversion (facebook/m2m100_418M,"
-            " facebook/mbart-large-50-many-to-many-mmt)."
         )
 
 

@@ -49,14 +49,14 @@ def _bpe(model: dict[str, Any], entries: list[str], control: set[str]) -> dict[s
     return found | {model["unk_token"]: UNKNOWN_ID}
 
 
-def target_tokenizer(entries: list[str]) -> str:
-    """Turns ids into text: pieces are joined, `▁` is a blank."""
+def target_tokenizer(entries: list[str], languages: list[str]) -> str:
+    """Turns ids into text: pieces are joined, `▁` is a blank, the tokens of languages are left out."""
     from tokenizers import Tokenizer, decoders, models
 
     special = entries[: UNKNOWN_ID + 1]
     vocabulary = {entry: i for i, entry in reversed(list(enumerate(entries)))}
     vocabulary |= {entry: i for i, entry in enumerate(special)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, special[UNKNOWN_ID]))
-    tokenizer.add_special_tokens(special)
+    tokenizer.add_special_tokens([*special, *languages])
     tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace(BLANK, " "), decoders.Strip(" ", 1, 0)])
     return tokenizer.to_str()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_engines.converters.fairseq_languages import LanguageTokens
 from llm_engines.converters.fairseq_sentencepiece import source_tokenizer, target_tokenizer
 from vlm.errors import CheckpointError, ConfigError, VlmWarning, listed
 
@@ -90,8 +91,10 @@ def languages(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(("source_lang", "target_lang"), pair, strict=True))
 
 
-def read_dictionary(folder: Path, options: dict[str, Any], side: str) -> list[str]:
-    """The entries in the order of their ids, the special ones first."""
+def read_dictionary(
+    folder: Path, options: dict[str, Any], side: str, tokens: LanguageTokens | None = None
+) -> list[str]:
+    """The entries in the order of their ids, the special ones first, the languages' last."""
     language = options.get("source_lang" if side == "encoder" else "target_lang")
     path = _dictionary_file(folder, language, side)
     entries = list(SPECIAL)
@@ -104,7 +107,7 @@ def read_dictionary(folder: Path, options: dict[str, Any], side: str) -> list[st
         if line.strip() and (not blank or not count.isdigit()):
             raise CheckpointError(f"{path} line {number} is no dictionary entry (a token, a blank, a count).")
         entries += [entry] if line.strip() else []
-    return entries
+    return [*entries, *(token for token in (tokens.added if tokens else ()) if token not in entries)]
 
 
 def _dictionary_file(folder: Path, language: str | None, side: str) -> Path:
@@ -119,13 +122,18 @@ def _dictionary_file(folder: Path, language: str | None, side: str) -> Path:
 
 
 def tokenizer_files(
-    folder: Path, source: list[str], target: list[str], made: Path, text: TextFiles | None = None
+    folder: Path,
+    source: list[str],
+    target: list[str],
+    made: Path,
+    text: TextFiles | None = None,
+    tokens: LanguageTokens | None = None,
 ) -> list[Path]:
     """Writes tokenizer.json (and one for the target's ids where its dictionary is another) and its configuration."""
     text = text or TextFiles.from_folder(folder, {}, "none")
     if text.sentencepiece:
         files = {"tokenizer.json": source_tokenizer(text.sentencepiece, source),
-                 "tokenizer_target.json": target_tokenizer(target)}  # fmt: skip
+                 "tokenizer_target.json": target_tokenizer(target, tokens.added if tokens else [])}  # fmt: skip
     else:
         if not text.codes and any(entry.endswith("@@") for entry in source):
             warnings.warn(
@@ -137,6 +145,7 @@ def tokenizer_files(
         if target != source:
             files["tokenizer_target.json"] = _pieces(target) if text.codes else _words(target)
     config = {"dictionary_size": len(source), "unk_token_id": 3} | ({"moses": text.moses} if text.moses else {})
+    config |= {"languages": tokens.settings(source)} if tokens else {}
     files["tokenizer_config.json"] = json.dumps(config)
     for name, content in files.items():
         (made / name).write_text(content, encoding="utf-8")

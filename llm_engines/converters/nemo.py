@@ -115,8 +115,8 @@ def _check_whole(path: Path, config: dict[str, Any]) -> None:
     base = config.get("language_model_path") or config.get("restore_from_path") or "its base model"
     if config.get("virtual_prompt_style") or "PromptLearning" in str(config.get("target")):
         raise ConfigError(
-            f"{path} is of tuned prompts alone (NeMo's prompt learning), which are no model; save their rows as a .npy file"
-            f" and give it with --prompt-table, --model being {base}."
+            f"{path} is of tuned prompts alone (NeMo's prompt learning), which are no model; save their rows as a .npy"
+            f" file and give it with --prompt-table, --model being {base}."
         )
     peft = config.get("peft")
     scheme = peft.get("peft_scheme") if isinstance(peft, dict) else None

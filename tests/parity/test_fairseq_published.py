@@ -161,6 +161,57 @@ def test_sentencepiece(kind, tmp_path):
         assert out.text.strip() == line.replace("▁", " ").strip()
 
 
+def pieces_model(tmp_path, tokens, **options):
+    """A folder with a SentencePiece model whose dictionary's file lacks the languages' tokens, and its entries."""
+    library = pytest.importorskip("sentencepiece")
+    made = sentencepiece_file(tmp_path, "unigram")
+    theirs = library.SentencePieceProcessor(model_file=str(made))
+    held = [theirs.id_to_piece(i) for i in range(3, theirs.vocab_size())]
+    model = Published(seed=7, entries=[*held, *tokens], unlisted=len(tokens), share_all_embeddings=True, **options)
+    folder = model.write(tmp_path / "model")
+    made.rename(folder / "sentence.bpe.model")
+    entries = [*SPECIAL, *held, *tokens]
+    ids = [entries.index(piece) for piece in theirs.encode("the house is small", out_type=str)]
+    return folder, model, entries, ids
+
+
+def test_mbart_names_languages_after_the_text(tmp_path):
+    tokens = ["[en_XX]", "[fr_XX]", "[ro_RO]", "<mask>"]
+    folder, model, entries, ids = pieces_model(
+        tmp_path, tokens, arch="mbart_large", task="translation_from_pretrained_bart", langs="en_XX,fr_XX,ro_RO",
+        source_lang="en_XX", target_lang="ro_RO", encoder_normalize_before=True, decoder_normalize_before=True,
+        layernorm_embedding=True, encoder_learned_pos=True, decoder_learned_pos=True, activation_fn="gelu",
+    )  # fmt: skip
+    (folder / "dict.en.txt").rename(folder / "dict.en_XX.txt")
+    (folder / "dict.fr.txt").rename(folder / "dict.ro_RO.txt")
+    pipe = vlm.load(folder, device="cpu")
+    english, french, romanian, _ = (entries.index(token) for token in tokens)
+    for target, options in ((romanian, {}), (french, {"tgt_lang": "fr_XX"}), (romanian, {"src_lang": "en_XX"})):
+        tokens, _ = model.greedy([*ids, 2, english], 8, start=(target,))
+        assert pipe.generate(text="the house is small", max_new_tokens=8, **options).token_ids == tokens
+    assert pipe.tokenizer.decode([romanian, *ids, 2, romanian]) == "the house is small"
+
+
+def test_m2m_names_languages_before_the_text(tmp_path):
+    tokens = ["__en__", "__fr__", "__de__"]
+    folder, model, entries, ids = pieces_model(
+        tmp_path, tokens, task="translation_multi_simple_epoch", langs=["en", "fr", "de"], source_lang=None,
+        target_lang=None, langtoks={"main": ("src", "tgt")}, lang_tok_style="multilingual",
+    )  # fmt: skip
+    (folder / "dict.fr.txt").unlink()
+    (folder / "dict.en.txt").rename(folder / "dict.txt")
+    english, _, german = (entries.index(token) for token in tokens)
+    want, _ = model.greedy([english, *ids, 2], 7, start=(2, german))
+    given = ("the house is small", "--model", folder, "--device", "cpu", "--max-new-tokens", 8)
+    done = call("translate", *given, "--src-lang", "en", "--tgt-lang", "de")
+    assert done.exit_code == 0, done.stderr
+    pipe = vlm.load(folder, device="cpu")
+    out = pipe.generate(text="the house is small", src_lang="en", tgt_lang="de", max_new_tokens=8)
+    assert out.token_ids == [german, *want] and done.stdout == out.text + "\n"
+    done = call("translate", *given, "--src-lang", "xx", "--tgt-lang", "de")
+    assert done.exit_code == 2 and "language 'xx' is unknown; this model knows de, en, fr" in done.stderr
+
+
 def test_an_ensemble_gives_its_first_model(model, tmp_path):
     folder = published(model, tmp_path / NAME)
     (folder / "model.pt").rename(folder / "wmt18.model2.pt")
@@ -273,7 +324,20 @@ def test_a_damaged_archive_goes_on_where_it_broke_off(model, tmp_path):
         ({"arch": "bart_large"}, r"'bart_large', which Hugging Face has converted \(facebook/bart-large\)"),
         ({"arch": "mbart_large"}, "mbart-large-50"),
         ({"arch": "transformer_lm_wiki103"}, "a language model"),
-        ({"langs": "en,fr,de", "encoder_langtok": "src"}, r"between many languages.*facebook/m2m100_418M"),
+        (
+            {"task": "multilingual_translation", "langs": "en,fr"},
+            r"its languages in a way that is not supported: task is",
+        ),
+        (
+            {
+                "task": "translation_multi_simple_epoch",
+                "langs": ["en", "fr"],
+                "encoder_langtok": "tgt",
+                "decoder_langtok": True,
+            },
+            r"langtoks are \['tgt', 'tgt'\], supported is",
+        ),
+        ({"task": "translation_multi_simple_epoch", "encoder_langtok": "src", "decoder_langtok": True}, "lack langs"),
         ({"bpe": "gpt2"}, r"its bpe is 'gpt2', supported are fastbpe, subword_nmt, sentencepiece"),
         ({"tokenizer": {"_name": "nltk"}}, "its tokenizer is 'nltk'"),
         ({"adaptive_softmax_cutoff": "1000,2000"}, "adaptive_softmax_cutoff is '1000,2000'"),

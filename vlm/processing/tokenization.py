@@ -26,6 +26,7 @@ class Languages:
     ids: dict[str, int]
     place: str  # "prefix": code, text, end; "suffix": text, end, code
     default: str | None
+    end_id: int | None = None  # None: of </s>
 
     def id(self, code: str) -> int:
         if code not in self.ids:
@@ -111,7 +112,8 @@ class Tokenizer:
             code = language or self.languages.default
             if code is None:
                 raise InputError(f"the source's language is missing; give one of {listed(self.languages.ids, 60)}.")
-            end = [self._fast.token_to_id("</s>")]
+            known = self.languages.end_id
+            end = [self._fast.token_to_id("</s>") if known is None else known]
             mark = [self.languages.id(code)]
             before, after = (mark, end) if self.languages.place == "prefix" else ([], end + mark)
         room = len(body) if limit is None else max(0, limit - len(before) - len(after))
@@ -171,6 +173,8 @@ def _content(token: Any) -> str:
 
 
 def _languages(fast: FastTokenizer, config: dict[str, Any]) -> Languages | None:
+    if isinstance(said := config.get("languages"), dict):
+        return Languages(said["ids"], said["place"], said.get("default"), said.get("end_id"))
     place = LANGUAGE_PLACES.get(str(config.get("tokenizer_class")).removesuffix("Fast"))
     if place is None:
         return None
