@@ -18,7 +18,8 @@ from vlm.errors import CheckpointError, VlmWarning, listed
 WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
 ENSEMBLE = re.compile(r"(.*\.)?model(\d+)\.pt")  # model1.pt … model4.pt, wmt18.model1.pt …
 # modules whose objects a training leaves in a file; nothing that they say of themselves is needed but their values
-LEFT_BEHIND = re.compile(r"(fairseq|fairseq_cli|examples|omegaconf|numpy|typing|enum|hydra)\b[\w.]*")
+LEFT_BEHIND = re.compile(r"(fairseq|fairseq_cli|examples|omegaconf|numpy|typing|enum|collections|hydra)\.[\w.]*"
+                         r"|dict|list|tuple|set|int|float|str|bool|object")  # fmt: skip
 MOST_KINDS = 60
 
 
@@ -27,6 +28,9 @@ class Inert:
 
     def __init__(self, *values: Any, **named: Any):
         self.values = values
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        """Of a defaultdict's items nothing is needed."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
@@ -67,7 +71,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             kind = _left_behind(error)
             if kind is None or kind in inert:
                 raise CheckpointError(_unsafe(path, error)) from None
-            inert[kind] = type(kind.rpartition(".")[2], (Inert,), {})
+            made = type(kind.rpartition(".")[2], (Inert,), {})
+            inert |= {name: made for name in (kind, f"builtins.{kind}", f"__builtin__.{kind}")}
         except Exception as error:  # a damaged file may end in any of them
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
@@ -79,9 +84,9 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _left_behind(error: Exception) -> str | None:
-    """Returns the full name of the class that was refused, where a training leaves such objects in a file."""
-    names = re.findall(r"(?:GLOBAL|global|class|type) ['`\"]?([\w.]+\.[\w.]+)", str(error))
-    return next((name for name in names if LEFT_BEHIND.fullmatch(name)), None)
+    """Returns the name of the class that was refused, where a training leaves such objects in a file."""
+    refused = re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))
+    return refused[1] if refused and LEFT_BEHIND.fullmatch(refused[1]) else None
 
 
 def _unsafe(path: Path, error: Exception) -> str:

@@ -246,7 +246,7 @@ def test_objects_that_a_training_leaves_do_nothing(model, tmp_path, monkeypatch)
     def node(value):
         inside = {"_content": {k: node(v) for k, v in value.items()}} if isinstance(value, dict) else {"_val": value}
         found = nodes.DictConfig() if isinstance(value, dict) else nodes.AnyNode()
-        found.__dict__ |= inside | {"_metadata": None, "_parent": None}
+        found.__dict__ |= inside | {"_metadata": {"ref_type": dict}, "_parent": None}
         return found
 
     folder = published(model, tmp_path / NAME)
