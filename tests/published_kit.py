@@ -26,6 +26,7 @@ Config = dict[str, Any]
 
 # what is neither run nor refused, and why
 LEFT_OUT = {
+    "bigcode__santacoder": "its class is not transformers' own: test_gpt_variants.py has its case",
     "meta-llama__Llama-3.1-8B__nxp": "a vendor's configuration of two keys",
     "meta-llama__Meta-Llama-3-8B-Instruct": "a part of a configuration, without model_type",
     "meta-llama__Meta-Llama-3.1-8B-Instruct": "a part of a configuration, without model_type",
@@ -34,8 +35,13 @@ LEFT_OUT = {
 }
 # of a supported model_type, and still refused -> what the sentence says
 REFUSED = {
-    "TheBloke__Llama-2-13B-chat-GPTQ": "quantization_config",
-    "quant__fbgemm_fp8_llama3.1_405b": "quantization_config",
+    "TheBloke__Llama-2-13B-chat-GPTQ": "is quantized (gptq, 4 bits)",
+    "distilbert__distilgpt2__oldest": "names no model_type",
+    "quant__bitsandbytes_nf4_molmo": "is quantized (bitsandbytes)",
+    "quant__compressed-tensors_llama4_fp8": "is quantized (compressed-tensors)",
+    "quant__compressed-tensors_pack-quantized_Kimi-K2.5": "is quantized (compressed-tensors)",
+    "quant__fbgemm_fp8_llama3.1_405b": "is quantized (fbgemm_fp8)",
+    "quant__fp8_block_qwen3_8b": "is quantized (fp8)",
 }
 
 
@@ -228,6 +234,21 @@ def facts(name: str, file: str = "config.json") -> Config | None:
 def publications() -> list[str]:
     """Names of all folders."""
     return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+
+
+def refused() -> dict[str, str]:
+    """Names of the folders that are refused -> what the sentence says."""
+    reasons = {name: _refusal(facts(name)) for name in publications() if name not in LEFT_OUT}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
+def _refusal(config: Config) -> str | None:
+    kind = config.get("model_type")
+    if config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config"):
+        return "is quantized"
+    if kind is None:
+        return "names no model_type"
+    return None if kind in TEXT + VISUAL else f"model_type {kind!r} is not supported"
 
 
 def supported(*model_types: str) -> list[str]:

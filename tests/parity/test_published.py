@@ -60,7 +60,9 @@ def ours(pipe: Pipeline, model, texts: list[list[int]], **options) -> list:
 @torch.no_grad()
 def theirs(model, ids: list[int], **options) -> list[int]:
     """Hugging Face's new tokens for one input alone, up to and with the end token."""
-    out = model.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, **options)[0].tolist()
+    # Hugging Face leaves the padding token out of an input that holds it
+    inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
+    out = model.generate(**inputs, max_new_tokens=NEW, do_sample=False, **options)[0].tolist()
     new = out[1:] if model.config.is_encoder_decoder else out[len(ids) :]
     ends = model.generation_config.eos_token_id
     at = next((i for i, token in enumerate(new) if token in (ends if isinstance(ends, list) else [ends])), len(new))
