@@ -6,9 +6,10 @@ tensors (`tensors.json`); INDEX.md there says where each comes from. `publish` m
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,21 +237,6 @@ def publications() -> list[str]:
     return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
 
 
-def refused() -> dict[str, str]:
-    """Names of the folders that are refused -> what the sentence says."""
-    reasons = {name: _refusal(facts(name)) for name in publications() if name not in LEFT_OUT}
-    return {name: reason for name, reason in reasons.items() if reason}
-
-
-def _refusal(config: Config) -> str | None:
-    kind = config.get("model_type")
-    if config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config"):
-        return "is quantized"
-    if kind is None:
-        return "names no model_type"
-    return None if kind in TEXT + VISUAL else f"model_type {kind!r} is not supported"
-
-
 def supported(*model_types: str) -> list[str]:
     """Names of the folders of these model types that are run."""
     names = [name for name in publications() if name not in LEFT_OUT and name not in REFUSED]
@@ -264,18 +250,34 @@ def refused() -> dict[str, str]:
     return {name: f"model_type {kind!r} is not supported" for name, kind in unknown.items()} | REFUSED
 
 
-def publish(name: str, folder: Path, layout: Layout | None = None, seed: int = 0, **changes: Any) -> torch.nn.Module:
-    """Writes the publication in small and returns what `from_pretrained` makes of it, in float32; `changes` are keys
-    of its config.json."""
-    config, generation = facts(name) | changes, facts(name, "generation_config.json")
-    config, generation = small_ids(reduced(config), generation or {})
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+def publish(
+    name: str,
+    folder: Path,
+    layout: Layout | None = None,
+    *,
+    rename: Mapping[str, str] | None = None,
+    untie: bool = False,
+    **changes: Any,
+) -> torch.nn.Module:
+    """Writes the publication in small and returns what `from_pretrained` makes of it, in float32. `changes` are keys
+    of its config.json, `rename` other names for them; `untie` gives the head weights of its own."""
+    config, generation = small_ids(reduced(facts(name) | changes), facts(name, "generation_config.json") or {})
+    write_config({(rename or {}).get(key, key): value for key, value in config.items()}, folder)
     if generation:
         (folder / "generation_config.json").write_text(json.dumps(generation))
     kind = getattr(transformers, SMALL[config["model_type"]].model)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     made = kind(kind.config_class.from_pretrained(folder)).float()
     layout = layout or LAYOUTS.get(name, Layout())
-    layout.write(pull_apart(made, seed, spread=0.3), folder)
+    if untie:
+        made.get_output_embeddings().weight = torch.nn.Parameter(
+            torch.randn(VOCAB, made.get_output_embeddings().in_features)
+        )
+        layout = dataclasses.replace(layout, tied=True)
+    layout.write(pull_apart(made, 0, spread=0.3), folder)
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def write_config(config: Config, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
