@@ -4,6 +4,7 @@ refused with a sentence."""
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 
 import pytest
@@ -99,6 +100,15 @@ def test_published_text_model(name, tmp_path):
         found = [out.token_ids for out in ours(pipe, model, texts, **options)]
         assert found == [theirs(model, ids, **options) for ids in texts], options
     assert len({tuple(tokens) for tokens in found}) > 1, "the texts make no difference"
+
+
+@pytest.mark.parametrize("name", [name for name in kit.supported(*kit.TEXT) if kit.facts(name, "tensors.json")])
+def test_names_are_those_of_the_publication(name, tmp_path):
+    kit.publish(name, tmp_path)
+    [index] = tmp_path.glob("*.index.json")
+    published = kit.facts(name, "tensors.json")
+    assert index.name == published["index"]
+    assert {n for n in json.loads(index.read_text())["weight_map"] if ".1." not in n} == set(published["names"])
 
 
 @pytest.mark.parametrize(("name", "reason"), kit.refused().items())
