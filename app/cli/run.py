@@ -17,8 +17,10 @@ from vlm_app.cli.options import (
     Json,
     MaxBatchSize,
     MaxNewTokens,
+    ReferenceDType,
     RunBackend,
     Threads,
+    check_reference_dtype,
 )
 from vlm_app.cli.outputs import Printer
 from vlm_app.cli.profiling import print_profile
@@ -83,6 +85,7 @@ def run(
     check_accuracy: Annotated[
         bool, typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels, greedily.")
     ] = False,
+    reference_dtype: ReferenceDType = None,
     device: Device = "auto",
     dtype: DType = None,
     max_batch_size: MaxBatchSize = None,
@@ -113,6 +116,7 @@ def run(
         no_repeat_ngram_size=no_repeat_ngram_size, num_beams=num_beams, length_penalty=length_penalty,
         max_new_tokens=max_new_tokens,
     )  # fmt: skip
+    check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
     asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat)
     tuned = TunedPrompts.read(prompt_table, tasks)
     name = model or asked.default_model()
@@ -138,6 +142,7 @@ def run(
     if run_profiling and printer.done:
         print_profile(printer.profile, pipeline)
     if folder is not None and printer.done:
-        print(accuracy.compare(folder, pipeline, *zip(*printer.done, strict=True), sampling), file=sys.stderr)
+        inputs, outputs = zip(*printer.done, strict=True)
+        print(accuracy.compare(folder, pipeline, inputs, outputs, sampling, reference_dtype), file=sys.stderr)
     if printer.failed:
         raise typer.Exit(USER_ERROR)
