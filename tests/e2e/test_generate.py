@@ -283,7 +283,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
         (("flat.npy",), "is float32 of shape [3]"),
         ((three,), "holds 3 tasks; say which one with --tasks 0"),
         ((three, "--tasks", "3"), "--tasks names 3; "),
-        ((three, "--tasks", "-1"), "--tasks names -1; "),
+        ((three, "--tasks", "0,-2"), "--tasks names -2; "),
         ((three, "--tasks", "0,x"), "--tasks is '0,x'; give numbers such as 0"),
     ):  # fmt: skip
         result = call("generate", "w1", "--model", "nothing", "--prompt-table", *options)

@@ -6,7 +6,7 @@ import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -30,6 +30,21 @@ class Languages:
         return self.ids[code]
 
 
+class Piece(NamedTuple):
+    """A token and its place in a text; one that is none of a text is nowhere."""
+
+    id: int
+    start: int = -1
+    end: int = -1
+
+
+def ids_without(pieces: list[Piece], over: int, span: tuple[int, int], side: str) -> list[int]:
+    """Returns the tokens without `over` of those that lie in a span of the text, from its `side` on."""
+    inside = [i for i, piece in enumerate(pieces) if span[0] <= piece.start and piece.end <= span[1]]
+    left_out = set() if over <= 0 else set(inside[:over] if side == "left" else inside[-over:])
+    return [piece.id for i, piece in enumerate(pieces) if i not in left_out]
+
+
 class Tokenizer:
     """A thin wrapper that fixes how this project encodes and decodes."""
 
@@ -41,8 +56,14 @@ class Tokenizer:
         known: tuple[int, int] | None = None,
         bos_token: str = "",
         eos_token: str = "",
+        truncation_side: str | None = None,
     ):
-        """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk."""
+        """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk;
+        `truncation_side` None: what the tokenizer's file says, else "right"."""
+        own = (fast.truncation or {}).get("direction", "right")
+        self.truncation_side = truncation_side or own
+        fast.no_truncation()  # a published file may say so; Hugging Face does it when it is asked to
+        fast.no_padding()
         self.bos_token, self.eos_token = bos_token, eos_token
         self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
 
@@ -56,23 +77,30 @@ class Tokenizer:
         size, unknown = config.get("dictionary_size"), config.get("unk_token_id")
         known = None if size is None or unknown is None else (size, unknown)
         ends = (_content(config.get("bos_token")), _content(config.get("eos_token")))
-        return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known, *ends)
+        target, side = _read(path / "tokenizer_target.json"), config.get("truncation_side")
+        return cls(fast, _languages(fast, config), target, known, *ends, truncation_side=side)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens. InputError for what is no text: half of a surrogate pair."""
+        return [piece.id for piece in self.pieces(text)]
+
+    def pieces(self, text: str) -> list[Piece]:
+        """Tokenizes as `encode` does, with the places in the text."""
         try:
-            ids = self._fast.encode(text, add_special_tokens=False).ids
+            found = self._fast.encode(text, add_special_tokens=False)
         except TypeError:
             raise InputError(f"the text {text[:20]!r}… is not valid Unicode; give it as UTF-8.") from None
-        if self._known is None:
-            return ids
-        size, unknown = self._known
-        return [token if token < size else unknown for token in ids]
+        size, unknown = self._known or (None, None)
+        ids = found.ids if size is None else [token if token < size else unknown for token in found.ids]
+        return [Piece(i, *place) for i, place in zip(ids, found.offsets, strict=True)]
 
-    def encode_source(self, text: str, *, language: str | None = None, limit: int | None = None) -> list[int]:
-        """As an encoder takes it, with its special tokens. `limit`: the text's end is cut off so that the whole has at
-        most so many tokens. InputError for a language that the model does not know or need."""
-        body = self.encode(text)
+    def encode_source(
+        self, text: str, *, language: str | None = None, limit: int | None = None, suffix: str = ""
+    ) -> list[int]:
+        """As an encoder takes it, with its special tokens, the suffix after the text. `limit`: the text is cut at the
+        `truncation_side` so that the whole has at most so many tokens. InputError for a language that the model does
+        not know or need."""
+        pieces = self.pieces(text + suffix)
         if self.languages is None:
             if language is not None:
                 raise InputError(
@@ -86,8 +114,8 @@ class Tokenizer:
             end = [self._fast.token_to_id("</s>")]
             mark = [self.languages.id(code)]
             before, after = (mark, end) if self.languages.place == "prefix" else ([], end + mark)
-        room = len(body) if limit is None else max(0, limit - len(before) - len(after))
-        return [*before, *body[:room], *after]
+        over = 0 if limit is None else len(pieces) + len(before) + len(after) - limit
+        return [*before, *ids_without(pieces, over, (0, len(text)), self.truncation_side), *after]
 
     def id_of(self, token: str) -> int | None:
         return self._fast.token_to_id(token)
