@@ -179,8 +179,9 @@ class RuntimeConfig(Config):
         for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.threads is not None and self.threads < 1:
-            wrong.append(f"threads is {self.threads}, it must be at least 1")
+        for name in ("threads", "max_batch_size", "max_kv_blocks"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                wrong.append(f"{name} is {value}, it must be at least 1")
         if self.encoder_cache_size < 0:
             wrong.append(f"encoder_cache_size is {self.encoder_cache_size}, it must be 0 (off) or more")
         for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):
