@@ -118,7 +118,8 @@ class InputReader:
         if len(ids) > self.max_encoder_len:
             raise LimitError(
                 f"the prompt has {len(ids)} tokens with its images, {len(ids) - self.max_encoder_len} more than the"
-                f" engine was built for; shorten it, or build with --max-encoder-input-len {len(ids)}."
+                " engine was built for; shorten it",
+                f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
             )
         start = self._decoder_prompt({k: v for k, v in fields.items() if k == "decoder_prompt_token_ids"})
         return Request(
@@ -196,8 +197,8 @@ class InputReader:
         ids = [*rows, *self.tokenizer.encode_source(text, limit=cut, **put)]
         if len(ids) > limit:
             raise LimitError(
-                f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it, cut its end with"
-                f" --truncate (truncate=True), or build with --max-encoder-input-len {len(ids)}."
+                f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it",
+                f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
             )
         return ids
 
