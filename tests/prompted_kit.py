@@ -28,7 +28,6 @@ MODELS = {
     "gpt2": lambda: tiny.gpt2(seed=1),
     "llava": lambda: tiny.llava(seed=3),
     "blip2-opt": lambda: tiny.blip2("opt", seed=1),
-    "t5": lambda: tiny.t5(seed=4, eos_token_id=2),
     "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
 }
 DECODERS, ASKED_WITH_IMAGES = ("llama", "opt", "gpt2"), ("llava", "blip2-opt", "blip2-t5")

@@ -58,7 +58,10 @@ def cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """A decoder that ends by itself, and an encoder-decoder."""
-    made = {"llama": lambda: tiny.llama(seed=4, num_key_value_heads=2), "t5": lambda: tiny.t5(seed=4, eos_token_id=2)}
+    made = {
+        "llama": lambda: tiny.llama(seed=4, num_key_value_heads=2),
+        "t5": lambda: tiny.t5(seed=0, eos_token_id=2, tied=False),
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prompted_kit, "MODELS", made)
         return {name: (saved(name, folder := tmp_path_factory.mktemp(name)), folder)[1] for name in made}
