@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 class Asked:
     """Images and a prompt, a conversation, or texts. What stands in stdin has been read."""
 
-    images: list[Any]  # files' names, and bytes from stdin
+    images: list[Any]  # files' names, bytes from stdin, and pages of documents
     texts: list[str]
     prompt: str | None
     raw_prompt: str | None
     chat: bool
     ids: list[Item] = field(default_factory=list)  # rows of token ids
     framing: dict[str, Any] = field(default_factory=dict)  # what else the input of each text has
+    long_document: str | None = None  # one of several pages, of which no --pages were named
 
     @classmethod
     def of(
@@ -42,14 +43,21 @@ class Asked:
         chat: bool,
         ids: Path | None = None,
         framing: dict[str, Any] | None = None,
+        pages: str | None = None,
     ) -> Asked:
         """InputError, before a model is loaded, for what does not go together."""
         words = {"--prompt": prompt is not None, "--raw-prompt": raw_prompt is not None, "--chat": chat}
         given = [name for name, there in words.items() if there]
         framing = {name: value for name, value in (framing or {}).items() if value is not None}
         if ids is not None:
-            others = {"--image": images, "--text": texts, **words, **{f"--{name}": True for name in framing}}
-            return cls([], [], None, None, False, ids_of(ids, None, others))
+            others = {
+                "--image": images,
+                "--text": texts,
+                "--pages": pages,
+                **words,
+                **{f"--{n}": True for n in framing},
+            }
+            return cls([], [], None, None, False, ids=ids_of(ids, None, others))
         if chat and framing:
             raise InputError(f"{listed(f'--{name}' for name in framing)} is for single requests; leave --chat out.")
         if (images and texts) or not (images or texts or given):
@@ -58,13 +66,17 @@ class Asked:
             raise InputError(f"{listed(given + ['--text'] * bool(texts))} were given together; give one of them.")
         if [*images, *texts, prompt, raw_prompt].count("-") + chat * images.count("-") > 1:
             raise InputError("stdin (-) is asked for twice; it can be read once.")
+        if pages is not None and not images:
+            raise InputError("--pages names pages of the documents of --image; give one, or leave --pages out.")
+        found = [_pages_of(_bytes_of_stdin() if source == "-" else source, pages) for source in images]
         return cls(
-            [_bytes_of_stdin() if source == "-" else source for source in images],
+            [one for each in found for one in each],
             [one_prompt(text, verbatim=True) for text in texts],
             None if prompt is None else one_prompt(prompt),
             None if raw_prompt is None else one_prompt(raw_prompt, verbatim=True),
             chat,
             framing=framing,
+            long_document=None if pages else next((each[0].name for each in found if len(each) > 1), None),
         )
 
     @property
@@ -87,6 +99,14 @@ class Asked:
         if self.chat:
             raise InputError("--check-accuracy is for single requests; leave --chat out.")
 
+    def check_pages(self, pipeline: Pipeline) -> None:
+        """InputError where all pages of a long document would stand in one prompt, unasked."""
+        if pipeline.family.prompt is not None and self.long_document:
+            raise InputError(
+                f"{self.long_document} has several pages, and {pipeline.family.name} takes them all in one prompt; say"
+                " which with --pages 1 or --pages 1-3."
+            )
+
     def inputs(self, pipeline: Pipeline) -> list[dict[str, Any]]:
         """One for all images and the prompt, where the family is asked in words; else one an image, or a text."""
         if self.ids:
@@ -96,12 +116,21 @@ class Asked:
             return [{"text": text, "prompt": self.prompt, **self.framing} for text in self.texts]
         if self.raw_prompt is not None or not self.images:
             check_asked(pipeline, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
+        self.check_pages(pipeline)
         if pipeline.family.prompt is None:
             if named := [f"--{name}" for name in self.framing]:
                 raise InputError(f"{listed(named)} is for texts; {pipeline.family.name} takes none.")
             return [{"images": [source], "prompt": self.prompt} for source in self.images]
         given = {"images": self.images or None, "prompt": self.prompt, "raw_prompt": self.raw_prompt}
         return [{name: value for name, value in {**given, **self.framing}.items() if value is not None}]
+
+
+def _pages_of(source: str | bytes, pages: str | None) -> list[Any]:
+    """Returns the source itself where it is a picture; of a PDF, and of any document with --pages, its pages."""
+    from vlm.processing.documents import document_pages, is_pdf
+
+    paged = is_pdf(source) or (pages is not None and isinstance(source, str))
+    return [*document_pages(source, pages)] if paged else [source]
 
 
 def _bytes_of_stdin() -> bytes:
