@@ -155,7 +155,7 @@ class RuntimeConfig(Config):
     prefix_sharing: bool = True  # equal beginnings of prompts are computed and kept once
     encoder_cache_size: int = 256  # images whose features are kept for their next use
     cuda_graphs: bool = True
-    threads: int | None = None  # on the CPU; None: what torch and ONNX Runtime take by themselves
+    threads: int | None = None  # on the CPU, at most; None: OMP_NUM_THREADS, or the usable cores
 
     def __post_init__(self) -> None:
         wrong = []

@@ -30,7 +30,9 @@ RunBackend = Annotated[
         help=f"What runs it: {', '.join(BACKENDS)}, or auto: what suits this machine. [default: as built, or torch]",
     ),
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: as many as there are cores]")]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads at most. [default: $OMP_NUM_THREADS, or the usable cores]")
+]
 MaxNewTokens = Annotated[
     int | None, typer.Option(help="Tokens to generate at most. [default: as many as the engine holds]")
 ]
