@@ -160,6 +160,10 @@ class InputReader:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
         rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
         cut = max(0, limit - len(rows)) if fields.get("truncate") else None
+        if cut is None and (least := self.tokenizer.least_tokens(text)) > limit:
+            raise LimitError(
+                f"the text has {least} words, the engine was built for {limit} tokens; shorten or split it."
+            )
         ids = [*rows, *self.tokenizer.encode_source(text, language=fields.get("src_lang"), limit=cut)]
         if len(ids) > limit:
             raise LimitError(

@@ -86,10 +86,19 @@ def as_json(given: dict[str, Any], output: Output) -> str:
 
 
 def _names(given: dict[str, Any]) -> dict[str, Any]:
-    """Of an input. What came over stdin is `-`."""
+    """Of an input. What came over stdin is `-`, a page of a document has its number beside it."""
     if "text" in given:
         return {"input": given["text"]}
-    images = [source if isinstance(source, str) else "-" for source in given.get("images") or ()]
+    images = [_name(source) for source in given.get("images") or ()]
+    pages = [getattr(source, "page", None) for source in given.get("images") or ()]
+    numbers = [None if page is None else page + 1 for page in pages]
     found = {"image": images[0]} if len(images) == 1 else {"images": images} if images else {}
+    if any(numbers):
+        found |= {"page": numbers[0]} if len(images) == 1 else {"pages": numbers}
     asked = next((given[name] for name in ("prompt", "raw_prompt") if given.get(name) is not None), None)
     return found if asked is None else {**found, "prompt": asked}
+
+
+def _name(source: Any) -> str:
+    of = getattr(source, "source", source)  # a page's document
+    return of if isinstance(of, str) else "-"

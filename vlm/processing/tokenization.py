@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from vlm.errors import EngineError, InputError, listed
+from vlm.errors import EngineError, InputError, VlmWarning, listed
+from vlm.processing.moses import Moses
 
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
+MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Languages:
     ids: dict[str, int]
     place: str  # "prefix": code, text, end; "suffix": text, end, code
     default: str | None
+    end_id: int | None = None  # None: of </s>
 
     def id(self, code: str) -> int:
         if code not in self.ids:
@@ -41,8 +45,11 @@ class Tokenizer:
         known: tuple[int, int] | None = None,
         bos_token: str = "",
         eos_token: str = "",
+        moses: Moses | None = None,
     ):
-        """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk."""
+        """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk; `moses`
+        splits texts before that and joins outputs."""
+        self.moses, self._warnings_left = moses, MOST_WARNINGS
         self.bos_token, self.eos_token = bos_token, eos_token
         self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
 
@@ -56,22 +63,44 @@ class Tokenizer:
         size, unknown = config.get("dictionary_size"), config.get("unk_token_id")
         known = None if size is None or unknown is None else (size, unknown)
         ends = (_content(config.get("bos_token")), _content(config.get("eos_token")))
-        return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known, *ends)
+        moses = Moses.from_config(config.get("moses"))
+        return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known, *ends, moses)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens. InputError for what is no text: half of a surrogate pair."""
         try:
-            ids = self._fast.encode(text, add_special_tokens=False).ids
-        except TypeError:
+            split = self.moses.tokenize(text) if self.moses else text
+            found = self._fast.encode(split, add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError):
             raise InputError(f"the text {text[:20]!r}… is not valid Unicode; give it as UTF-8.") from None
         if self._known is None:
-            return ids
+            return found.ids
         size, unknown = self._known
-        return [token if token < size else unknown for token in ids]
+        ids = [token if token < size else unknown for token in found.ids]
+        if unknown in ids and self._warnings_left:
+            places = [place for token, place in zip(ids, found.offsets, strict=True) if token == unknown]
+            self._warn_unknown(text, [split[begin:end] for begin, end in places])
+        return ids
+
+    def _warn_unknown(self, text: str, pieces: list[str]) -> None:
+        self._warnings_left -= 1
+        rest = "" if self._warnings_left else "; further texts with such words are not named"
+        begin, unknown = text[:40] + ("…" if len(text) > 40 else ""), listed(map(repr, dict.fromkeys(pieces)))
+        warnings.warn(
+            f"the text {begin!r} has {unknown}, not in the model's dictionary: it reads <unk> there{rest}.",
+            VlmWarning,
+            stacklevel=3,
+        )
+
+    def least_tokens(self, text: str) -> int:
+        """Returns a number of tokens that a text has at least, without tokenizing it: of long ones Moses takes long."""
+        return len(text.split()) if self.moses else 0
 
     def encode_source(self, text: str, *, language: str | None = None, limit: int | None = None) -> list[int]:
         """As an encoder takes it, with its special tokens. `limit`: the text's end is cut off so that the whole has at
         most so many tokens. InputError for a language that the model does not know or need."""
+        if self.moses and limit is not None:  # a word is a token or more; the last ones change the ones before them
+            text = " ".join(text.split(maxsplit=limit + 8)[: limit + 8])
         body = self.encode(text)
         if self.languages is None:
             if language is not None:
@@ -83,7 +112,8 @@ class Tokenizer:
             code = language or self.languages.default
             if code is None:
                 raise InputError(f"the source's language is missing; give one of {listed(self.languages.ids, 60)}.")
-            end = [self._fast.token_to_id("</s>")]
+            known = self.languages.end_id
+            end = [self._fast.token_to_id("</s>") if known is None else known]
             mark = [self.languages.id(code)]
             before, after = (mark, end) if self.languages.place == "prefix" else ([], end + mark)
         room = len(body) if limit is None else max(0, limit - len(before) - len(after))
@@ -94,6 +124,11 @@ class Tokenizer:
 
     def decode(self, token_ids: list[int]) -> str:
         """Special tokens are left out."""
+        text = self.decode_split(token_ids)
+        return self.moses.detokenize(text) if self.moses else text
+
+    def decode_split(self, token_ids: list[int]) -> str:
+        """Returns the text as the model writes it: with Moses, its words and signs between blanks."""
         return self._target.decode(token_ids, skip_special_tokens=True)
 
     def piece(self, token_id: int, before: int | None = None) -> str:
@@ -101,7 +136,7 @@ class Tokenizer:
         if token_id in self._special:
             return self._target.id_to_token(token_id)
         known = [] if before is None or before in self._special else [before]
-        return self.decode([*known, token_id])[len(self.decode(known)) :]
+        return self.decode_split([*known, token_id])[len(self.decode_split(known)) :]
 
     @functools.cached_property
     def _special(self) -> frozenset[int]:
@@ -138,6 +173,8 @@ def _content(token: Any) -> str:
 
 
 def _languages(fast: FastTokenizer, config: dict[str, Any]) -> Languages | None:
+    if isinstance(said := config.get("languages"), dict):
+        return Languages(said["ids"], said["place"], said.get("default"), said.get("end_id"))
     place = LANGUAGE_PLACES.get(str(config.get("tokenizer_class")).removesuffix("Fast"))
     if place is None:
         return None
@@ -195,10 +232,19 @@ class TextStream:
     def _grown(self) -> str:
         """The text so far. Only its end is decoded, with what the last visible tokens were: a space may depend on
         them."""
+        if self._tokenizer.moses:
+            return self._joined(self._tokenizer.moses)
         before = self._tokenizer.decode(self._ids[self._begin : self._known])
         after = self._tokenizer.decode(self._ids[self._begin :])
         # an unfinished byte sequence decodes to U+FFFD
         if len(after) > len(before) and not after.endswith("\ufffd"):
             self._text += after[len(before) :]
             self._begin, self._known = self._known, len(self._ids)
+        return self._text
+
+    def _joined(self, moses: Moses) -> str:
+        """How a word joins the text depends on those before it and on the next: the last two wait."""
+        words = self._tokenizer.decode_split(self._ids).split()
+        text = moses.detokenize(" ".join(words[:-2]))
+        self._text = text if text.startswith(self._text) else self._text
         return self._text
