@@ -27,6 +27,8 @@ class Output:
     seed: int  # gives the same tokens again
     top_logprobs: list[dict[int, float]] | None = None  # of each place, the likeliest tokens, as many as asked for
     score: float | None = None  # of a beam search: what its outcomes are ranked by
+    context_logits: torch.Tensor | None = None  # [prompt, vocab] float32: of every token of the decoder's prompt
+    generation_logits: torch.Tensor | None = None  # [new, vocab] float32: each token's, as the model gave them
     alternatives: tuple[Output, ...] = ()  # the other ones of num_return_sequences, best first
 
     @property
@@ -100,7 +102,21 @@ class OutputReader:
         raw = self.tokenizer.decode(shown) if self.tokenizer else ""
         raw = before_stop(raw, stop)
         top = sequence.top_logprobs if sequence.request.params.top_logprobs else None
-        return Output(self.postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score)
+        return Output(
+            self.postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score, *logits_of(sequence)
+        )
+
+
+def logits_of(sequence: Sequence) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Those of a sequence's prompt and of its output, where its request wants them."""
+    import torch
+
+    params, generated = sequence.request.params, sequence.generation_logits
+    context = [*sequence.context_logits, *(logits[None] for logits in generated[:1])]
+    return (
+        torch.cat(context) if params.return_context_logits and generated else None,
+        torch.stack(generated) if params.return_generation_logits and generated else None,
+    )
 
 
 def without_loop(tokens: list[int], period: int) -> list[int]:
