@@ -1,7 +1,8 @@
 """Model families and where they come from: catalogs, found through the entry-point group `vlm.catalogs`.
 
 A catalog is a light module (no torch) with tuples: `MODELS` of `ModelRef`, `FAMILIES` of `FamilySpec` and, where it has
-any, `CONVERTERS` of `ConverterRef`. A package of its own may bring another one.
+any, `CONVERTERS` of `ConverterRef` and `UNSUPPORTED` of `vlm.unsupported.Unsupported`. A package of its own may bring
+another one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import Config
 from vlm.errors import ConfigError, listed
+from vlm.unsupported import ROWS, ModelFiles, Unsupported, check_supported
 
 if TYPE_CHECKING:
     from vlm.checkpoint import Checkpoint
@@ -36,13 +38,16 @@ class ModelSpec:
     # what only the weights tell (tied or not, a bias that is there): config and tensors by name -> config
     adapt: Callable[[Any, Mapping[str, Any]], Any] = lambda config, tensors: config
 
+    def skeleton(self, config: Config) -> Any:
+        """The module on torch's meta device: shapes and types alone."""
+        from vlm.skip_init import skeleton
+
+        return skeleton(lambda: self.module(config))
+
     def loaded(self, config: Config, weights: Mapping[str, Any], device: Any) -> Any:
         """The module with these weights, ready to run; nothing is initialized twice. RuntimeError where they do not
         fit."""
-        import torch
-
-        with torch.device("meta"):
-            module = self.module(config)
+        module = self.skeleton(config)
         module.load_state_dict(weights, strict=True, assign=True)
         if hasattr(module, "init_buffers"):
             module.init_buffers(device)
@@ -147,13 +152,29 @@ def converter_of(path: Path) -> ConverterRef | None:
     return next(found, None)
 
 
+def unsupported() -> tuple[Unsupported, ...]:
+    """Returns every kind of model that is known and not served; a catalog's own come before the common ones."""
+    own = (row for catalog in catalogs() for row in getattr(catalog, "UNSUPPORTED", ()))
+    return (*own, *ROWS)
+
+
+def check_model(path: Path) -> None:
+    """Raises UnsupportedModelError where a folder or file, which exists, is of a kind that is not served."""
+    check_supported(ModelFiles.from_path(path), unsupported())
+
+
 def match_family(config: dict[str, Any]) -> FamilySpec:
     """The family of a Hugging Face config.json; ConfigError when there is none."""
+    check_supported(ModelFiles("this model", config=config), unsupported())
     for spec in families().values():
         if spec.matches(config):
             return spec
+    if config.get("model_type") is None:
+        raise ConfigError(
+            "config.json names no model_type: it is not one that transformers wrote; give a model's that is."
+        )
     raise ConfigError(
-        f"model_type {config.get('model_type')!r} is not supported; families here are {listed(sorted(families()), 40)}."
+        f"model_type {config['model_type']!r} is not supported; families here are {listed(sorted(families()), 40)}."
     )
 
 

@@ -78,10 +78,11 @@ def _in_order(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
 
 def as_json(given: dict[str, Any], output: Output) -> str:
     """An object on one line: what was given, then the output."""
-    import dataclasses
     import json
 
-    fields = {**_names(given), **dataclasses.asdict(output), "tokens": len(output.token_ids)}
+    from vlm.outputs import json_fields
+
+    fields = {**_names(given), **json_fields(output), "tokens": len(output.token_ids)}
     return json.dumps(fields, ensure_ascii=False)
 
 

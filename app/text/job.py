@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import time
@@ -125,6 +124,8 @@ def _json(item: Item, result: Output | str | None) -> str:
     if isinstance(result, str):
         fields["error"] = result
     elif result is not None:
-        fields |= {k: v for k, v in dataclasses.asdict(result).items() if v not in (None, ())}
+        from vlm.outputs import json_fields
+
+        fields |= {k: v for k, v in json_fields(result).items() if v not in (None, ())}
         fields["tokens"] = len(result.token_ids)
     return json.dumps(fields, ensure_ascii=False)

@@ -28,6 +28,7 @@ from vlm.registry import (
     ModelSpec,
     Role,
     architecture,
+    check_model,
     configs_of,
     converter_of,
     family,
@@ -43,6 +44,8 @@ def convert_folder(source: Path, out: Path, *, progress: Progress | None = None)
     Raises ConfigError for a model or field that is not supported; one CheckpointError with every reason why the
     weights do not fit, or for a folder that is damaged.
     """
+    if Path(source).exists():
+        check_model(Path(source))
     if (converter := converter_of(Path(source))) is not None:
         return converter.load()(Path(source), Path(out), progress=progress)
     folder = HFFolder(Path(source))
@@ -84,8 +87,7 @@ def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> dict[str, Config]:
 
 def module_layout(spec: ModelSpec, config: Config) -> Layout:
     """Name -> (dtype, shape) of all that a module keeps; nothing is allocated."""
-    with torch.device("meta"):
-        state = spec.module(config).state_dict()
+    state = spec.skeleton(config).state_dict()
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
 

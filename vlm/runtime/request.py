@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from vlm.errors import InputError
+from vlm.options import option
 from vlm.runtime.sampling_checks import check
 
 if TYPE_CHECKING:
@@ -15,6 +16,24 @@ if TYPE_CHECKING:
     from vlm.runtime.prompt_table import Image, PromptTable
 
 FINISH_REASONS = ("", "stop", "loop", "length")  # by the device's finish code; 0 is running
+MODELS = "the model's"  # what a model's generation_config.json may set
+EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
+
+
+def read_early_stopping(text: str) -> bool | str:
+    """Reads true, false or never. InputError for anything else."""
+    if text.lower() not in EARLY_STOPPING:
+        raise InputError(f"early_stopping is {text!r}; it must be true, false or never.")
+    return EARLY_STOPPING[text.lower()]
+
+
+def read_ids(text: str) -> tuple[int, ...] | int:
+    """Reads a token's id, or several with commas between them. InputError for anything else."""
+    try:
+        ids = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"the token ids are {text!r}; give numbers with commas between them, say 2,5.") from None
+    return ids if len(ids) > 1 else ids[0]
 
 
 @dataclass(frozen=True)
@@ -22,50 +41,71 @@ class SamplingParams:
     """Temperature 0 is greedy. The defaults switch every filter and penalty off; they are applied in Hugging Face's
     order, whose names and meanings they have (`vlm.ops.controls`, then `vlm.ops.sample`)."""
 
-    max_new_tokens: int | None = None  # None: up to max_length
-    max_length: int | None = None  # with the prompt; None: as many as the engine holds
+    max_new_tokens: int | None = option(
+        None, "Tokens to generate at most.", default="the model's, or as many as the engine holds"
+    )
+    max_length: int | None = option(
+        None, "The same with the prompt's; --max-new-tokens comes before it.", default="the model's"
+    )
     usual_new_tokens: int | None = None  # a model's own limit: so many, or as many as the engine holds
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_h: float = 0.0  # likeliest tokens up to this part of the entropy, 0: off
-    typical_p: float = 1.0
-    epsilon_cutoff: float = 0.0
-    eta_cutoff: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
-    encoder_repetition_penalty: float = 1.0  # above 1: tokens of the input, a decoder's prompt, count more
-    encoder_no_repeat_ngram_size: int = 0  # n-grams of the input that must not come
+    temperature: float = option(0.0, "0 is greedy; above it tokens are drawn at random.", default=f"{MODELS}, or 0")
+    top_k: int = option(0, "Draw from the k likeliest; 0: all.", default=f"{MODELS}, or 0")
+    top_p: float = option(1.0, "Draw from the likeliest that make up p.", default=f"{MODELS}, or 1")
+    min_p: float = option(0.0, "Draw from those of at least p times the likeliest's chance.", default=MODELS)
+    top_h: float = option(0.0, "Draw from the likeliest that make up this part of the entropy; 0: all.", default=MODELS)
+    typical_p: float = option(1.0, "Draw from those of about the expected surprise that make up p.", default=MODELS)
+    epsilon_cutoff: float = option(0.0, "Draw from those of at least this chance.", default=MODELS)
+    eta_cutoff: float = option(0.0, "The same, less where the next token is uncertain.", default=MODELS)
+    repetition_penalty: float = option(1.0, "Above 1: tokens that stand there already count less.", default=MODELS)
+    presence_penalty: float = option(0.0, "Taken off what the output holds.")
+    frequency_penalty: float = option(0.0, "Taken off for each time that the output holds it.")
+    no_repeat_ngram_size: int = option(0, "No n tokens in a row come twice.", default=MODELS)
+    encoder_repetition_penalty: float = option(
+        1.0, "Above 1: the input's tokens count more, of a decoder its prompt's.", default=MODELS
+    )
+    encoder_no_repeat_ngram_size: int = option(0, "No n tokens in a row of the input come.", default=MODELS)
+    bad_words: tuple[str, ...] = option((), "A word or string that is not written, with a space before it or not.")
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # each word's tokens
-    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # added to the last token's logit after the others
-    suppress_tokens: tuple[int, ...] = ()
-    begin_suppress_tokens: tuple[int, ...] = ()  # at the first place alone
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # added to a last token's logit after the others
+    suppress_tokens: tuple[int, ...] = option((), "The id of a token that never comes.", default=MODELS)
+    begin_suppress_tokens: tuple[int, ...] = option((), "The id of one that does not come first.", default=MODELS)
     exponential_decay_length_penalty: tuple[int, float] | None = None  # ends get likelier: after n tokens, by a factor
     remove_invalid_values: bool = False  # NaN and infinite logits become finite
-    renormalize_logits: bool = False  # of beams: probabilities add up to 1 after penalties and prohibitions
-    min_new_tokens: int = 0
-    min_length: int = 0  # with the prompt
-    seed: int | None = None  # None: drawn at random
-    top_p_decay: float = 1.0  # factual nucleus (arXiv:2206.04624): top_p shrinks by this factor with each token
-    top_p_min: float = 0.0  # … to no less than this,
-    top_p_reset_id: int | None = None  # … and is as at the start after this token
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()  # strings that end the output and are left out of its text
+    renormalize_logits: bool = option(
+        False, "Of beams: chances add up to 1 after penalties and prohibitions.", default=MODELS
+    )
+    min_new_tokens: int = option(0, "No end before so many.", default=MODELS)
+    min_length: int = option(0, "The same with the prompt's.", default=MODELS)
+    seed: int | None = option(None, "Makes drawing repeatable.", default="drawn at random")
+    top_p_decay: float = option(1.0, "With each token --top-p shrinks by this factor (factual nucleus).")
+    top_p_min: float = option(0.0, "… to no less than this,")
+    top_p_reset_id: int | None = option(None, "… and is as at the start after the token of this id.")
+    stop_token_ids: tuple[int, ...] = option((), "The id of a token that ends the output.")
+    stop: tuple[str, ...] = option((), "A string that ends the output and is left out of its text.")
     stop_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that end the output
-    top_logprobs: int = 0  # log-probabilities of so many likeliest tokens at each place
+    top_logprobs: int = option(0, "Log-probabilities of so many likeliest tokens at each place, in JSON.")
     return_context_logits: bool = False  # of every token of a decoder's prompt
     return_generation_logits: bool = False  # that each token was chosen from, before penalties and prohibitions
-    forced_bos_token_id: int | None = None  # must follow a lone start token (mBART-50: the target's language)
-    forced_eos_token_id: int | tuple[int, ...] | None = None  # must end an output of full length, one of several
-    ignore_eos: bool = False
-    num_beams: int = 1  # above 1: beam search
-    num_return_sequences: int = 1  # the best beams, or so many samples
-    length_penalty: float = 1.0  # beams are ranked by sum of log-probabilities / length ** length_penalty
-    early_stopping: bool | str = False  # end with num_beams hypotheses; "never": only when none can do better
-    diversity_rate: float = 0.0  # each rank among the continuations of one beam costs so much
+    forced_bos_token_id: int | None = option(
+        None, "The id of the output's first token (mBART-50: the target's language).", default=MODELS
+    )
+    forced_eos_token_id: int | tuple[int, ...] | None = option(
+        None, "The id of the last one, at full length; several, of which one must come: 2,5.", default=MODELS,
+        read=read_ids,
+    )  # fmt: skip
+    ignore_eos: bool = option(False, "Go on after the end token, up to the full length.")
+    num_beams: int = option(1, "Above 1: beam search of this width.", default=MODELS)
+    num_return_sequences: int = option(1, "Outputs of each input: the best beams, or so many samples.", default=MODELS)
+    length_penalty: float = option(  # beams are ranked by sum of log-probabilities / length ** length_penalty
+        1.0, "Of beams: above 0 favours long outputs.", default=MODELS
+    )
+    early_stopping: bool | str = option(
+        False, "Of beams: true ends with as many outcomes as beams, false when none is likely to do better, never when"
+        " none can.", default=MODELS, read=read_early_stopping,
+    )  # fmt: skip
+    diversity_rate: float = option(
+        0.0, "Each rank among the continuations of one beam costs so much.", flag="--beam-search-diversity-rate"
+    )
     loop_detection: bool = False
 
     def __post_init__(self) -> None:

@@ -68,6 +68,8 @@ def _check_lengths(params: SamplingParams) -> None:
 def _check_tokens(params: SamplingParams) -> None:
     if not all(params.stop) or not all(params.stop_words_ids):
         raise InputError("a stop string or word is empty; leave it out.")
+    if not all(word.strip() for word in params.bad_words):
+        raise InputError("a bad word is empty; leave it out.")
     if not all(params.bad_words_ids):
         raise InputError("bad_words_ids has a word without tokens; leave it out.")
     if not all(tokens for tokens, _ in params.sequence_bias):
