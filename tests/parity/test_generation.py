@@ -20,9 +20,23 @@ from vlm.generation import model_defaults, sampling_params
 from vlm.pipeline import Pipeline
 from vlm.runtime.request import Request
 
-PUBLISHED = json.loads((Path(__file__).parents[1] / "published" / "generation.json").read_text())
+TESTS = Path(__file__).parents[1]
 RESOLVED = {"eos_token_id", "decoder_start_token_id"}
 NEW = 14
+
+
+def published() -> dict[str, dict]:
+    """What folders say, by their names: config.json and generation_config.json."""
+    found = json.loads((TESTS / "published_generation.json").read_text())
+    for path in sorted((TESTS / "published").glob("*/config.json")):
+        own = {"config": json.loads(path.read_text())}
+        if (more := path.with_name("generation_config.json")).exists():
+            own["generation"] = json.loads(more.read_text())
+        found[path.parent.name.replace("__", "/", 1)] = own
+    return found
+
+
+PUBLISHED = published()
 
 
 def cpu(**options) -> RuntimeConfig:
