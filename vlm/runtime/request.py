@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from vlm.errors import InputError
@@ -111,7 +112,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         check(self)
 
-    @property
+    @cached_property
     def controlled(self) -> bool:
         """Does anything but temperature and the filters of a draw shape the choice?"""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
@@ -120,12 +121,12 @@ class SamplingParams:
             self.no_repeat_ngram_size or lengths or self.names_tokens or self.remove_invalid_values
         )
 
-    @property
+    @cached_property
     def returns_logits(self) -> bool:
         # the prompt's last token is that of the first step
         return self.return_generation_logits or self.return_context_logits
 
-    @property
+    @cached_property
     def names_tokens(self) -> bool:
         """Are there rules about certain tokens or sequences of them?"""
         several_ends = isinstance(self.forced_eos_token_id, tuple)
@@ -133,12 +134,12 @@ class SamplingParams:
         named = self.bad_words_ids or self.sequence_bias or self.suppress_tokens or self.begin_suppress_tokens
         return bool(named or several_ends or of_prompt)
 
-    @property
+    @cached_property
     def rare(self) -> bool:
         """Are there settings that change the logits last of all?"""
         return bool(self.exponential_decay_length_penalty or self.remove_invalid_values or self.renormalize_logits)
 
-    @property
+    @cached_property
     def filtered(self) -> bool:
         """Does a draw go by entropy or by probabilities alone, after top-k, top-p and min-p?"""
         return self.temperature > 0 and (
