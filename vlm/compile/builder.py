@@ -16,7 +16,8 @@ from torch import Tensor
 from vlm import __version__
 from vlm.checkpoint import Checkpoint, Progress, RoleWeights, copy_processor, write_checkpoint, write_roles
 from vlm.compile.engine_dir import FORMAT_VERSION, WHAT, EngineDir, Manifest, built_on, file_entries, is_engine
-from vlm.compile.hf_folder import HFFolder, generation_defaults
+from vlm.compile.generation_config import generation_defaults
+from vlm.compile.hf_folder import HFFolder
 from vlm.compile.tokenizer_files import make_tokenizer
 from vlm.config import DTYPES, BuildConfig, Config
 from vlm.convert import attempt
