@@ -7,7 +7,7 @@ import json
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -34,6 +34,21 @@ class Languages:
         return self.ids[code]
 
 
+class Piece(NamedTuple):
+    """A token and its place in a text; one that is none of a text is nowhere."""
+
+    id: int
+    start: int = -1
+    end: int = -1
+
+
+def ids_without(pieces: list[Piece], over: int, span: tuple[int, int], side: str) -> list[int]:
+    """Returns the tokens without `over` of those that lie in a span of the text, from its `side` on."""
+    inside = [i for i, piece in enumerate(pieces) if span[0] <= piece.start and piece.end <= span[1]]
+    left_out = set() if over <= 0 else set(inside[:over] if side == "left" else inside[-over:])
+    return [piece.id for i, piece in enumerate(pieces) if i not in left_out]
+
+
 class Tokenizer:
     """A thin wrapper that fixes how this project encodes and decodes."""
 
@@ -46,10 +61,16 @@ class Tokenizer:
         bos_token: str = "",
         eos_token: str = "",
         moses: Moses | None = None,
+        truncation_side: str | None = None,
     ):
         """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk; `moses`
-        splits texts before that and joins outputs."""
+        splits texts before that and joins outputs; `truncation_side` None: what the tokenizer's file says, else
+        "right"."""
         self.moses, self._warnings_left = moses, MOST_WARNINGS
+        own = (fast.truncation or {}).get("direction", "right")
+        self.truncation_side = truncation_side or own
+        fast.no_truncation()  # a published file may say so; Hugging Face does it when it is asked to
+        fast.no_padding()
         self.bos_token, self.eos_token = bos_token, eos_token
         self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
 
@@ -63,24 +84,36 @@ class Tokenizer:
         size, unknown = config.get("dictionary_size"), config.get("unk_token_id")
         known = None if size is None or unknown is None else (size, unknown)
         ends = (_content(config.get("bos_token")), _content(config.get("eos_token")))
-        moses = Moses.from_config(config.get("moses"))
-        return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known, *ends, moses)
+        moses, side = Moses.from_config(config.get("moses")), config.get("truncation_side")
+        target = _read(path / "tokenizer_target.json")
+        return cls(fast, _languages(fast, config), target, known, *ends, moses=moses, truncation_side=side)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens. InputError for what is no text: half of a surrogate pair."""
+        return [piece.id for piece in self.pieces(self.split(text))]
+
+    def split(self, text: str) -> str:
+        """Returns the text as its pieces are made of it: with Moses, its words and signs between blanks."""
+        if self.moses is None:
+            return text
         try:
-            split = self.moses.tokenize(text) if self.moses else text
-            found = self._fast.encode(split, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):
-            raise InputError(f"the text {text[:20]!r}… is not valid Unicode; give it as UTF-8.") from None
+            return self.moses.tokenize(text)
+        except UnicodeEncodeError:
+            raise _not_unicode(text) from None
+
+    def pieces(self, text: str) -> list[Piece]:
+        """Tokenizes what `split` returns, with the places in it."""
+        try:
+            found = self._fast.encode(text, add_special_tokens=False)
+        except TypeError:
+            raise _not_unicode(text) from None
         if self._known is None:
-            return found.ids
+            return [Piece(i, *place) for i, place in zip(found.ids, found.offsets, strict=True)]
         size, unknown = self._known
-        ids = [token if token < size else unknown for token in found.ids]
-        if unknown in ids and self._warnings_left:
-            places = [place for token, place in zip(ids, found.offsets, strict=True) if token == unknown]
-            self._warn_unknown(text, [split[begin:end] for begin, end in places])
-        return ids
+        pieces = [Piece(i if i < size else unknown, *at) for i, at in zip(found.ids, found.offsets, strict=True)]
+        if self._warnings_left and (unread := [text[p.start : p.end] for p in pieces if p.id == unknown]):
+            self._warn_unknown(text, unread)
+        return pieces
 
     def _warn_unknown(self, text: str, pieces: list[str]) -> None:
         self._warnings_left -= 1
@@ -96,12 +129,16 @@ class Tokenizer:
         """Returns a number of tokens that a text has at least, without tokenizing it: of long ones Moses takes long."""
         return len(text.split()) if self.moses else 0
 
-    def encode_source(self, text: str, *, language: str | None = None, limit: int | None = None) -> list[int]:
-        """As an encoder takes it, with its special tokens. `limit`: the text's end is cut off so that the whole has at
-        most so many tokens. InputError for a language that the model does not know or need."""
+    def encode_source(
+        self, text: str, *, language: str | None = None, limit: int | None = None, suffix: str = ""
+    ) -> list[int]:
+        """As an encoder takes it, with its special tokens, the suffix after the text. `limit`: the text is cut at the
+        `truncation_side` so that the whole has at most so many tokens. InputError for a language that the model does
+        not know or need."""
         if self.moses and limit is not None:  # a word is a token or more; the last ones change the ones before them
             text = " ".join(text.split(maxsplit=limit + 8)[: limit + 8])
-        body = self.encode(text)
+        body = self.split(text)
+        pieces = self.pieces(f"{body} {self.split(suffix)}".rstrip() if self.moses else body + suffix)
         if self.languages is None:
             if language is not None:
                 raise InputError(
@@ -116,8 +153,8 @@ class Tokenizer:
             end = [self._fast.token_to_id("</s>") if known is None else known]
             mark = [self.languages.id(code)]
             before, after = (mark, end) if self.languages.place == "prefix" else ([], end + mark)
-        room = len(body) if limit is None else max(0, limit - len(before) - len(after))
-        return [*before, *body[:room], *after]
+        over = 0 if limit is None else len(pieces) + len(before) + len(after) - limit
+        return [*before, *ids_without(pieces, over, (0, len(body)), self.truncation_side), *after]
 
     def id_of(self, token: str) -> int | None:
         return self._fast.token_to_id(token)
@@ -149,6 +186,10 @@ class Tokenizer:
         first = whole.special_tokens_mask.index(0) if 0 in whole.special_tokens_mask else len(whole.ids)
         last = len(whole.ids) - whole.special_tokens_mask[::-1].index(0) if first < len(whole.ids) else first
         return whole.ids[:first], whole.ids[last:]
+
+
+def _not_unicode(text: str) -> InputError:
+    return InputError(f"the text {text[:20]!r}… is not valid Unicode; give it as UTF-8.")
 
 
 def _read(file: Path) -> FastTokenizer | None:
