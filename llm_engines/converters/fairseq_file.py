@@ -72,7 +72,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             if kind is None or kind in inert:
                 raise CheckpointError(_unsafe(path, error)) from None
             made = type(kind.rpartition(".")[2], (Inert,), {})
-            inert |= {name: made for name in (kind, f"builtins.{kind}", f"__builtin__.{kind}")}
+            inert |= dict.fromkeys((kind, f"builtins.{kind}", f"__builtin__.{kind}"), made)
         except Exception as error:  # a damaged file may end in any of them
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
