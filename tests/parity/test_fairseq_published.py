@@ -79,7 +79,7 @@ def test_archive_to_translation(model, tmp_path, ending):
     assert (done.exit_code, done.stdout) == (0, pieces_to_text(tokens) + "\n")
     assert "warning" not in done.stderr
     unknown = call("translate", "Hello, 日本", "--model", archive, "--max-new-tokens", 2, "--device", "cpu")
-    assert "\nvlm: warning: the text 'Hello, 日本' has '日', '本', not in the model's dict" in f"\n{unknown.stderr}"
+    assert "\nvlm: warning: the text 'Hello , 日 本' has '日', '本', not in the model's dict" in f"\n{unknown.stderr}"
     assert vlm.load(folder, device="cpu").generate(text, max_new_tokens=9).token_ids == tokens
     if ending == "bz2":
         done = call("convert", archive, "-o", tmp_path / "ckpt")
