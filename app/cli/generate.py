@@ -66,7 +66,7 @@ def generate(
     of_json = partial(prompt_of, raw=raw_prompt)
     items = iter(()) if chat else texts.items_of(prompt, file, out, of_json=of_json)
     tuned = TunedPrompts.read(prompt_table, tasks)
-    name = model or decoding.asked_model()
+    name = decoding.asked_model() if model is None else model
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
     pipeline = decoding.load(name, options)

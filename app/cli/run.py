@@ -92,7 +92,7 @@ def run(
     check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
     asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat, pages)
     tuned = TunedPrompts.read(prompt_table, tasks)
-    name = model or asked.default_model()
+    name = asked.default_model() if model is None else model
     folder = None
     if check_accuracy:
         from vlm_app import accuracy
