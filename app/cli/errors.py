@@ -7,12 +7,13 @@ import errno
 import functools
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
 
-from vlm.errors import VlmError
+from vlm.errors import VlmError, VlmWarning
 
 PARTLY_FAILED = 1  # some pages of a job
 USER_ERROR = 2
@@ -38,7 +39,8 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
-            result = function(*args, **kwargs)
+            with _warnings_in_a_line():
+                result = function(*args, **kwargs)
             sys.stdout.flush()  # a full disk is told of here, not by Python at its exit
             return result
         except typer.Exit:
@@ -60,6 +62,24 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
 def _drop_output() -> None:
     """Python would complain again when it flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Ours are for users, so without a file and line of Python."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, VlmWarning):
+            complain(f"warning: {message}")
+        else:
+            shown(message, category, *rest, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _explain(error: Exception) -> int:

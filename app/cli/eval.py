@@ -43,6 +43,7 @@ def evaluate(
     src_lang: Annotated[str | None, typer.Option(help="As in vlm translate.")] = None,
     tgt_lang: Annotated[str | None, typer.Option(help="As in vlm translate.")] = None,
     prefix: texts.Prefix = None,
+    suffix: texts.Suffix = None,
     truncate: texts.Truncate = False,
     compare_hf: Annotated[bool, typer.Option("--compare-hf", help="Run Hugging Face on the same texts.")] = False,
     reference_dtype: ReferenceDType = None,
@@ -78,7 +79,7 @@ def evaluate(
     pairs, wrong = read_pairs(data, limit)
     folder = _hf_folder(model) if compare_hf else None
     pipeline = texts.load_text_model(model, options)
-    asked = (src_lang, tgt_lang, prefix, truncate)
+    asked = (src_lang, tgt_lang, prefix, truncate, suffix)
     result = {"model": model, **_run(pipeline, task, asked, pairs, sampling, metrics, folder, reference_dtype)}
     result["left_out"] = [*wrong, *result["left_out"]]
     _print(result)
@@ -136,15 +137,21 @@ def _run(
 
 
 def _to_input(
-    pipeline: Pipeline, task: str, source: str | None, target: str | None, prefix: str | None, truncate: bool
+    pipeline: Pipeline,
+    task: str,
+    source: str | None,
+    target: str | None,
+    prefix: str | None,
+    truncate: bool,
+    suffix: str | None,
 ) -> ToInput:
     from vlm_app.text.tasks import summary, translation
 
     if task == "translate":
-        return translation(pipeline, source, target, prefix, truncate)
+        return translation(pipeline, source, target, prefix, truncate, suffix)
     if source or target:
         raise InputError("--src-lang and --tgt-lang go with --task translate.")
-    return summary(pipeline, prefix, truncate)
+    return summary(pipeline, prefix, truncate, suffix)
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, Json, ReferenceDType,
 from vlm_app.cli.outputs import Printer
 from vlm_app.cli.profiling import print_profile
 from vlm_app.cli.progress import Progress
-from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL
+from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, InputIds, Suffix, Truncate
 from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, put_first
 from vlm_app.load_options import LoadOptions
 
@@ -57,6 +57,9 @@ def run(
         ),
     ] = None,
     raw_prompt: Annotated[str | None, typer.Option(help="The prompt as the model reads it, in no template.")] = None,
+    input_ids: InputIds = None,
+    suffix: Suffix = None,
+    truncate: Truncate = False,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
     prompt_table: TableFile = None,
@@ -90,7 +93,8 @@ def run(
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
     """
     check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
-    asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat, pages)
+    framing = {"suffix": suffix, "truncate": truncate or None}
+    asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat, input_ids, framing, pages)
     tuned = TunedPrompts.read(prompt_table, tasks)
     name = asked.default_model() if model is None else model
     folder = None
@@ -107,12 +111,12 @@ def run(
         asked.check_pages(pipeline)
         converse(pipeline, sampling, asked.images, tuned, as_json, run_profiling)
         return
-    printer = Printer(pipeline, sampling)
+    printer = Printer(pipeline, sampling, raw=raw)
     inputs = put_first(tuned, asked.inputs(pipeline))
-    if not as_json and (raw or sys.stdout.isatty()):
+    if not as_json and sampling.get("num_return_sequences", 1) == 1 and (raw or sys.stdout.isatty()):
         printer.stream(inputs)
     else:
-        printer.whole(inputs, as_json)
+        printer.whole(inputs, as_json, asked.places)
     if run_profiling and printer.done:
         print_profile(printer.profile, pipeline)
     if folder is not None and printer.done:

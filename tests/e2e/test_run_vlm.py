@@ -268,11 +268,11 @@ def test_rows_before_the_text_of_an_encoder(tmp_path):
     (("--prompt", "a"), "no model that is asked in words is packaged; name one"),
     (("--chat",), "no model that is asked in words is packaged; name one"),
     (("--prompt", "a", "--model", "mini-nougat", "--device", "cpu"), "--prompt alone is for models that are asked in"
-     " words; nougat takes --image"),
+     " words; nougat is for vlm run --image"),
     (("--image", "page.png", "--raw-prompt", "a", "--model", "mini-nougat", "--device", "cpu"),
      "--raw-prompt is for models that are asked in words"),
-    (("--chat", "--model", "mini-t5", "--device", "cpu"), "--chat is for models that are asked in words; t5 takes"
-     " --text"),
+    (("--chat", "--model", "mini-t5", "--device", "cpu"), "--chat is for models that are asked in words; t5 is for"
+     " vlm run --text"),
     (("--tasks", "1", "--text", "a"), "add --prompt-table FILE.npy"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(flags, says, tmp_path, monkeypatch):
