@@ -12,6 +12,7 @@ from vlm_app.teacher_forcing import Distance, distances, places
 
 from vlm.errors import InputError
 from vlm.files import read_json
+from vlm.registry import match_family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,6 +98,11 @@ def verify(
     `reference_dtype` None: the engine's. Raises InputError where so many tokens leave no room, and OutOfMemoryError.
     """
     config = read_json(folder / "config.json", InputError, "Hugging Face model folder")
+    if (family := match_family(config).name) != pipeline.family.name:
+        raise InputError(
+            f"{folder.name} is a {family} model, the engine was made of a {pipeline.family.name} model; give the folder"
+            " that it was made of."
+        )
     placeholder = config.get("image_token_id", config.get("image_token_index"))
     inputs = RandomInputs(pipeline, placeholder, new_tokens, seed).all()
     sampling = greedy({"max_new_tokens": new_tokens, "min_new_tokens": new_tokens})  # none ends early

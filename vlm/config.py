@@ -13,6 +13,7 @@ from vlm.options import option
 
 DTYPES = ("float32", "float16", "bfloat16")
 BACKENDS = ("torch", "onnxruntime", "tensorrt")
+MAX_THREADS = 1024  # OpenMP ends the process where it cannot start them
 QUANTIZATIONS = ("int8",)  # of weights alone; what they meet stays in the computing type
 
 
@@ -179,6 +180,8 @@ class RuntimeConfig(Config):
         for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            wrong.append(f"threads is {self.threads}, it must be at most {MAX_THREADS}")
         for name in ("threads", "max_batch_size", "max_kv_blocks"):
             if (value := getattr(self, name)) is not None and value < 1:
                 wrong.append(f"{name} is {value}, it must be at least 1")

@@ -76,6 +76,8 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     Raises ModelNotFoundError that lists what is allowed, UnsupportedModelError for a kind that is known and not served.
     """
     name, path = str(model), Path(model).expanduser()
+    if not name:
+        raise ModelNotFoundError(f"the model's name is empty; {_allowed()}.")
     if name in packaged_models():
         path = packaged_models()[name]
     elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
@@ -105,11 +107,15 @@ def _unknown(name: str, path: Path) -> str:
         state = "is a folder that holds neither an engine, nor a checkpoint, nor a config.json"
     elif os.path.exists(path):
         state = "is a file that is no model"
-    packaged = listed(packaged_models()) or "none"
     near = f" (is it {listed(found)}?)" if state == "does not exist" and (found := similar_names(name)) else ""
+    return f"model {name!r} {state}{near}; {_allowed()}."
+
+
+def _allowed() -> str:
+    packaged = listed(packaged_models()) or "none"
     return (
-        f"model {name!r} {state}{near}; give a packaged name ({packaged}), a Hub id (owner/name), a Hugging Face"
-        " folder, a FairSeq or .nemo archive, a checkpoint or an engine directory."
+        f"give a packaged name ({packaged}), a Hub id (owner/name), a Hugging Face folder, a FairSeq or .nemo archive,"
+        " a checkpoint or an engine directory"
     )
 
 

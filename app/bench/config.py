@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vlm.config import BACKENDS, QUANTIZATIONS, Config
+from vlm.config import BACKENDS, MAX_THREADS, QUANTIZATIONS, Config
 from vlm.errors import InputError, listed
 
 
@@ -29,6 +29,8 @@ class SubjectConfig(Config):
         if (self.arch is None) == (self.model is None):
             raise InputError("give either --model NAME, or --random-weights --arch NAME.")
         self._at_least(1, "repeats", "hf_batch_size", "threads")
+        if self.threads is not None and self.threads > MAX_THREADS:
+            raise InputError(f"--threads is {self.threads}; it must be at most {MAX_THREADS}.")
         known = [*BACKENDS, *(f"onnxruntime-{kind}" for kind in QUANTIZATIONS)]
         if odd := [name for name in self.backends if name not in known]:
             raise InputError(f"--backend holds {listed(odd)}; allowed are {listed(known)}, apart by ','.")

@@ -43,8 +43,10 @@ def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
         try:
             result = json.loads(path.read_text(encoding="utf-8"))
             rows(result)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is no result of `vlm bench ... --json`: {error!r}.") from None
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}; give files that --json wrote.") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise InputError(f"{path} is no result of `vlm bench ... --json`; give a file that it wrote.") from None
         results.append(result)
     return results
 

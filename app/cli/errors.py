@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import sys
@@ -18,6 +19,8 @@ PARTLY_FAILED = 1  # some pages of a job
 USER_ERROR = 2
 INTERNAL_ERROR = 70  # EX_SOFTWARE
 INTERRUPTED = 130
+# what a disk or a folder refuses, and no mistake of the program's
+REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG}
 
 
 def debugging() -> bool:
@@ -37,12 +40,13 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             with _warnings_in_a_line():
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            sys.stdout.flush()  # a full disk is told of here, not by Python at its exit
+            return result
         except typer.Exit:
             raise
         except BrokenPipeError:
-            # the reader of our output has gone; Python would complain again when it flushes at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _drop_output()  # its reader has gone
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
             complain("interrupted.")
@@ -53,6 +57,11 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(_explain(error)) from None
 
     return guarded
+
+
+def _drop_output() -> None:
+    """Python would complain again when it flushes stdout at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextlib.contextmanager
@@ -76,6 +85,13 @@ def _warnings_in_a_line() -> Iterator[None]:
 def _explain(error: Exception) -> int:
     if isinstance(error, VlmError):
         complain(error)
+        return USER_ERROR
+    if isinstance(error, OSError) and error.errno in REFUSED:
+        what = f"{error.filename} cannot be used" if error.filename else "the output cannot be written"
+        complain(f"{what}: {error.strerror}; choose another place or make room there.")
+        if not error.filename:
+            with contextlib.suppress(OSError, ValueError):  # stdout may have no file beneath
+                _drop_output()
         return USER_ERROR
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     complain(f"internal error, {reason}; `vlm --debug ...` shows where, please report it.")

@@ -72,7 +72,7 @@ def generate(
     else:
         items = texts.items_of(prompt, file, out, of_json=partial(prompt_of, raw=raw_prompt))
     tuned = TunedPrompts.read(prompt_table, tasks)
-    name = model or decoding.asked_model()
+    name = decoding.asked_model() if model is None else model
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
     pipeline = decoding.load(name, options)

@@ -96,7 +96,7 @@ def run(
     framing = {"suffix": suffix, "truncate": truncate or None}
     asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat, input_ids, framing, pages)
     tuned = TunedPrompts.read(prompt_table, tasks)
-    name = model or asked.default_model()
+    name = asked.default_model() if model is None else model
     folder = None
     if check_accuracy:
         from vlm_app import accuracy

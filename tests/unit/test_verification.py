@@ -79,6 +79,13 @@ def test_another_model_fails_at_any_tolerance(tmp_path):
     assert found.exit_code == 1 and "of the tokens agree where 99% must" in found.stderr
 
 
+def test_a_model_of_another_family(tmp_path):
+    engine = engine_dir(tiny.gpt2(seed=1), tmp_path)
+    found = verified(engine.path, "mini-nougat")
+    assert found.exit_code == 2 and len(found.stderr.splitlines()) == 1
+    assert "mini-nougat is a nougat model, the engine was made of a" in found.stderr
+
+
 def test_a_larger_type_of_the_reference(tmp_path):
     engine = rebuilt(engine_dir(tiny.gpt2(seed=1), tmp_path), dtype="bfloat16")
     same = verified(engine.path, tmp_path / "hf", "--new-tokens", 8)

@@ -182,10 +182,17 @@ def _share_embedding(modules: dict[str, nn.Module]) -> None:
 def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not _out_of_memory(error):
+            raise
         size = sum((engine.path / name).stat().st_size for name in engine.manifest.files)
         free = f"{torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB" if device.type == "cuda" else "too little memory"
         raise OutOfMemoryError(
             f"the engine needs {size / 2**30:.1f} GiB for weights and its KV cache besides, {device} has {free} free;"
             " lower --max-batch-size, --max-seq-len or --kv-cache-free-gpu-memory-fraction, or give --dtype bfloat16."
         ) from error
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Says whether there is too little memory. On the CPU torch's allocator says so in words alone."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

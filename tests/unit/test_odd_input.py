@@ -1,0 +1,87 @@
+"""Values and files that nobody would give on purpose: one sentence, no traceback, nothing that ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vlm
+from tests.prompted_kit import call
+from vlm.config import MAX_THREADS, RuntimeConfig
+from vlm.errors import ConfigError, ModelNotFoundError, OutOfMemoryError
+from vlm.resolve import locate
+
+
+def one_sentence(result):
+    lines = [line for line in result.stderr.splitlines() if line.startswith("vlm: ")]
+    assert result.exit_code == 2 and len(lines) == 1 and lines[0].endswith("."), result.stderr
+    assert "internal error" not in lines[0]
+    return lines[0]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "odd-cache"))
+
+
+@pytest.mark.parametrize("verb", [
+    ("run", "--text", "a"), ("generate", "a"), ("summarize", "a"), ("translate", "a"),
+    ("bench", "text", "--device", "cpu"),
+], ids=lambda verb: verb[0])  # fmt: skip
+def test_an_empty_name_is_no_model(verb):
+    """It is neither the working directory nor the default."""
+    assert "the model's name is empty; give a packaged name" in one_sentence(call(*verb, "--model", ""))
+
+
+def test_an_empty_name_is_no_model_for_python():
+    with pytest.raises(ModelNotFoundError, match="the model's name is empty"):
+        locate("")
+
+
+def test_an_empty_name_is_no_image():
+    result = call("run", "--image", "", "--device", "cpu", "--max-new-tokens", 2)
+    assert "the image's name is empty; give the path of an image file" in one_sentence(result)
+
+
+def test_threads_that_no_machine_has():
+    """OpenMP would end the process."""
+    said = f"it must be at most {MAX_THREADS}"
+    with pytest.raises(ConfigError, match=f"threads is 100000, {said}"):
+        RuntimeConfig(threads=100_000)
+    assert said in one_sentence(call("run", "--text", "a", "--threads", 100_000))
+    assert said in one_sentence(call("bench", "text", "--model", "mini-t5", "--threads", 100_000))
+
+
+def test_a_cache_larger_than_the_memory():
+    """On the CPU torch says so with a plain RuntimeError."""
+    with pytest.raises(OutOfMemoryError, match="lower --max-batch-size, --max-seq-len"):
+        vlm.load("mini-t5", device="cpu", max_batch_size=10**11)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk():
+    """In one sentence, and Python says nothing when it flushes at its exit."""
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "vlm_app.cli.main", "models"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done.stderr
+    assert "vlm: the output cannot be written: No space left on device; choose another place" in done.stderr
+
+
+def test_a_closed_pipe():
+    command = f"{sys.executable} -m vlm_app.cli.main models; echo $? >&2"
+    done = subprocess.run(["bash", "-c", f"({command}) | true"], capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr and done.stderr.split()[-1:] == ["0"], done.stderr
+
+
+@pytest.mark.parametrize(("content", "says"), [
+    (None, "cannot be read: Is a directory"), ("", "is no result of"), ("[]", "is no result of"),
+    ('{"kind": "text"}', "is no result of"), ("[" * 100_000, "is no result of"),
+])  # fmt: skip
+def test_what_no_benchmark_wrote(content, says, tmp_path):
+    path = tmp_path / "result.json"
+    path.mkdir() if content is None else path.write_text(content)
+    assert says in one_sentence(call("bench", "table", path))
