@@ -55,7 +55,7 @@ def inputs_of(model) -> list[list[int]]:
 
 def ours(pipe: Pipeline, model, texts: list[list[int]], **options) -> list:
     name = "encoder_input_ids" if model.config.is_encoder_decoder else "decoder_prompt_token_ids"
-    return pipe.generate([{name: ids} for ids in texts], max_new_tokens=NEW, **options)
+    return pipe.generate([{name: ids} for ids in texts], max_new_tokens=NEW, do_sample=False, **options)
 
 
 @torch.no_grad()
