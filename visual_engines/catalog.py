@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from visual_engines.unsupported import unsupported as unsupported  # a catalog's function
 from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 
 MODELS = (
@@ -47,13 +48,17 @@ VICUNA_SYSTEM = (
 def _is_nougat(config: dict[str, Any]) -> bool:
     parts = [config.get(part) or {} for part in ("encoder", "decoder")]
     types = [part.get("model_type") if isinstance(part, dict) else None for part in parts]
-    return config.get("model_type") == "vision-encoder-decoder" and types == ["donut-swin", "mbart"]
+    return config.get("model_type") in ("vision-encoder-decoder", "nougat") and types == ["donut-swin", "mbart"]
 
 
 def _is_blip2(*text_types: str) -> Any:
     def matches(config: dict[str, Any]) -> bool:
-        text = config.get("text_config")
-        return config.get("model_type") == "blip-2" and isinstance(text, dict) and text.get("model_type") in text_types
+        text = config.get("text_config") or {}
+        return (
+            config.get("model_type") == "blip-2"
+            and isinstance(text, dict)
+            and text.get("model_type", "opt") in text_types
+        )
 
     return matches
 

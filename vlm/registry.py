@@ -1,7 +1,8 @@
 """Model families and where they come from: catalogs, found through the entry-point group `vlm.catalogs`.
 
 A catalog is a light module (no torch) with tuples: `MODELS` of `ModelRef`, `FAMILIES` of `FamilySpec` and, where it has
-any, `CONVERTERS` of `ConverterRef`. A package of its own may bring another one.
+any, `CONVERTERS` of `ConverterRef`. Its function `unsupported(config, folder)`, if any, returns what to tell of a model
+that is known and not run here. A package of its own may bring another one.
 """
 
 from __future__ import annotations
@@ -147,8 +148,13 @@ def converter_of(path: Path) -> ConverterRef | None:
     return next(found, None)
 
 
-def match_family(config: dict[str, Any]) -> FamilySpec:
-    """The family of a Hugging Face config.json; ConfigError when there is none."""
+def match_family(config: dict[str, Any], folder: Path | None = None) -> FamilySpec:
+    """The family of a Hugging Face config.json; ConfigError when there is none. `folder` holds its processor's files,
+    where models of one configuration differ in them."""
+    for catalog in catalogs():
+        tell = getattr(catalog, "unsupported", None)
+        if tell is not None and (sentence := tell(config, folder)) is not None:
+            raise ConfigError(sentence)
     for spec in families().values():
         if spec.matches(config):
             return spec

@@ -45,7 +45,7 @@ def convert_folder(source: Path, out: Path, *, progress: Progress | None = None)
     if (converter := converter_of(Path(source))) is not None:
         return converter.load()(Path(source), Path(out), progress=progress)
     folder = HFFolder(Path(source))
-    spec = match_family(folder.config)
+    spec = match_family(folder.config, folder.path)
     configs = role_configs(spec, folder.config)
     roles = convert_roles(folder.tensors, spec, configs, folder.path)
     with _processor_files(folder, spec) as files:
