@@ -33,6 +33,7 @@ class Blip2VisionConfig(VisionConfig):
     cross_every: int  # layers: the first of so many looks at the image
     activation: str
     norm_eps: float
+    image_token_id: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.tower, dict):
@@ -76,6 +77,7 @@ def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
         cross_every=queries.take("cross_attention_frequency", 2),
         activation=queries.allow("hidden_act", ACTIVATIONS, default="gelu"),
         norm_eps=queries.take("layer_norm_eps", 1e-12),
+        image_token_id=hf.get("image_token_index", hf.get("image_token_id")),
     )
     queries.finish()
     return config

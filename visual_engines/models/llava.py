@@ -28,6 +28,7 @@ class LlavaVisionConfig(VisionConfig):
     activation: str = "gelu"
     bias: bool = True
     whole: bool = False  # with the first row, which is a class token's
+    image_token_id: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.tower, dict):
@@ -59,6 +60,7 @@ def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
         activation=fields.allow("projector_hidden_act", ACTIVATIONS, default="gelu"),
         bias=bool(fields.take("multimodal_projector_bias", True)),
         whole=strategy == "full",
+        image_token_id=hf.get("image_token_index", hf.get("image_token_id", 32000)),
     )
     fields.finish()
     return config
