@@ -17,8 +17,8 @@ MODELS = (
 )
 
 
-def _is_vila(folder: Path) -> bool:
-    """VILA names itself as LLaVA's first form does, which llava-hf's folders do not."""
+def _is_llava(folder: Path) -> bool:
+    """LLaVA's own form, which llava-hf's folders do not have. VILA names itself so too."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -30,7 +30,10 @@ def _is_vila(folder: Path) -> bool:
     )
 
 
-CONVERTERS = (ConverterRef("vila", "visual_engines.converters.vila:convert", _is_vila),)
+CONVERTERS = (
+    ConverterRef("vila", "visual_engines.converters.vila:convert", lambda f: _is_llava(f) and (f / "llm").is_dir()),
+    ConverterRef("llava", "visual_engines.converters.llava:convert", _is_llava),
+)
 
 # of Vicuna, on which LLaVA and VILA were built: a conversation in words
 VICUNA = (
@@ -43,6 +46,11 @@ VICUNA_SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, and"
     " polite answers to the user's questions. "
 )
+
+
+def vicuna(system: str) -> str:
+    """Returns Vicuna's template with a sentence that begins each conversation."""
+    return f"{{{{ {system!r} }}}}{VICUNA}"
 
 
 def _is_nougat(config: dict[str, Any]) -> bool:
@@ -298,7 +306,7 @@ FAMILIES = (
         },
         matches=lambda config: config.get("model_type") == "vila",
         inputs=("image", "text"),
-        prompt=PromptFormat(template=f"{{{{ {VICUNA_SYSTEM!r} }}}}{VICUNA}"),
+        prompt=PromptFormat(template=vicuna(VICUNA_SYSTEM)),
         image_processor="SiglipImageProcessor",
         architectures={"vila-1.5-3b": _vila_3b},
     ),
