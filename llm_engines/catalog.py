@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
+from vlm.unsupported import ModelFiles, Unsupported
 
 MODELS = (
     ModelRef("bart", "llm_engines.models.bart:SPEC"),
@@ -32,6 +33,28 @@ CONVERTERS = (
     ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq),
     ConverterRef("nemo", "llm_engines.converters.nemo:convert", _is_nemo),
 )
+
+
+def _is_half(ending: str, *model_types: str) -> Any:
+    """Matches a configuration whose every architecture is one side of an encoder-decoder model."""
+
+    def matches(model: ModelFiles) -> bool:
+        names = model.architectures
+        known = model.config.get("model_type") in model_types
+        return known and bool(names) and all(name.endswith(ending) for name in names)
+
+    return matches
+
+
+UNSUPPORTED = (
+    Unsupported(_is_half("EncoderModel", "t5", "mt5", "umt5", "longt5"),
+                lambda m: f"is the encoder of a T5 alone ({m.architectures[0]}); give the whole model, of which vlm"
+                          " encode runs the encoder (google-t5/t5-small)"),
+    Unsupported(_is_half("ForCausalLM", "bart", "mbart", "plbart", "marian", "pegasus", "m2m_100", "blenderbot",
+                         "blenderbot-small"),
+                lambda m: f"is the decoder of an encoder-decoder model alone ({m.architectures[0]}); give the whole"
+                          f" model (architectures: {m.architectures[0].replace('CausalLM', 'ConditionalGeneration')})"),
+)  # fmt: skip
 
 
 def _is(*model_types: str) -> Any:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from visual_engines.unsupported import unsupported as unsupported  # a catalog's function
+from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 
 MODELS = (

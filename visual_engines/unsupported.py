@@ -5,9 +5,9 @@ A light module: no torch.
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
+
+from vlm.unsupported import ModelFiles, Unsupported
 
 ASK = "to ask about images, give a LLaVA-1.5, BLIP-2 or VILA-1.5 model (--model llava-hf/llava-1.5-7b-hf)"
 READ = "to read pages, give a Nougat model (--model facebook/nougat-base)"
@@ -77,62 +77,53 @@ TOWERS = ("blip_2_vision_model", "clip", "clip_vision_model", "siglip", "siglip2
 READERS = {"vit": "TrOCR", "deit": "TrOCR", "beit": "TrOCR"}  # by their encoders, before a TrOCR decoder
 
 
-def unsupported(config: dict[str, Any], folder: Path | None) -> str | None:
-    """Returns the sentence for a model that is known and not run here; None for any other. `folder`: where its
-    processor's files are."""
-    kind = config.get("model_type")
+def says(model: ModelFiles) -> str | None:
+    """Returns what to tell of a model that is known and not run here; None for any other."""
+    kind = model.config.get("model_type")
     if kind == "mistral3":
-        name = "LightOnOCR" if "LightOn" in str(config.get("architectures")) else "Mistral Small 3.1 with images"
-        return _sentence(kind, name, READ if name == "LightOnOCR" else ASK)
-    if kind in TOWERS:
-        return _sentence(kind, "a visual tower alone, which writes no text", ASK)
+        light = any("LightOn" in name for name in model.architectures)
+        return _words(kind, *(("LightOnOCR", READ) if light else ("Mistral Small 3.1 with images", ASK)))
+    if kind in TOWERS and model.path is not None:  # on the Hub it may be a LLaVA's
+        return _words(kind, "a visual tower alone, which writes no text", ASK)
     if kind in ("vision-encoder-decoder", "nougat"):
-        return _encoder_decoder(config, folder)
+        return _encoder_decoder(model)
     if isinstance(kind, str) and kind in MODEL_TYPES:
-        return _sentence(kind, *MODEL_TYPES[kind])
+        return _words(kind, *MODEL_TYPES[kind])
     return None
 
 
-def _sentence(kind: Any, name: str, instead: str) -> str:
-    return f"this is {name} (model_type {kind!r}), which is no family here; {instead}."
+UNSUPPORTED = (Unsupported(lambda model: says(model) is not None, lambda model: says(model) or ""),)
 
 
-def _encoder_decoder(config: dict[str, Any], folder: Path | None) -> str | None:
+def _words(kind: Any, name: str, instead: str) -> str:
+    return f"is {name} (model_type {kind!r}), which is no family here; {instead}"
+
+
+def _encoder_decoder(model: ModelFiles) -> str | None:
     """Donut, texify and Nougat have one model_type, encoder and decoder: what tells them apart is the processor."""
-    kind = config["model_type"]
-    encoder, decoder = (_model_type(config.get(part)) for part in ("encoder", "decoder"))
+    kind, parts = model.config["model_type"], [model.config.get(part) for part in ("encoder", "decoder")]
+    if not all(isinstance(part, dict) for part in parts):
+        return None
+    encoder, decoder = (str(part.get("model_type")) for part in parts)
     if (encoder, decoder) != ("donut-swin", "mbart"):
-        name = READERS.get(str(encoder)) if decoder == "trocr" else None
-        parts = f"an encoder-decoder of {encoder} and {decoder}"
-        return _sentence(kind, f"{name}, {parts}" if name else parts, READ if name else CAPTION)
-    named = (processor_names(folder) if folder is not None else set()) or {str(config.get("_name_or_path", ""))}
+        name = READERS.get(encoder) if decoder == "trocr" else None
+        what = f"an encoder-decoder of {encoder} and {decoder}"
+        return _words(kind, f"{name}, {what}" if name else what, READ if name else CAPTION)
+    named = processor_names(model) or {str(model.config.get("_name_or_path", ""))}
     if any("VariableDonut" in name or "texify" in name for name in named):
-        return _sentence(kind, "texify, whose image processor is code of its own", READ)
+        return _words(kind, "texify, whose image processor is code of its own", READ)
     if any(name.startswith(("Donut", "XLMRoberta")) or "donut" in name for name in named):
-        return _sentence(kind, "Donut", READ)
+        return _words(kind, "Donut", READ)
     return None
 
 
-def _model_type(part: Any) -> str | None:
-    return part.get("model_type") if isinstance(part, dict) else None
-
-
-def processor_names(folder: Path) -> set[str]:
+def processor_names(model: ModelFiles) -> set[str]:
     """Returns the classes that a folder's processor and tokenizer files name."""
     named: set[str] = set()
     for file in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
-        settings = _read(folder / file)
+        settings = model.read(file)
         for part in (settings, settings.get("image_processor")):
             if isinstance(part, dict):
                 keys = ("image_processor_type", "feature_extractor_type", "processor_class", "tokenizer_class")
                 named |= {str(part[key]) for key in keys if part.get(key)}
     return named
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Returns the settings of a file, {} where it is missing; a damaged one is named by who needs it."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -9,10 +9,16 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
+from vlm.options import option
 
 DTYPES = ("float32", "float16", "bfloat16")
 BACKENDS = ("torch", "onnxruntime", "tensorrt")
 QUANTIZATIONS = ("int8",)  # of weights alone; what they meet stays in the computing type
+
+
+def read_targets(text: str) -> tuple[str, ...]:
+    """Reads `sm80,sm86` as its parts."""
+    return tuple(part.strip().lower() for part in text.split(",") if part.strip())
 
 
 class Config:
@@ -96,13 +102,22 @@ class VisionConfig(Config):
 class BuildConfig(Config):
     """What an engine is built for; kept in its manifest. `None` means: as much as the model allows."""
 
-    dtype: str = "float32"
-    max_batch_size: int = 8
-    max_seq_len: int | None = None
-    max_encoder_input_len: int | None = None
-    backend: str = "torch"
-    target: tuple[str, ...] = ()  # compute capabilities of a TensorRT plan, "sm89"; (): of this machine
-    quantization: str | None = None
+    dtype: str = option("float32", f"Computing type, and that of the weights: {', '.join(DTYPES)}.")
+    max_batch_size: int = option(8, "Sequences decoded at once, at most.")
+    max_seq_len: int | None = option(
+        None, "Decoder tokens a sequence, prompt included.", default="what the model was made for"
+    )
+    max_encoder_input_len: int | None = option(
+        None, "Encoder rows (tokens of a text) a request.", default="what the model takes"
+    )
+    backend: str = option("torch", f"What runs it: {', '.join(BACKENDS)}.")
+    target: tuple[str, ...] = option(  # compute capabilities; (): of this machine
+        (), "GPUs of a TensorRT plan, like sm80,sm86.", default="the one here; without one, all from sm80 on",
+        read=read_targets,
+    )  # fmt: skip
+    quantization: str | None = option(
+        None, f"Of the weights: {', '.join(QUANTIZATIONS)} (backend onnxruntime).", default="as --dtype says"
+    )
 
     def __post_init__(self) -> None:
         wrong = []
@@ -147,11 +162,13 @@ class BuildConfig(Config):
 class RuntimeConfig(Config):
     """How an engine is run."""
 
-    device: str = "auto"  # "auto" | "cpu" | "cuda" | "cuda:N"
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
     block_size: int = 16  # tokens a KV block
     burst: int = 16  # decode steps between two looks of the host
-    kv_cache_free_gpu_memory_fraction: float = 0.9  # of what is free once the weights are loaded
-    cross_kv_cache_fraction: float = 0.5  # of the pool
+    kv_cache_free_gpu_memory_fraction: float = option(
+        0.9, "The cache's share of a GPU's memory that is free once the weights are loaded."
+    )
+    cross_kv_cache_fraction: float = option(0.5, "The share of a GPU's cache for keys and values of the encoder.")
     max_kv_blocks: int | None = None  # None: from the fraction (CUDA) or for a full batch (CPU)
     max_batch_size: int | None = None  # None: as built
     max_encoder_batch_size: int = 8  # images encoded in one pass
@@ -160,15 +177,16 @@ class RuntimeConfig(Config):
     prefix_sharing: bool = True  # equal beginnings of prompts are computed and kept once
     encoder_cache_size: int = 256  # images whose features are kept for their next use
     cuda_graphs: bool = True
-    threads: int | None = None  # on the CPU; None: what torch and ONNX Runtime take by themselves
+    threads: int | None = option(None, "CPU threads.", default="as many as there are cores")
 
     def __post_init__(self) -> None:
         wrong = []
         for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens", "max_prefill_tokens"):
             if getattr(self, name) < 1:
                 wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.threads is not None and self.threads < 1:
-            wrong.append(f"threads is {self.threads}, it must be at least 1")
+        for name in ("threads", "max_batch_size", "max_kv_blocks"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                wrong.append(f"{name} is {value}, it must be at least 1")
         if self.encoder_cache_size < 0:
             wrong.append(f"encoder_cache_size is {self.encoder_cache_size}, it must be 0 (off) or more")
         for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):

@@ -47,6 +47,10 @@ class ConfigError(VlmError):
     """A model configuration holds fields that are unknown or unsupported and that change the maths."""
 
 
+class UnsupportedModelError(ConfigError):
+    """A model is recognized as of a kind that is not served."""
+
+
 class CheckpointError(VlmError):
     """Weights are missing, superfluous, of the wrong shape, or unreadable."""
 

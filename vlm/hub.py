@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.compile.hf_folder import PROCESSOR_FILES
 from vlm.errors import ModelNotFoundError
+from vlm.registry import unsupported
+from vlm.unsupported import ModelFiles, check_supported
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -20,11 +22,40 @@ REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")  # owner/name, o
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
 TIMEOUT_SECONDS = 10
+# the first models had no owner; the Hub answers to those names with the owners they have now
+OWNERS = {
+    "openai-community": "gpt2 gpt2-medium gpt2-large gpt2-xl openai-gpt roberta-base-openai-detector"
+                        " roberta-large-openai-detector",
+    "google-t5": "t5-small t5-base t5-large t5-3b t5-11b",
+    "distilbert": "distilgpt2 distilroberta-base distilbert-base-cased distilbert-base-uncased"
+                  " distilbert-base-multilingual-cased distilbert-base-german-cased"
+                  " distilbert-base-uncased-finetuned-sst-2-english distilbert-base-cased-distilled-squad"
+                  " distilbert-base-uncased-distilled-squad",
+    "google-bert": "bert-base-uncased bert-base-cased bert-large-uncased bert-large-cased bert-base-chinese"
+                   " bert-base-german-cased bert-base-multilingual-cased bert-base-multilingual-uncased"
+                   " bert-large-uncased-whole-word-masking bert-large-cased-whole-word-masking",
+    "FacebookAI": "roberta-base roberta-large roberta-large-mnli xlm-roberta-base xlm-roberta-large"
+                  " xlm-mlm-en-2048 xlm-mlm-17-1280 xlm-mlm-100-1280 xlm-clm-ende-1024 xlm-clm-enfr-1024",
+    "albert": "albert-base-v1 albert-base-v2 albert-large-v1 albert-large-v2 albert-xlarge-v2 albert-xxlarge-v2",
+    "xlnet": "xlnet-base-cased xlnet-large-cased",
+    "almanach": "camembert-base",
+    "Salesforce": "ctrl",
+    "transfo-xl": "transfo-xl-wt103",
+}  # fmt: skip
+CANONICAL = {name: f"{owner}/{name}" for owner, names in OWNERS.items() for name in names.split()}
 
 
 def is_repo_id(name: str) -> bool:
     """Says whether `name` has the form `owner/name` or `owner/name@revision`."""
     return REPO_ID.fullmatch(name) is not None
+
+
+def repo_id(name: str) -> str | None:
+    """Returns the repository that a name stands for, perhaps with a revision: one without an owner by the owner that
+    the Hub gave it; None for what is no name on the Hub."""
+    old, at, revision = name.partition("@")
+    full = CANONICAL.get(old, old) + at + revision
+    return full if is_repo_id(full) else None
 
 
 def needed_files(names: Iterable[str]) -> list[str]:
@@ -55,7 +86,8 @@ def download(
     """A repository -> its folder in the Hub's own cache (`$HF_HOME`). Without a network an earlier download serves.
 
     `repo_id` may carry the revision: `owner/name@revision`. `endpoint` None: the public Hub, or `$HF_ENDPOINT`.
-    Raises ModelNotFoundError: no such repository or revision, no access, no network, no weights in it.
+    Raises ModelNotFoundError: no such repository or revision, no access, no network, no weights in it; and
+    UnsupportedModelError, before the weights are fetched, for a kind that is known and not served.
     """
     from huggingface_hub import errors
 
@@ -81,14 +113,30 @@ def _snapshot(repo_id: str, revision: str | None, endpoint: str | None, progress
     from huggingface_hub import HfApi, snapshot_download
 
     info = HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    files = needed_files(file.rfilename for file in info.siblings or ())
+    names = [file.rfilename for file in info.siblings or ()]
+    top = frozenset(name.partition("/")[0] for name in names)
+    check_supported(ModelFiles(f"the Hub's model {repo_id}", top, info.config or {}), unsupported())
+    files = needed_files(names)
     _check_usable(repo_id, files)
     options: dict[str, Any] = {"tqdm_class": _meter(f"Downloading {repo_id}", _size(info, files), progress)}
-    return Path(snapshot_download(repo_id, revision=info.sha, allow_patterns=files, endpoint=endpoint, **options))
+    # by the revision's name, not its commit: the cache then knows without a network which commit that was
+    return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files, endpoint=endpoint, **options))
 
 
 def _cached(repo_id: str, revision: str | None, error: Exception) -> Path:
     """What an earlier download left, complete, when the Hub cannot be asked."""
+    old = repo_id.rpartition("/")[2]
+    for name in (repo_id, *([old] if CANONICAL.get(old) == repo_id else [])):  # other programs cache under the old name
+        if (folder := _complete(name, revision)) is not None:
+            return folder
+    raise ModelNotFoundError(
+        f"the Hub's model {repo_id} could not be fetched ({_first_line(error)}) and is not in the local cache;"
+        " check the network and run again (a broken download resumes), or give a folder on disk."
+    ) from error
+
+
+def _complete(repo_id: str, revision: str | None) -> Path | None:
+    """Returns the cached folder of a repository; None where it is not there or lacks its weights."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -96,12 +144,9 @@ def _cached(repo_id: str, revision: str | None, error: Exception) -> Path:
         folder = snapshot_download(repo_id, revision=revision, allow_patterns=["config.json"], local_files_only=True)
         files = (file.relative_to(folder).as_posix() for file in Path(folder).rglob("*") if file.is_file())
         _check_usable(repo_id, needed_files(files))
-        return Path(folder)
     except (LocalEntryNotFoundError, ModelNotFoundError):
-        raise ModelNotFoundError(
-            f"the Hub's model {repo_id} could not be fetched ({_first_line(error)}) and is not in the local cache;"
-            " check the network and run again (a broken download resumes), or give a folder on disk."
-        ) from error
+        return None
+    return Path(folder)
 
 
 def _check_usable(repo_id: str, files: list[str]) -> None:

@@ -57,6 +57,7 @@ class InputReader:
     def request(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
+        params = self._without_bad_words(params)
         stops = StopStrings(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
         if self.prompts is not None:
             return self._asked(fields, params, stops)
@@ -71,6 +72,16 @@ class InputReader:
         if (target := fields.get("tgt_lang")) is not None:
             params = self._towards(target, params)
         return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops, prompt_table=_table(fields))
+
+    def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
+        if not params.bad_words:
+            return params
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; give bad_words_ids instead of bad_words.")
+        written = (form for word in params.bad_words for form in (word, f" {word.lstrip()}"))
+        found = [tuple(self.tokenizer.encode(form)) for form in written]
+        return replace(params, bad_words=(), bad_words_ids=tuple(dict.fromkeys((*params.bad_words_ids, *found))))
 
     def _asked(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
         """A prompt, with images in it or not."""

@@ -32,7 +32,7 @@ from vlm.runtime.request import Request, SamplingParams, Sequence
 def load(
     model: str | Path,
     *,
-    device: str = "auto",
+    device: str | None = None,
     dtype: str | None = None,
     max_batch_size: int | None = None,
     max_seq_len: int | None = None,
@@ -46,27 +46,32 @@ def load(
 
     What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
     engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
-    vlm.backends.pick takes; None: an engine's own, else torch. Raises a VlmError with one sentence.
+    vlm.backends.pick takes; None: an engine's own, else torch. `device` and `max_batch_size` override those of
+    `runtime`; None leaves them. Raises a VlmError with one sentence.
     """
+    runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
+    limits = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
+    found = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
+    path = engine_of(model, resolve_device(runtime.device).type, progress=progress, **found, **limits)
+    return Pipeline(EngineDir.open(path).limited(**limits), runtime)
+
+
+def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:
+    """Returns the configuration with those options that are not None."""
+    return replace(runtime, **{name: value for name, value in options.items() if value is not None})
+
+
+def engine_of(
+    model: str | Path, on: str, *, dtype: str | None = None, backend: str | None = None, **options: Any
+) -> Path:
+    """Returns the engine directory that `load` takes for a model `on` cpu or cuda, built where it is not yet; `options`
+    are those of resolve."""
     from vlm.resolve import resolve
 
-    runtime = replace(runtime or RuntimeConfig(device=device), max_batch_size=max_batch_size)
-    on = resolve_device(runtime.device).type
     if backend == "auto":
         backend = None if kind_of(model) == "engine" else pick(on, dtype).name
     default = "bfloat16" if on == "cuda" and backend != "onnxruntime" else "float32"
-    path = resolve(
-        model,
-        dtype=dtype,
-        default_dtype=default,
-        max_batch_size=max_batch_size,
-        max_seq_len=max_seq_len,
-        max_encoder_input_len=max_encoder_input_len,
-        backend=backend,
-        cache_dir=cache_dir,
-        progress=progress,
-    )
-    return Pipeline(EngineDir.open(path), runtime)
+    return resolve(model, dtype=dtype, default_dtype=default, backend=backend, **options)
 
 
 class Pipeline:

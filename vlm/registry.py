@@ -1,8 +1,8 @@
 """Model families and where they come from: catalogs, found through the entry-point group `vlm.catalogs`.
 
 A catalog is a light module (no torch) with tuples: `MODELS` of `ModelRef`, `FAMILIES` of `FamilySpec` and, where it has
-any, `CONVERTERS` of `ConverterRef`. Its function `unsupported(config, folder)`, if any, returns what to tell of a model
-that is known and not run here. A package of its own may bring another one.
+any, `CONVERTERS` of `ConverterRef` and `UNSUPPORTED` of `vlm.unsupported.Unsupported`. A package of its own may bring
+another one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import Config
 from vlm.errors import ConfigError, listed
+from vlm.unsupported import ROWS, ModelFiles, Unsupported, check_supported
 
 if TYPE_CHECKING:
     from vlm.checkpoint import Checkpoint
@@ -148,18 +149,29 @@ def converter_of(path: Path) -> ConverterRef | None:
     return next(found, None)
 
 
-def match_family(config: dict[str, Any], folder: Path | None = None) -> FamilySpec:
-    """The family of a Hugging Face config.json; ConfigError when there is none. `folder` holds its processor's files,
-    where models of one configuration differ in them."""
-    for catalog in catalogs():
-        tell = getattr(catalog, "unsupported", None)
-        if tell is not None and (sentence := tell(config, folder)) is not None:
-            raise ConfigError(sentence)
+def unsupported() -> tuple[Unsupported, ...]:
+    """Returns every kind of model that is known and not served; a catalog's own come before the common ones."""
+    own = (row for catalog in catalogs() for row in getattr(catalog, "UNSUPPORTED", ()))
+    return (*own, *ROWS)
+
+
+def check_model(path: Path) -> None:
+    """Raises UnsupportedModelError where a folder or file, which exists, is of a kind that is not served."""
+    check_supported(ModelFiles.from_path(path), unsupported())
+
+
+def match_family(config: dict[str, Any]) -> FamilySpec:
+    """The family of a Hugging Face config.json; ConfigError when there is none."""
+    check_supported(ModelFiles("this model", config=config), unsupported())
     for spec in families().values():
         if spec.matches(config):
             return spec
+    if config.get("model_type") is None:
+        raise ConfigError(
+            "config.json names no model_type: it is not one that transformers wrote; give a model's that is."
+        )
     raise ConfigError(
-        f"model_type {config.get('model_type')!r} is not supported; families here are {listed(sorted(families()), 40)}."
+        f"model_type {config['model_type']!r} is not supported; families here are {listed(sorted(families()), 40)}."
     )
 
 

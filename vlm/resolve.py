@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
+import fnmatch
 import hashlib
 import json
 import os
@@ -20,6 +22,7 @@ from vlm.compile import trt_library, trt_targets
 from vlm.compile.engine_dir import FORMAT_VERSION, EngineDir, kind_of
 from vlm.config import BuildConfig
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
+from vlm.registry import check_model, families
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
@@ -70,14 +73,16 @@ def resolve(
 def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     """What `model` names; a Hub id is downloaded. A packaged name comes before a folder (`./name`) of that name.
 
-    Raises ModelNotFoundError that lists what is allowed.
+    Raises ModelNotFoundError that lists what is allowed, UnsupportedModelError for a kind that is known and not served.
     """
     name, path = str(model), Path(model).expanduser()
     if name in packaged_models():
         path = packaged_models()[name]
-    elif not path.exists() and hub.is_repo_id(name):
-        path = hub.download(name, progress=progress)
+    elif not path.exists() and (repo := hub.repo_id(name)) is not None:
+        path = hub.download(repo, progress=progress)
     kind = kind_of(path)
+    if kind not in ("engine", "checkpoint") and path.exists():
+        check_model(path)
     if kind is None:
         raise ModelNotFoundError(_unknown(name, path))
     return Source(name, path, kind)
@@ -101,10 +106,20 @@ def _unknown(name: str, path: Path) -> str:
     elif path.exists():
         state = "is a file that is no model"
     packaged = listed(packaged_models()) or "none"
+    near = f" (is it {listed(found)}?)" if state == "does not exist" and (found := similar_names(name)) else ""
     return (
-        f"model {name!r} {state}; give a packaged name ({packaged}), a Hub id (owner/name), a Hugging Face folder,"
-        " a .nemo archive, a checkpoint or an engine directory."
+        f"model {name!r} {state}{near}; give a packaged name ({packaged}), a Hub id (owner/name), a Hugging Face"
+        " folder, a FairSeq or .nemo archive, a checkpoint or an engine directory."
     )
+
+
+def similar_names(name: str) -> list[str]:
+    """Returns names that may have been meant: of nearly the same spelling, or with the owner of the family."""
+    words = " ".join(spec.summary for spec in families().values())
+    owned = [f"{owner}/{name}" for owner, pattern in re.findall(r"([\w-]+)/([\w.-]+\*[\w.-]*)", words)
+             if fnmatch.fnmatchcase(name, pattern)]  # fmt: skip
+    known = {known.lower(): known for known in (*packaged_models(), *hub.CANONICAL)}
+    return [known[near] for near in difflib.get_close_matches(name.lower(), known, 3, 0.75)] or owned
 
 
 def _check_engine(path: Path, asked: dict[str, Any]) -> None:

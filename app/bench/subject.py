@@ -110,8 +110,8 @@ def _source(
 ) -> Source:
     """What is not fit for the run is refused before minutes are spent."""
 
-    def check(hf: dict[str, Any], folder: Path | None = None) -> None:
-        spec = match_family(hf, folder)
+    def check(hf: dict[str, Any]) -> None:
+        spec = match_family(hf)
         _check_kind(config.subject, spec, takes)
         _checked_build(config, spec, role_configs(spec, hf), dtype, takes, limits)
 
@@ -122,7 +122,7 @@ def _source(
     if source.kind == "engine":
         _check_kind(config.subject, family(EngineDir.open(source.path, verify=False).family), takes)
     elif source.kind == "hf":
-        check(HFFolder(source.path).config, source.path)
+        check(HFFolder(source.path).config)
     return source
 
 

@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from vlm_app.architecture import read_arch
 from vlm_app.cli.errors import verb
-from vlm_app.cli.options import (
-    Backend,
-    BuildDType,
-    BuildMaxBatchSize,
-    MaxEncoderInputLen,
-    MaxSeqLen,
-    Quantization,
-    Target,
-    targets,
-)
+from vlm_app.cli.option_groups import BUILD, takes
 from vlm_app.cli.progress import Progress
 
 from vlm.config import BuildConfig
@@ -29,7 +20,9 @@ if TYPE_CHECKING:
 
 
 @verb
+@takes(config=BUILD)
 def build(
+    *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the engine goes.")],
     source: Annotated[
         str | None, typer.Argument(help="A checkpoint, a Hugging Face folder, a Hub id or a packaged name.")
@@ -41,13 +34,7 @@ def build(
         str | None, typer.Option(help="A published shape (`vlm models` lists them) or a Hugging Face config.json.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
-    dtype: BuildDType = BuildConfig.dtype,
-    max_batch_size: BuildMaxBatchSize = BuildConfig.max_batch_size,
-    max_seq_len: MaxSeqLen = BuildConfig.max_seq_len,
-    max_encoder_input_len: MaxEncoderInputLen = BuildConfig.max_encoder_input_len,
-    backend: Backend = BuildConfig.backend,
-    target: Target = None,
-    quantization: Quantization = BuildConfig.quantization,
+    config: BuildConfig,
 ) -> None:
     """Build an engine directory: self-contained, checked on loading. Its path goes to stdout.
 
@@ -61,13 +48,11 @@ def build(
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
     _check(source, random_weights, arch)
-    limits = (max_batch_size, max_seq_len, max_encoder_input_len)
-    config = BuildConfig(dtype, *limits, backend, targets(target), quantization)
     from vlm.compile.builder import build_engine, check_backend
 
     check_backend(config)
     with Progress() as progress, tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
-        checkpoint = _checkpoint(source, arch, seed, dtype, Path(scratch), progress)
+        checkpoint = _checkpoint(source, arch, seed, config.dtype, Path(scratch), progress)
         engine = build_engine(checkpoint, out, config, progress=progress)
     print(engine.path)
 

@@ -1,59 +1,35 @@
-"""What `vlm run` and `vlm generate` share: sampling options, the model they take, what stdin is read for."""
+"""What `vlm run` and `vlm generate` share: the model they take, how it is loaded, what stdin is read for."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from vlm_app.cli.progress import Progress
 
-from vlm.config import RuntimeConfig
 from vlm.errors import InputError
 
 if TYPE_CHECKING:
+    from vlm_app.load_options import LoadOptions
+
     from vlm.pipeline import Pipeline
 
 DEFAULT_ASKED_MODEL = "mini-llava"  # where it is packaged
+ROOM_FOR_ANOTHER = {"kv_cache_free_gpu_memory_fraction": 0.2}  # a cache that leaves most of a GPU to another model
 
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
-TopK = Annotated[int, typer.Option(help="Draw from the k likeliest; 0: all.")]
-TopP = Annotated[float, typer.Option(help="Draw from the likeliest that make up p.")]
-MinP = Annotated[float, typer.Option(help="Draw from those of at least p times the likeliest's chance.")]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Above 1: tokens that stand there already count less. [default: the model's]")
-]
-PresencePenalty = Annotated[float, typer.Option(help="Taken off what the output holds.")]
-FrequencyPenalty = Annotated[float, typer.Option(help="Taken off for each time that the output holds it.")]
-NoRepeatNgramSize = Annotated[int | None, typer.Option(help="No n tokens in a row come twice. [default: the model's]")]
-MinNewTokens = Annotated[int, typer.Option(help="No end before so many.")]
-Seed = Annotated[int | None, typer.Option(help="Makes sampling repeatable.")]
 Chat = Annotated[
     bool,
     typer.Option("--chat", help="Converse: a line of stdin a turn; /image FILE, /reset and /exit are commands."),
 ]
 
 
-def load(
-    model: str,
-    device: str,
-    dtype: str | None,
-    max_batch_size: int | None,
-    leave_room: bool = False,
-    backend: str | None = None,
-    threads: int | None = None,
-) -> Pipeline:
-    """The model, with progress on stderr; `leave_room`: its cache leaves most of a GPU to another model."""
-    import vlm
-
-    room = {"kv_cache_free_gpu_memory_fraction": 0.2} if leave_room else {}
-    options = {"runtime": RuntimeConfig(device, threads=threads, **room), "backend": backend}
+def load(model: str, options: LoadOptions, **defaults: Any) -> Pipeline:
+    """Loads a model, with progress on stderr; `defaults` are RuntimeConfig's, for what was not given."""
     with Progress() as progress:
-        loaded = vlm.load(
-            model, device=device, dtype=dtype, max_batch_size=max_batch_size, progress=progress, **options
-        )
-    if backend == "auto":
-        print(f"backend {_explained(loaded, dtype)}", file=sys.stderr)
+        loaded = options.load(model, progress, **defaults)
+    if options.build.get("backend") == "auto":
+        print(f"backend {_explained(loaded, options.dtype)}", file=sys.stderr)
     return loaded
 
 

@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import complain, verb
-from vlm_app.cli.options import Device, DType
+from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.models import PACKAGED
+from vlm_app.load_options import LoadOptions
 
 from vlm.errors import InputError
 
@@ -22,7 +23,9 @@ DEFAULTS = DemoConfig()
 
 
 @verb
+@takes(options=LOADING)
 def demo(
+    *,
     models: Annotated[
         list[str] | None,
         typer.Argument(
@@ -34,8 +37,7 @@ def demo(
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = DEFAULTS.host,
     port: Annotated[int, typer.Option(help="0: any that is free.")] = DEFAULTS.port,
     share: Annotated[bool, typer.Option("--share", help="A public address, through gradio's servers.")] = False,
-    device: Device = "auto",
-    dtype: DType = None,
+    options: LoadOptions,
 ) -> None:
     """Try models in the browser: ask about images, read documents, translate and summarize.
 
@@ -51,7 +53,8 @@ def demo(
     config = DemoConfig(host, port, share).on_free_port()
     names = list(dict.fromkeys(models or PACKAGED))
     running = _running()
-    pipelines = {name: decoding.load(name, device, dtype, None, leave_room=len(names) > 1) for name in names}
+    room = decoding.ROOM_FOR_ANOTHER if len(names) > 1 else {}
+    pipelines = {name: decoding.load(name, options, **room) for name in names}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with running(pipelines, config) as address:
         complain(f"the demo is at {address}")

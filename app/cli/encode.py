@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from vlm_app.cli import decoding
 from vlm_app.cli.errors import verb
-from vlm_app.cli.options import Device, DType, Model
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.option_groups import LOADING, takes
+from vlm_app.cli.options import Model
+from vlm_app.load_options import LoadOptions
 
 from vlm.errors import InputError
 
@@ -23,7 +25,9 @@ SUFFIXES = (".npz", ".safetensors")
 
 
 @verb
+@takes(options=LOADING)
 def encode(
+    *,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; - reads one a line from stdin.")] = None,
     image: Annotated[list[str] | None, typer.Option("--image", "-i", help="Instead: images; repeat it.")] = None,
     model: Model = "mini-t5",
@@ -35,8 +39,7 @@ def encode(
     attentions: Annotated[bool, typer.Option("--attentions", help="Of every block, into --out.")] = False,
     src_lang: Annotated[str | None, typer.Option(help="Language code of the texts, where the model has them.")] = None,
     truncate: Annotated[bool, typer.Option("--truncate", help="Cut the end off texts that are too long.")] = False,
-    device: Device = "auto",
-    dtype: DType = None,
+    options: LoadOptions,
 ) -> None:
     """Run a model's encoder and keep what it gives.
 
@@ -55,15 +58,12 @@ def encode(
     if out is not None and out.suffix not in SUFFIXES:
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
     inputs = _inputs(text or [], image or [])
-    with Progress() as progress:
-        import vlm
-
-        pipeline = vlm.load(model, device=device, dtype=dtype, progress=progress)
-    options = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
+    pipeline = decoding.load(model, options)
+    fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
     if out is None:
-        _print(pipeline, inputs, options)
+        _print(pipeline, inputs, fields)
     else:
-        found = pipeline.encode(inputs, hidden_states=hidden_states, attentions=attentions, **options)
+        found = pipeline.encode(inputs, hidden_states=hidden_states, attentions=attentions, **fields)
         _write(out, found)
         print(out)
 
@@ -79,9 +79,9 @@ def _inputs(texts: list[str], images: list[str]) -> list[dict[str, Any]]:
     return [{"text": line} for line in lines]
 
 
-def _print(pipeline: Pipeline, inputs: list[dict[str, Any]], options: dict[str, Any]) -> None:
+def _print(pipeline: Pipeline, inputs: list[dict[str, Any]], fields: dict[str, Any]) -> None:
     for given in inputs:
-        encoding = pipeline.encode(given, **options)
+        encoding = pipeline.encode(given, **fields)
         states = encoding.last_hidden_state.float()
         name = given.get("text") or given["images"][0]
         print(json.dumps({"input": name, "rows": len(states), "mean": states.mean(0).tolist()}, ensure_ascii=False))

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import PARTLY_FAILED, complain, verb
-from vlm_app.cli.options import Device, DType, MaxBatchSize, MaxNewTokens, Model
+from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
+from vlm_app.cli.options import Model
 from vlm_app.cli.progress import Progress
+from vlm_app.load_options import LoadOptions
 
 from vlm.errors import InputError
 
@@ -29,7 +31,9 @@ Threshold = Annotated[float | None, typer.Option(help="Exit with 1 below this sc
 
 
 @verb
+@takes(sampling=SAMPLING, options=LOADING)
 def evaluate(
+    *,
     data: Annotated[Path, typer.Argument(help="A .tsv (text, tab, reference) or .jsonl (text, reference) file.")],
     model: Model = texts.DEFAULT_TEXT_MODEL,
     task: Annotated[str, typer.Option(help="translate or summarize.")] = "translate",
@@ -42,18 +46,12 @@ def evaluate(
     truncate: texts.Truncate = False,
     compare_hf: Annotated[bool, typer.Option("--compare-hf", help="Run Hugging Face on the same texts.")] = False,
     limit: Annotated[int | None, typer.Option(help="The first so many pairs.", min=1)] = None,
-    num_beams: texts.NumBeams = None,
-    length_penalty: texts.LengthPenalty = None,
-    max_new_tokens: MaxNewTokens = None,
-    repetition_penalty: texts.RepetitionPenalty = None,
-    no_repeat_ngram_size: texts.NoRepeatNgramSize = None,
+    sampling: dict[str, Any],
     bleu_threshold: Threshold = None,
     rouge1_threshold: Threshold = None,
     exact_threshold: Threshold = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
-    device: Device = "auto",
-    dtype: DType = None,
-    max_batch_size: MaxBatchSize = None,
+    options: LoadOptions,
 ) -> None:
     """Score a model: BLEU and chrF (sacrebleu) of translations, ROUGE (rouge-score) of summaries, and exact matches.
 
@@ -71,17 +69,13 @@ def evaluate(
     from vlm_app.text.pairs import read_pairs
     from vlm_app.text.scores import check_installed
 
-    sampling = texts.sampling_of(
-        num_beams=num_beams, length_penalty=length_penalty, max_new_tokens=max_new_tokens,
-        repetition_penalty=repetition_penalty, no_repeat_ngram_size=no_repeat_ngram_size,
-    )  # fmt: skip
     thresholds = {"bleu": bleu_threshold, "rouge1": rouge1_threshold, "exact": exact_threshold}
     metrics = _metrics(task, metric, thresholds)
     check_installed(metrics)
     texts.check_output("--json", out, [data])
     pairs, wrong = read_pairs(data, limit)
     folder = _hf_folder(model) if compare_hf else None
-    pipeline = texts.load_text_model(model, device, dtype, max_batch_size)
+    pipeline = texts.load_text_model(model, options)
     asked = (src_lang, tgt_lang, prefix, truncate)
     result = {"model": model, **_run(pipeline, task, asked, pairs, sampling, metrics, folder)}
     result["left_out"] = [*wrong, *result["left_out"]]

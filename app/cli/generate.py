@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from vlm_app.cli import decoding
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import verb
-from vlm_app.cli.options import (
-    MODEL_HELP,
-    Device,
-    DType,
-    Json,
-    MaxBatchSize,
-    MaxNewTokens,
-    RunBackend,
-    Threads,
-)
+from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
+from vlm_app.cli.options import MODEL_HELP, Json
 from vlm_app.cli.prompt_job import PromptJob
 from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
+from vlm_app.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 
 from vlm.errors import InputError, listed
-from vlm.runtime.request import SamplingParams
 
 
 @verb
+@takes(sampling=SAMPLING, options=LOADING)
 def generate(
+    *,
     prompt: Annotated[list[str] | None, typer.Argument(help="Prompts; - reads stdin, as --file reads a file.")] = None,
     file: texts.Files = None,
     out: texts.OutFile = None,
@@ -37,31 +31,11 @@ def generate(
         bool, typer.Option("--raw-prompt", help="The prompts as they are, not in the model's chat template.")
     ] = False,
     chat: decoding.Chat = False,
-    max_new_tokens: MaxNewTokens = SamplingParams.max_new_tokens,
-    num_beams: texts.NumBeams = None,
-    length_penalty: texts.LengthPenalty = None,
-    num_return_sequences: Annotated[
-        int, typer.Option(help="Outputs a prompt: so many samples, or the best beams.")
-    ] = SamplingParams.num_return_sequences,
-    temperature: decoding.Temperature = SamplingParams.temperature,
-    top_k: decoding.TopK = SamplingParams.top_k,
-    top_p: decoding.TopP = SamplingParams.top_p,
-    min_p: decoding.MinP = SamplingParams.min_p,
-    repetition_penalty: decoding.RepetitionPenalty = None,
-    presence_penalty: decoding.PresencePenalty = SamplingParams.presence_penalty,
-    frequency_penalty: decoding.FrequencyPenalty = SamplingParams.frequency_penalty,
-    no_repeat_ngram_size: decoding.NoRepeatNgramSize = None,
-    min_new_tokens: decoding.MinNewTokens = SamplingParams.min_new_tokens,
-    seed: decoding.Seed = SamplingParams.seed,
-    stop: texts.Stop = None,
+    sampling: dict[str, Any],
     prompt_table: TableFile = None,
     tasks: TaskNumbers = None,
     as_json: Json = False,
-    device: Device = "auto",
-    dtype: DType = None,
-    max_batch_size: MaxBatchSize = None,
-    backend: RunBackend = None,
-    threads: Threads = None,
+    options: LoadOptions,
 ) -> None:
     """Go on with prompts, in their order.
 
@@ -83,16 +57,11 @@ def generate(
       vlm generate --chat --model lmsys/vicuna-7b-v1.5
       vlm generate "A review:" "A poem:" --prompt-table tuned.npy --tasks 0,1 --model facebook/opt-2.7b
     """
-    sampling = texts.sampling_of(
-        num_beams=num_beams, length_penalty=length_penalty, num_return_sequences=num_return_sequences, stop=stop,
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty, min_new_tokens=min_new_tokens, repetition_penalty=repetition_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size, max_new_tokens=max_new_tokens,
-    )  # fmt: skip
+    several = sampling.get("num_return_sequences", 1) > 1
     if chat:
         _check_chat({
             "the prompts": bool(prompt), "--file": bool(file), "--out": out is not None, "--raw-prompt": raw_prompt,
-            "--num-return-sequences": num_return_sequences > 1,
+            "--num-return-sequences": several,
         })  # fmt: skip
     of_json = partial(prompt_of, raw=raw_prompt)
     items = iter(()) if chat else texts.items_of(prompt, file, out, of_json=of_json)
@@ -100,7 +69,7 @@ def generate(
     name = model or decoding.asked_model()
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
-    pipeline = decoding.load(name, device, dtype, max_batch_size, backend=backend, threads=threads)
+    pipeline = decoding.load(name, options)
     decoding.check_asked(pipeline, "vlm generate")
     if chat:
         from vlm_app.cli.chat import converse
@@ -108,7 +77,7 @@ def generate(
         converse(pipeline, sampling, [], tuned, as_json, profiling=False)
         return
     alone = prompt is not None and len(prompt) == 1 and prompt != ["-"]
-    stream = texts.streams(prompt, out, as_json) and num_return_sequences == 1
+    stream = texts.streams(prompt, out, as_json) and not several
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
         pipeline, with_rows(tuned, items), lambda text: {key: text}, out, stream, job=partial(PromptJob, alone=alone),

@@ -93,7 +93,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
     from vlm.weights import Scoped
 
     folder = HFFolder(path)
-    family = match_family(folder.config, folder.path)
+    family = match_family(folder.config)
     role_configs(family, folder.config)
     tensors = folder.tensors
     owned = share_out(tensors, family.roles)

@@ -27,6 +27,7 @@ from vlm_app.cli import (
 )
 from vlm_app.cli.errors import INTERRUPTED, complain
 from vlm_app.cli.eval import evaluate
+from vlm_app.cli.option_groups import GroupedCommand
 
 from vlm import __version__
 
@@ -56,8 +57,8 @@ VERBS = (
 )
 for module in VERBS:
     name = module.__name__.rpartition(".")[2]
-    app.command(name.replace("_", "-"))(getattr(module, name))
-app.command("eval")(evaluate)
+    app.command(name.replace("_", "-"), cls=GroupedCommand)(getattr(module, name))
+app.command("eval", cls=GroupedCommand)(evaluate)
 app.add_typer(bench.app, name="bench")
 
 

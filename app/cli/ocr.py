@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
-from vlm_app.cli.options import DEFAULT_MODEL, Device, DType, MaxNewTokens, Model
+from vlm_app.cli.option_groups import LOADING, takes
+from vlm_app.cli.options import DEFAULT_MODEL, MaxNewTokens, Model
 from vlm_app.cli.progress import Progress
+from vlm_app.load_options import LoadOptions
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.engines import EngineConfig, devices_of
 from vlm_app.ocr.events import Reader
@@ -26,9 +28,14 @@ from vlm_app.storage import is_remote, location
 from vlm.errors import InputError, listed
 from vlm.runtime.request import SamplingParams
 
+# --batch-size says it here, and is an engine's own to settle
+OCR_LOADING = LOADING.only(*(name for name in LOADING.options if name != "max_batch_size"))
+
 
 @verb
+@takes(options=OCR_LOADING)
 def ocr(
+    *,
     paths: Annotated[list[str], typer.Argument(help="Images, PDFs, and folders of them; also URLs (s3://…).")],
     out: Annotated[str, typer.Option("--out", "-o", help="The folder or URL that the text files go to.")],
     pages: Annotated[str | None, typer.Option(help="Of every document: 1-4,7. [default: all]")] = JobConfig.pages,
@@ -38,7 +45,11 @@ def ocr(
     model: Model = DEFAULT_MODEL,
     batch_size: Annotated[
         int | None,
-        typer.Option(help=f"Pages read at once. [default: as built, or {EngineConfig.CUDA_BATCH_SIZE} on CUDA]"),
+        typer.Option(
+            "--batch-size",
+            "--max-batch-size",
+            help=f"Pages read at once. [default: as built, or {EngineConfig.CUDA_BATCH_SIZE} on CUDA]",
+        ),
     ] = None,
     max_new_tokens: MaxNewTokens = JobConfig.max_new_tokens,
     recompute: Annotated[
@@ -57,7 +68,6 @@ def ocr(
     shard: Annotated[
         str | None, typer.Option(help="One part of the documents: 0/4 is the first of four. [default: all]")
     ] = None,
-    device: Device = "auto",
     devices: Annotated[
         str | None, typer.Option(help="Several, with an engine on each: cuda:0,cuda:1, or all. [default: --device]")
     ] = None,
@@ -67,7 +77,7 @@ def ocr(
     engines: Annotated[
         int | None, typer.Option(help="Engines on the Ray cluster. [default: one a GPU, or one without GPUs]", min=1)
     ] = None,
-    dtype: DType = None,
+    options: LoadOptions,
 ) -> None:
     """Read images and PDFs into one text file a document.
 
@@ -92,8 +102,10 @@ def ocr(
         targets = part.of(targets)
     _check_places(ray, devices, engines)
     with Progress() as progress:
-        where = _cluster_device(device) if ray else devices_of(devices or device)
-        engine = EngineConfig.resolved(model, where, dtype, batch_size, workers, progress, elsewhere=ray)
+        where = _cluster_device(options.device) if ray else devices_of(devices or options.device)
+        if batch_size is not None:
+            options = options.overridden_by(LoadOptions.from_dict({"max_batch_size": batch_size}))
+        engine = EngineConfig.resolved(model, where, options, workers, progress, elsewhere=ray)
     with ledger_of(folder, engine.settings(max_new_tokens), recompute, part.name if part else "") as ledger:
         reader = _cluster_reader(engine, engines) if ray else engine.reader()
         summary = _run(reader, targets, config, ledger)

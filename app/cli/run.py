@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from vlm_app.cli import decoding
 from vlm_app.cli.asked import Asked
 from vlm_app.cli.errors import USER_ERROR, verb
-from vlm_app.cli.options import (
-    DEFAULT_MODEL,
-    MODEL_HELP,
-    Device,
-    DType,
-    Json,
-    MaxBatchSize,
-    MaxNewTokens,
-    RunBackend,
-    Threads,
-)
+from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
+from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, Json
 from vlm_app.cli.outputs import Printer
 from vlm_app.cli.profiling import print_profile
 from vlm_app.cli.progress import Progress
-from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, LengthPenalty, NumBeams, sampling_of
+from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL
 from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, put_first
-
-from vlm.runtime.request import SamplingParams
+from vlm_app.load_options import LoadOptions
 
 
 @verb
+@takes(sampling=SAMPLING, options=LOADING)
 def run(
+    *,
     image: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,19 +54,7 @@ def run(
     ] = None,
     raw_prompt: Annotated[str | None, typer.Option(help="The prompt as the model reads it, in no template.")] = None,
     chat: decoding.Chat = False,
-    max_new_tokens: MaxNewTokens = SamplingParams.max_new_tokens,
-    num_beams: NumBeams = None,
-    length_penalty: LengthPenalty = None,
-    temperature: decoding.Temperature = SamplingParams.temperature,
-    top_k: decoding.TopK = SamplingParams.top_k,
-    top_p: decoding.TopP = SamplingParams.top_p,
-    min_p: decoding.MinP = SamplingParams.min_p,
-    repetition_penalty: decoding.RepetitionPenalty = None,
-    presence_penalty: decoding.PresencePenalty = SamplingParams.presence_penalty,
-    frequency_penalty: decoding.FrequencyPenalty = SamplingParams.frequency_penalty,
-    no_repeat_ngram_size: decoding.NoRepeatNgramSize = None,
-    min_new_tokens: decoding.MinNewTokens = SamplingParams.min_new_tokens,
-    seed: decoding.Seed = SamplingParams.seed,
+    sampling: dict[str, Any],
     prompt_table: TableFile = None,
     tasks: TaskNumbers = None,
     as_json: Json = False,
@@ -83,11 +63,7 @@ def run(
     check_accuracy: Annotated[
         bool, typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels, greedily.")
     ] = False,
-    device: Device = "auto",
-    dtype: DType = None,
-    max_batch_size: MaxBatchSize = None,
-    backend: RunBackend = None,
-    threads: Threads = None,
+    options: LoadOptions,
 ) -> None:
     """Give images, a prompt, or texts to a model; what it makes of them goes to stdout.
 
@@ -107,12 +83,6 @@ def run(
       vlm run --image page.png --backend auto --threads 4
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
     """
-    sampling = sampling_of(  # a bad value is found before the model is loaded
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty, min_new_tokens=min_new_tokens, repetition_penalty=repetition_penalty,
-        no_repeat_ngram_size=no_repeat_ngram_size, num_beams=num_beams, length_penalty=length_penalty,
-        max_new_tokens=max_new_tokens,
-    )  # fmt: skip
     asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat)
     tuned = TunedPrompts.read(prompt_table, tasks)
     name = model or asked.default_model()
@@ -123,7 +93,7 @@ def run(
         asked.check_comparable()
         with Progress() as progress:
             sampling, folder = accuracy.greedy(sampling), accuracy.folder_of(name, progress=progress)
-    pipeline = decoding.load(name, device, dtype, max_batch_size, check_accuracy, backend, threads)
+    pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if chat:
         from vlm_app.cli.chat import converse
 

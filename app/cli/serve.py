@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from vlm_app.cli.errors import INTERNAL_ERROR, complain, verb
-from vlm_app.cli.options import Device, DType, MaxBatchSize
+from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.progress import Progress
+from vlm_app.load_options import LoadOptions
 from vlm_app.server.config import ServerConfig
 
 from vlm.errors import InputError, VlmError, listed
@@ -24,7 +25,9 @@ DEFAULTS = ServerConfig()
 
 
 @verb
+@takes(options=LOADING)
 def serve(
+    *,
     models: Annotated[
         list[str] | None,
         typer.Argument(help="What --model of `vlm run` takes, each as MODEL or NAME=MODEL.", metavar="[MODEL]..."),
@@ -61,9 +64,7 @@ def serve(
         bool | None,
         typer.Option("--warm-up/--no-warm-up", help="Compile and capture before listening. [default: on CUDA]"),
     ] = None,
-    device: Device = "auto",
-    dtype: DType = None,
-    max_batch_size: MaxBatchSize = None,
+    options: LoadOptions,
 ) -> None:
     """Serve models over HTTP: OpenAI's API at /v1, KServe's (Triton's) at /v2, /metrics and /health.
 
@@ -96,9 +97,7 @@ def serve(
         raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
     run = _server()
     with Progress() as progress:
-        pipelines, repositories = _loaded(
-            names, model_repository or [], (device, dtype, max_batch_size, warm_up, progress)
-        )
+        pipelines, repositories = _loaded(names, model_repository or [], options, warm_up, progress)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what the server raises again once it has drained
     served = ", ".join(pipelines)
     if reason := run(pipelines, config, lambda address: complain(f"serving {served} at {address}"), repositories):
@@ -117,13 +116,13 @@ def _named(model: str) -> tuple[str, str]:
 
 
 def _loaded(
-    models: dict[str, str], urls: list[str], options: tuple[Any, ...]
+    models: dict[str, str], urls: list[str], options: LoadOptions, warm: bool | None, progress: Progress
 ) -> tuple[dict[str, Pipeline], Repositories]:
     """A model that was named must load; of one in a repository that does not, a sentence says why."""
     from vlm_app.server.control import Repositories
     from vlm_app.server.loading import Loader
 
-    loader = Loader(*options)
+    loader = Loader(options, warm=warm, progress=progress)
     repositories = Repositories(urls, loader)
     repositories.scan()
     if both := sorted(models.keys() & repositories.found.keys()):

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+from vlm_app.cli import decoding
 from vlm_app.cli.errors import PARTLY_FAILED, complain
 from vlm_app.cli.progress import Progress
 
 from vlm.errors import InputError
-from vlm.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
+    from vlm_app.load_options import LoadOptions
     from vlm_app.text.job import Report, TextJob
     from vlm_app.text.sources import Item
     from vlm_app.text.tasks import ToInput
@@ -31,22 +32,6 @@ Files = Annotated[list[Path] | None, typer.Option("--file", "-f", help="Read thi
 OutFile = Annotated[Path | None, typer.Option("--out", "-o", help="Write here. [default: stdout]")]
 Prefix = Annotated[str | None, typer.Option(help="What is put before each text, in place of T5's own words.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut the end off texts that are too long.")]
-NumBeams = Annotated[int | None, typer.Option(help="1 is greedy. [default: the model's]")]
-LengthPenalty = Annotated[float | None, typer.Option(help="Above 0 favours long outputs. [default: the model's]")]
-Temperature = Annotated[float | None, typer.Option(help="Above 0 draws at random. [default: 0]")]
-TopK = Annotated[int | None, typer.Option(help="Draw from the k likeliest.")]
-TopP = Annotated[float | None, typer.Option(help="Draw from the likeliest that make up p.")]
-Seed = Annotated[int | None, typer.Option(help="Makes drawing repeatable.")]
-RepetitionPenalty = Annotated[float | None, typer.Option(help="Above 1: repeated tokens count less.")]
-NoRepeatNgramSize = Annotated[int | None, typer.Option(help="No n tokens in a row come twice.")]
-Stop = Annotated[list[str] | None, typer.Option(help="A string that ends the output; repeat it.")]
-
-
-def sampling_of(**values: Any) -> dict[str, Any]:
-    """What was given, checked before a model is loaded: the rest is the model's own."""
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if v not in (None, [])}
-    SamplingParams(**given)
-    return given
 
 
 def items_of(
@@ -152,12 +137,9 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
         yield file
 
 
-def load_text_model(model: str, device: str, dtype: str | None, max_batch_size: int | None) -> Pipeline:
+def load_text_model(model: str, options: LoadOptions) -> Pipeline:
     """InputError for a model that takes no text."""
-    import vlm
-
-    with Progress() as progress:
-        pipeline = vlm.load(model, device=device, dtype=dtype, max_batch_size=max_batch_size, progress=progress)
+    pipeline = decoding.load(model, options)
     if "text" not in pipeline.family.inputs:
         raise InputError(f"{model} takes {pipeline.family.inputs[0]}, not text; vlm models lists what takes text.")
     return pipeline

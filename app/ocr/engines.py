@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from vlm_app.load_options import LoadOptions, Progress
 from vlm_app.ocr.pages import InProcess
 
 from vlm.errors import ConfigError, InputError
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from vlm.compile.engine_dir import EngineDir
     from vlm.pipeline import Pipeline
 
-Progress = Callable[[str, int, int], None]  # description, done, total
-
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -32,9 +30,8 @@ class EngineConfig:
 
     path: Path
     model: str  # what it was built from
-    dtype: str
+    options: LoadOptions  # how it was resolved, and is loaded
     devices: tuple[str, ...]  # an engine on each
-    max_batch_size: int | None = None
     workers: int | None = None  # processes that render; None: by the number of cores
 
     def __post_init__(self) -> None:
@@ -46,8 +43,7 @@ class EngineConfig:
         cls,
         model: str,
         devices: tuple[str, ...],
-        dtype: str | None,
-        batch_size: int | None,
+        options: LoadOptions,
         workers: int | None,
         progress: Progress | None = None,
         elsewhere: bool = False,
@@ -57,24 +53,24 @@ class EngineConfig:
         Raises what `vlm.resolve.resolve` raises, and InputError for a device that is not there.
         """
         from vlm.compile.engine_dir import EngineDir
-        from vlm.resolve import locate, resolve
+        from vlm.resolve import locate
         from vlm.runtime.loader import resolve_device
 
         kinds = {name.partition(":")[0] if elsewhere else resolve_device(name).type for name in devices}
-        if batch_size is None and "cuda" in kinds and locate(model).kind != "engine":
-            batch_size = cls.CUDA_BATCH_SIZE
-        default = "bfloat16" if "cuda" in kinds else "float32"
-        path = resolve(model, dtype=dtype, default_dtype=default, max_batch_size=batch_size, progress=progress)
-        return cls(path, model, EngineDir.open(path, verify=False).build.dtype, devices, batch_size, workers)
+        on = "cuda" if "cuda" in kinds else "cpu"
+        if "max_batch_size" not in options.build and on == "cuda" and locate(model).kind != "engine":
+            options = options.overridden_by(LoadOptions({"max_batch_size": cls.CUDA_BATCH_SIZE}))
+        path = options.resolve(model, on, progress)
+        built = EngineDir.open(path, verify=False).build
+        options = options.overridden_by(LoadOptions({"dtype": built.dtype, "backend": built.backend}))
+        return cls(path, model, options, devices, workers)
 
     def here(self) -> EngineConfig:
         """The same engine on another machine, built there where its folder is not shared."""
-        from vlm.resolve import resolve
-
         if self.path.is_dir():
             return self
-        path = resolve(self.model, dtype=self.dtype, max_batch_size=self.max_batch_size)
-        return replace(self, path=path)
+        on = self.devices[0].partition(":")[0]
+        return replace(self, path=self.options.resolve(self.model, on))
 
     def settings(self, max_new_tokens: int | None) -> dict[str, object]:
         """What decides on the text of a page."""
@@ -82,12 +78,13 @@ class EngineConfig:
         content = {name: entry["sha256"] for name, entry in manifest.files.items()}
         mark = hashlib.sha256(canonical_json(content).encode()).hexdigest()[:12]
         model = f"{manifest.family} {mark}"
-        return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens}
+        length = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
+        return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens, **length}
 
     @property
     def batch_size(self) -> int:
         """Pages that each engine reads at once."""
-        return self.max_batch_size or self._open().build.max_batch_size
+        return self.options.build.get("max_batch_size", self._open().build.max_batch_size)
 
     def on(self, device: str) -> EngineConfig:
         """One of the engines, with its share of the workers."""
@@ -105,11 +102,8 @@ class EngineConfig:
 
     def pipeline(self) -> Pipeline:
         """The engine, loaded on the first device."""
-        from vlm.config import RuntimeConfig
-        from vlm.pipeline import Pipeline
-
-        runtime = RuntimeConfig(device=self.devices[0], max_batch_size=self.max_batch_size)
-        return Pipeline(self._open(verify=True), runtime)
+        here = self.options.overridden_by(LoadOptions(runtime={"device": self.devices[0]}))
+        return here.load(self.path)
 
     def _local_reader(self) -> Reader:
         from vlm_app.ocr.reader import PipelineReader

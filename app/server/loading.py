@@ -6,10 +6,9 @@ import gc
 from pathlib import Path
 
 import torch
+from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository import Entry
 
-import vlm
-from vlm.config import RuntimeConfig
 from vlm.pipeline import Pipeline
 from vlm.resolve import Progress
 from vlm.runtime.loader import resolve_device
@@ -22,14 +21,13 @@ class Loader:
 
     def __init__(
         self,
-        device: str = "auto",
-        dtype: str | None = None,
-        max_batch_size: int | None = None,
+        options: LoadOptions | None = None,
+        *,
         warm: bool | None = None,
         progress: Progress | None = None,
     ):
         """`warm` None: on CUDA, where graphs are captured."""
-        self._device, self._dtype, self._max_batch_size = device, dtype, max_batch_size
+        self._options = options or LoadOptions()
         self._left, self._progress = 1, progress
         self._warm = warm
         self._unfinished = False  # has the last one not loaded, and left memory behind?
@@ -38,17 +36,17 @@ class Loader:
         """So many models are to load now."""
         self._left = count
 
-    def model(self, model: str | Path, max_batch_size: int | None = None) -> Pipeline:
-        """Raises a VlmError with one sentence."""
+    def model(self, model: str | Path, own: LoadOptions | None = None) -> Pipeline:
+        """Loads a model; what it says of its `own` loading comes first. Raises a VlmError with one sentence."""
         if self._unfinished:
             self.freed()
         self._unfinished = True
-        fraction = RuntimeConfig.kv_cache_free_gpu_memory_fraction / self._left
-        runtime = RuntimeConfig(self._device, kv_cache_free_gpu_memory_fraction=fraction)
-        limit = max_batch_size or self._max_batch_size
+        options = self._options if own is None else self._options.overridden_by(own)
+        fraction = options.runtime_config().kv_cache_free_gpu_memory_fraction / self._left
+        options = options.overridden_by(LoadOptions(runtime={"kv_cache_free_gpu_memory_fraction": fraction}))
         self._left = max(1, self._left - 1)  # whether it loads or not
-        with turns_on(resolve_device(self._device)):
-            loaded = vlm.load(model, runtime=runtime, dtype=self._dtype, max_batch_size=limit, progress=self._progress)
+        with turns_on(resolve_device(options.device)):
+            loaded = options.load(model, self._progress)
             if self._warm or (self._warm is None and loaded.device.type == "cuda"):
                 warm_up(loaded, self._progress)
         self._unfinished = False
@@ -56,10 +54,10 @@ class Loader:
 
     def entry(self, entry: Entry) -> Pipeline:
         """A model of a repository."""
-        return self.model(entry.fetched(self._progress), entry.max_batch_size)
+        return self.model(entry.fetched(self._progress), entry.options)
 
     def freed(self) -> None:
         """Gives the memory of models that are no more back to the device."""
-        with turns_on(resolve_device(self._device)):
+        with turns_on(resolve_device(self._options.device)):
             gc.collect()
             torch.cuda.empty_cache()

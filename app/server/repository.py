@@ -5,13 +5,14 @@ https://github.com/triton-inference-server/server: docs/user_guide/model_reposit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository_files import Tree
 from vlm_app.triton import pbtxt
-from vlm_app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER
+from vlm_app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER, options_from
 
 from vlm.compile.engine_dir import MANIFEST
 from vlm.errors import ModelNotFoundError, VlmError
@@ -28,12 +29,12 @@ class Entry:
     version: str
     place: PurePosixPath  # of the engine or model folder
     tree: Tree
-    max_batch_size: int | None  # None: it does not say
+    options: LoadOptions = field(default_factory=LoadOptions)  # what its configuration says of its loading
 
     @property
     def stamp(self) -> str:
         """Changes with its files and its version."""
-        return f"{self.tree.stamp(self.place)}-{self.max_batch_size}"
+        return f"{self.tree.stamp(self.place)}-{self.options}"
 
     def fetched(self, progress: Progress | None = None) -> Path:
         """The folder on this disk."""
@@ -76,16 +77,18 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
     config = configs[name]
     if isinstance(config, VlmError):
         raise config
-    limit = None if config is None else max(1, config.max_batch_size)  # Triton's 0: no batches
+    own = LoadOptions() if config is None else options_from(config)
     if not (steps := _steps(config)):
         version = _version(tree, name, config)
-        return Entry(name, version, _place(tree, PurePosixPath(name, version)), tree, limit)
-    own = [entry for step in steps if isinstance(entry := _tried(lambda step=step: _step(tree, step, configs)), Entry)]
-    if len(own) != 1:
+        return Entry(name, version, _place(tree, PurePosixPath(name, version)), tree, own)
+    found = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
+    engines = [entry for entry in found if isinstance(entry, Entry)]
+    if len(engines) != 1:
         raise ModelNotFoundError(
-            f"{tree.root / name} is an ensemble with {len(own)} engines of vlm among its steps; it needs one."
+            f"{tree.root / name} is an ensemble with {len(engines)} engines of vlm among its steps; it needs one."
         )
-    return Entry(name, _version(tree, name, config), own[0].place, tree, limit)
+    [engine] = engines
+    return Entry(name, _version(tree, name, config), engine.place, tree, engine.options.overridden_by(own))
 
 
 def _step(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:

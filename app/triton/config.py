@@ -11,7 +11,7 @@ from typing import Any
 
 from vlm_app.server.model_config import described
 from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
-from vlm_app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig
+from vlm_app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
 
 from vlm.frontend import Frontend
 
@@ -54,10 +54,11 @@ def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
 
 
 def _engine(name: str, frontend: Frontend, config: ExportConfig) -> dict[str, Any]:
-    made = _python(name, config, specs_of(frontend, IDS_IN), IDS_OUT, KINDS[config.device.partition(":")[0]])
-    if number := config.device.partition(":")[2]:
+    made = _python(name, config, specs_of(frontend, IDS_IN), IDS_OUT, KINDS[config.load.device.partition(":")[0]])
+    if number := config.load.device.partition(":")[2]:
         made["instance_group"][0]["gpus"] = [int(number)]
     made["instance_group"][0]["count"] = config.instances
+    made["parameters"] = parameters_of(config.load)
     return {**made, "model_transaction_policy": {"decoupled": config.stream}}
 
 

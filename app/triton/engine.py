@@ -8,12 +8,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from vlm_app.load_options import LoadOptions
 from vlm_app.server.asked import Asked
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.merge import merged
 from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
+from vlm_app.triton.options import PARAMETERS, options_from_words
 
-import vlm
 from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.outputs import Output
 from vlm.processing.workers import ImageWorkers, MediaLimits
@@ -33,10 +34,18 @@ class Engine:
         self._streams = utils().using_decoupled_model_transaction_policy(self._config)
         gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
-        pipeline = vlm.load(engine_of(args), device=device, max_batch_size=self._config["max_batch_size"] or None)
+        pipeline = self._options(device).load(engine_of(args))
         self._loop, self._frontend = Loop(), pipeline.frontend
         self._model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()))
         self._loop.submit(_call(self._model.start)).result()
+
+    def _options(self, device: str) -> LoadOptions:
+        """What the model's configuration says of its loading."""
+        found = self._config.get("parameters", {})
+        written = {name: found[name]["string_value"] for name in PARAMETERS if name in found}
+        limit = self._config["max_batch_size"]
+        own = LoadOptions({"max_batch_size": limit} if limit else {}, {"device": device})
+        return options_from_words(written).overridden_by(own)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         if self._streams:

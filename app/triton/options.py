@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from vlm.errors import InputError
+from vlm_app.load_options import LoadOptions
+
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.errors import ConfigError, InputError
 
 ENSEMBLE, BEFORE, ENGINE, AFTER = "ensemble", "preprocessing", "engine", "postprocessing"
 CONFIG = "config.pbtxt"  # in a model's folder
 ENGINE_FOLDER, FRONTEND_FOLDER = "engine", "frontend"  # in that of a version
 KINDS = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "cuda": "KIND_GPU"}
+
+# what an engine's configuration says of its loading, as parameters; Triton has words of its own for the rest
+PARAMETERS = (
+    "threads", "kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction", "max_seq_len", "max_encoder_input_len",
+)  # fmt: skip
+
+
+def parameters_of(options: LoadOptions) -> dict[str, dict[str, str]]:
+    """Returns the parameters of a Triton configuration that say the same."""
+    given = {**options.build, **options.runtime}
+    return {name: {"string_value": str(given[name])} for name in PARAMETERS if name in given}
+
+
+def options_from(config: Any) -> LoadOptions:
+    """Reads a ModelConfig. Raises ConfigError for a parameter's value that is not allowed."""
+    written = {name: parameter.string_value for name, parameter in config.parameters.items() if name in PARAMETERS}
+    return options_from_words(written).overridden_by(
+        LoadOptions({"max_batch_size": max(1, config.max_batch_size)})  # Triton's 0: no batches
+    )
+
+
+def options_from_words(written: Mapping[str, str]) -> LoadOptions:
+    """Reads parameters by name. Raises ConfigError for a value that is not allowed."""
+    hints = typing.get_type_hints(BuildConfig) | typing.get_type_hints(RuntimeConfig)
+    values = {}
+    for name, word in written.items():
+        kind = float if hints[name] is float else int
+        try:
+            values[name] = kind(word)
+        except ValueError:
+            raise ConfigError(f"the parameter {name} is {word!r}; it must be a number.") from None
+    return LoadOptions.from_dict(values)
 
 
 @dataclass(frozen=True)
@@ -17,7 +55,7 @@ class ExportConfig:
     name: str
     max_batch_size: int  # rows of a request, and sequences decoded at once
     instances: int = 1  # processes that each load the engine
-    device: str = "auto"  # "auto" | "cpu" | "cuda" | "cuda:N"
+    load: LoadOptions = field(default_factory=LoadOptions)  # how each of them loads it
     stream: bool = False  # answers come as they are decoded (Triton: decoupled)
 
     def __post_init__(self) -> None:
@@ -25,9 +63,9 @@ class ExportConfig:
             raise InputError(f"{self.name!r} is no name of a model; give a folder's name with --name.")
         if self.instances < 1:
             raise InputError(f"instances is {self.instances}; it must be at least 1.")
-        kind, _, number = self.device.partition(":")
+        kind, _, number = self.load.device.partition(":")
         if kind not in KINDS or (number and (kind != "cuda" or not number.isdigit())):
-            raise InputError(f"device is {self.device!r}; allowed are auto, cpu, cuda and cuda:N.")
+            raise InputError(f"device is {self.load.device!r}; allowed are auto, cpu, cuda and cuda:N.")
 
     @property
     def folders(self) -> dict[str, str]:

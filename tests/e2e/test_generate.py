@@ -305,7 +305,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
     (("w1", "--model", "mini-t5", "--device", "cpu"), "is for models that are asked in words; t5 takes --text"),
     (("w1", "--model", "mini-nougat", "--device", "cpu"), "asked in words; nougat takes --image"),
     (("w1", "--model", "x", "--temperature", "-1"), "temperature is -1.0; it must be 0"),
-    (("w1", "--model", "x", "--num-return-sequences", "2"), "give at least as many num_beams"),
+    (("w1", "--model", "x", "--num-beams", "1", "--num-return-sequences", "2"), "give at least as many num_beams"),
     (("w1", "--model", "x", "-o", "none/x"), "--out none/x cannot be written"),
     (("w1", "--chat", "--model", "x"), "leave the prompts out"),
     (("--chat", "-o", "a", "--raw-prompt", "--model", "x"), "leave --out, --raw-prompt out"),

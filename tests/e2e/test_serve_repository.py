@@ -19,6 +19,7 @@ from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
+from vlm_app.load_options import LoadOptions
 from vlm_app.server.control import Repositories
 from vlm_app.server.loading import Loader
 from vlm_app.server.repository import Entry, scan
@@ -53,7 +54,7 @@ def copied(exported: Path, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def served(*urls: str, **config):
-    repositories = Repositories([str(url) for url in urls], Loader("cpu"))
+    repositories = Repositories([str(url) for url in urls], Loader(LoadOptions(runtime={"device": "cpu"})))
     repositories.scan()
     good = [name for name, found in repositories.found.items() if isinstance(found, Entry)]
     with (

@@ -86,7 +86,9 @@ def test_tokens(model, tower, tmp_path):
         shutil.move(folder / tower, tmp_path / tower)  # beside the model
     checkpoint = convert_folder(folder, tmp_path / "checkpoint")
     assert Checkpoint.open(tmp_path / "checkpoint").family == "llava"
-    pipe = Pipeline(build_engine(checkpoint, tmp_path / "engine", BuildConfig(max_seq_len=64)), RuntimeConfig(device="cpu"))
+    pipe = Pipeline(
+        build_engine(checkpoint, tmp_path / "engine", BuildConfig(max_seq_len=64)), RuntimeConfig(device="cpu")
+    )
     pixels = torch.randn(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     for images, prompt in (([0], [1, 5, IMAGE, 7, 9]), ([1, 0], [1, IMAGE, 8, IMAGE, 4])):
         ids = torch.tensor([[t for token in prompt for t in [token] * (ROWS if token == IMAGE else 1)]])
@@ -116,5 +118,7 @@ def test_a_tower_that_cannot_be_had_is_said(model, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = write(model, tmp_path / "llava", "vision_tower")
     shutil.rmtree(folder / "vision_tower")
-    with pytest.raises(CheckpointError, match=r"openai/clip-vit-large-patch14-336 .*; put that model's folder .* there as"):
+    with pytest.raises(
+        CheckpointError, match=r"openai/clip-vit-large-patch14-336 .*; put that model's folder .* there as"
+    ):
         convert_folder(folder, tmp_path / "checkpoint")

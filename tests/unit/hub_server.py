@@ -21,8 +21,10 @@ class Hub:
     files: dict[str, bytes]
     gated: bool = False
     break_after: dict[str, int] = field(default_factory=dict)
+    config: dict | None = None  # what the information says of config.json
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
     url: str = ""
+    gone: bool = False
 
     def fetched(self) -> set[str]:
         """Names of the files that were asked for with GET."""
@@ -41,6 +43,7 @@ def serve(hub: Hub):
     try:
         yield hub
     finally:
+        hub.gone = True
         server.shutdown()
         server.server_close()
         thread.join()
@@ -61,6 +64,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         path = self.path.split("?")[0]
+        if self.state.gone:  # a connection that was kept alive
+            self.close_connection = True
+            return self.connection.shutdown(socket.SHUT_RDWR)
         self.state.requests.append((self.command, path, self.headers.get("Range", "")))
         repo = f"/{self.state.repo_id}/"
         if path.startswith(f"/api/models{repo}tree/"):
@@ -68,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif path.startswith("/api/models/"):
             self._info(path, body)
         elif path.startswith(f"{repo}resolve/"):
-            self._file(path.split("/", 5)[5], body)
+            self._file(path.removeprefix(f"{repo}resolve/").partition("/")[2], body)
         else:
             self._refuse(404, "RepoNotFound")
 
@@ -82,7 +88,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(403, "GatedRepo")
         else:
             siblings = [{"rfilename": n, "size": len(b), "blobId": _etag(b)} for n, b in self.state.files.items()]
-            self._json({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": []}, body)
+            more = {"config": self.state.config} if self.state.config else {}
+            self._json({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": [], **more}, body)
 
     def _tree(self) -> list[dict]:
         return [

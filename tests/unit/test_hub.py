@@ -6,8 +6,8 @@ import pytest
 
 from tests.unit.hub_server import COMMIT, Hub, serve
 from vlm import hub as hub_module
-from vlm.errors import ModelNotFoundError
-from vlm.hub import download, is_repo_id, needed_files
+from vlm.errors import ModelNotFoundError, UnsupportedModelError
+from vlm.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
 
 FILES = {
     "config.json": b'{"model_type": "x"}',
@@ -57,6 +57,44 @@ def test_a_model_in_parts_is_fetched_with_them():
 )
 def test_repo_id(name, is_id):
     assert is_repo_id(name) is is_id
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("gpt2", "openai-community/gpt2"), ("t5-small", "google-t5/t5-small"), ("distilgpt2", "distilbert/distilgpt2"),
+        ("t5-base@v1", "google-t5/t5-base@v1"), ("a/gpt2", "a/gpt2"), ("no-such", None), ("t5-small/x/y", None),
+    ],
+)  # fmt: skip
+def test_names_without_an_owner(name, full):
+    assert repo_id(name) == full
+
+
+def test_the_cache_of_other_programs_serves_under_the_old_name():
+    from huggingface_hub import snapshot_download
+
+    with serve(Hub("gpt2", FILES)) as hub:
+        folder = snapshot_download("gpt2", endpoint=hub.url, allow_patterns=sorted(WANTED))
+    assert "models--gpt2" in folder
+    assert str(download(CANONICAL["gpt2"], endpoint=hub.url)) == folder
+    with pytest.raises(ModelNotFoundError, match="google-t5/t5-small could not be fetched"):
+        download(CANONICAL["t5-small"], endpoint=hub.url)
+
+
+@pytest.mark.parametrize(
+    ("files", "config", "says"),
+    [
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}, None, "org/model is a PEFT adapter"),
+        ({"model_index.json": b"{}", "unet/config.json": b"{}"}, None, "a pipeline of diffusers"),
+        ({"m.Q4_0.gguf": b"x", "config.json": b"{}"}, None, "GGUF"),
+        (FILES, {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized .gptq"),
+        (FILES, {"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "sorts texts"),
+    ],
+)
+def test_what_is_not_served_is_not_fetched(files, config, says):
+    with serve(Hub("org/model", files, config=config)) as hub, pytest.raises(UnsupportedModelError, match=says):
+        download("org/model", endpoint=hub.url)
+    assert hub.fetched() == set()
 
 
 def test_downloads_only_what_is_needed_with_progress():
@@ -109,7 +147,7 @@ def test_without_network_and_cache():
         ("org/model@v9", Hub("org/model", FILES), "no revision 'v9'"),
         ("org/model", Hub("org/model", FILES, gated=True), "permission"),
         ("org/model", Hub("org/model", {"README.md": b""}), "no config.json"),
-        ("org/model", Hub("org/model", {"config.json": b"{}", "model.gguf": b""}), "no model.safetensors"),
+        ("org/model", Hub("org/model", {"config.json": b"{}", "tf_model.h5": b""}), "no model.safetensors"),
     ],
 )
 def test_refusals_are_one_sentence(repo_id, hub, says):

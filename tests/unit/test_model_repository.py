@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from vlm_app.server import loading
+from vlm_app.load_options import LoadOptions
 from vlm_app.server.control import Repositories
 from vlm_app.server.loading import Loader
 from vlm_app.server.repository import Entry, scan
@@ -37,7 +35,11 @@ def test_versions_and_batches_are_as_the_configuration_says(tmp_path, config, ve
     if config:
         (tmp_path / "m" / "config.pbtxt").write_text(config)
     entry = scan(str(tmp_path))["m"]
-    assert (entry.version, entry.max_batch_size, entry.fetched()) == (version, limit, tmp_path / "m" / version)
+    assert (entry.version, entry.options.build.get("max_batch_size"), entry.fetched()) == (
+        version,
+        limit,
+        tmp_path / "m" / version,
+    )
 
 
 def test_each_broken_model_is_one_sentence(tmp_path):
@@ -67,7 +69,7 @@ def test_repositories_that_cannot_be_reached(tmp_path):
         scan(str(tmp_path))
     (tmp_path / "m" / "1").mkdir(parents=True)
     (tmp_path / "m" / "1" / "manifest.json").write_text("{")
-    repositories = Repositories([str(tmp_path)], Loader("cpu"))
+    repositories = Repositories([str(tmp_path)], Loader(LoadOptions(runtime={"device": "cpu"})))
     repositories.scan()
     with pytest.raises(VlmError, match="neither an engine") as caught:
         repositories.load("m")
@@ -83,10 +85,11 @@ def test_a_model_that_does_not_load_takes_no_share_of_the_memory(monkeypatch):
         shares.append(runtime.kv_cache_free_gpu_memory_fraction)
         if model == "broken":
             raise InputError("it is broken.")
-        return vlm.load("mini-t5", runtime=runtime, **more)
+        return loaded("mini-t5", runtime=runtime, **more)
 
-    monkeypatch.setattr(loading, "vlm", SimpleNamespace(load=load))
-    loader, freed = Loader("cpu", warm=False), []
+    loaded = vlm.load
+    monkeypatch.setitem(vlm.__dict__, "load", load)
+    loader, freed = Loader(LoadOptions(runtime={"device": "cpu"}), warm=False), []
     monkeypatch.setattr(loader, "freed", lambda: freed.append(len(shares)))
     loader.expect(2)
     with pytest.raises(InputError, match="it is broken"):

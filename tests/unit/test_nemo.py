@@ -191,6 +191,6 @@ def test_the_command_line_says_it_in_a_sentence(tmp_path):
                       ("generate", "a", "--model", tmp_path / "cut.nemo")):  # fmt: skip
         result = call(*arguments)
         assert result.exit_code == 2 and result.stderr.startswith(f"vlm: {tmp_path / 'cut.nemo'} is no NeMo archive")
-    (tmp_path / "model.bin").write_bytes(b"x")
-    said = call("convert", tmp_path / "model.bin", "-o", tmp_path / "out").stderr
-    assert "is a file that is no model; give" in said and "a .nemo archive" in said
+    (tmp_path / "model.txt").write_bytes(b"x")
+    said = call("convert", tmp_path / "model.txt", "-o", tmp_path / "out").stderr
+    assert "is a file that is no model; give" in said and ".nemo archive" in said

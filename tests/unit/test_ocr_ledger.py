@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from vlm_app.load_options import LoadOptions
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.ledger import Ledger
 from vlm_app.ocr.report import Failure, Summary, live, totals
@@ -149,7 +150,7 @@ def test_wrong_settings(wrong):
     with pytest.raises(ConfigError, match="--workers is -1"):
         from vlm_app.ocr.engines import EngineConfig
 
-        EngineConfig(Path("engine"), "model", "float32", ("cpu",), workers=-1)
+        EngineConfig(Path("engine"), "model", LoadOptions(), ("cpu",), workers=-1)
 
 
 # --- the ledger in its folder ---

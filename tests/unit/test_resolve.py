@@ -89,16 +89,26 @@ def test_packaged_name_comes_first(hf, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("no-such-model", "does not exist"), ("empty", "holds neither"), ("file.txt", "is a file"), ("a/b/c", "exist")],
+    [("no-such-model", "does not exist"), ("other", "holds neither"), ("file.txt", "is a file"), ("a/b/c", "exist")],
 )
 def test_unknown_model(name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(resolve_module, "ASSETS", tmp_path)
     artifact_kit.write_hf(tmp_path / "packed")
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.md").write_text("x")
     (tmp_path / "file.txt").write_text("x")
     with pytest.raises(ModelNotFoundError, match=rf"{says}.*; give a packaged name \(packed\), a Hub id"):
         resolve(name)
+
+
+def test_names_without_an_owner_are_the_hubs(hf, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(resolve_module.hub, "download", lambda name, **_: asked.append(name) or hf)
+    monkeypatch.chdir(tmp_path)
+    assert locate("t5-small").path == hf and asked == ["google-t5/t5-small"]
+    hf.rename(tmp_path / "gpt2")
+    assert locate("gpt2").path.resolve() == tmp_path / "gpt2" and len(asked) == 1  # a folder comes first
 
 
 def test_bad_build_options(hf):

@@ -27,6 +27,7 @@ from vlm.registry import (
     ModelSpec,
     Role,
     architecture,
+    check_model,
     configs_of,
     converter_of,
     family,
@@ -42,10 +43,12 @@ def convert_folder(source: Path, out: Path, *, progress: Progress | None = None)
     Raises ConfigError for a model or field that is not supported; one CheckpointError with every reason why the
     weights do not fit, or for a folder that is damaged.
     """
+    if Path(source).exists():
+        check_model(Path(source))
     if (converter := converter_of(Path(source))) is not None:
         return converter.load()(Path(source), Path(out), progress=progress)
     folder = HFFolder(Path(source))
-    spec = match_family(folder.config, folder.path)
+    spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)
     roles = convert_roles(folder.tensors, spec, configs, folder.path)
     with _processor_files(folder, spec) as files:

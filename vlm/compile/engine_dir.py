@@ -10,8 +10,9 @@ import hashlib
 import json
 import os
 import platform
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,7 @@ class EngineDir:
 
     path: Path
     manifest: Manifest
+    limits: Mapping[str, int] = field(default_factory=dict)  # smaller ones than it was built for
 
     @classmethod
     def open(cls, path: str | Path, verify: bool = True) -> EngineDir:
@@ -115,8 +117,13 @@ class EngineDir:
 
     @property
     def build(self) -> BuildConfig:
-        """What it was built for, the limits resolved to numbers."""
-        return self.manifest.build
+        """What it was built for, or limited to since, the limits resolved to numbers."""
+        return replace(self.manifest.build, **self.limits)
+
+    def limited(self, **limits: int | None) -> EngineDir:
+        """Returns the engine as if it had been built for smaller limits; None keeps its own."""
+        own = self.manifest.build
+        return replace(self, limits={n: min(v, getattr(own, n)) for n, v in limits.items() if v and getattr(own, n)})
 
     @property
     def generation(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from vlm.errors import InputError
 from vlm.limits import MAX_NGRAM, MAX_STOP_IDS, MAX_TOP_LOGPROBS, MAX_WORD, MAX_WORDS
+from vlm.options import option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     from vlm.runtime.prompt_table import Image, PromptTable
 
 FINISH_REASONS = ("", "stop", "loop", "length")  # by the device's finish code; 0 is running
+MODELS = "the model's"  # what a model's generation_config.json may set
+EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
+
+
+def read_early_stopping(text: str) -> bool | str:
+    """Reads true, false or never. InputError for anything else."""
+    if text.lower() not in EARLY_STOPPING:
+        raise InputError(f"early_stopping is {text!r}; it must be true, false or never.")
+    return EARLY_STOPPING[text.lower()]
 
 
 @dataclass(frozen=True)
@@ -22,35 +32,49 @@ class SamplingParams:
     """Temperature 0 is greedy. The defaults switch every filter and penalty off; they follow Hugging Face's order
     (penalties and prohibitions, temperature, top-k, top-p, min-p)."""
 
-    max_new_tokens: int | None = None  # None: up to max_length
-    max_length: int | None = None  # with the prompt; None: as many as the engine holds
+    max_new_tokens: int | None = option(
+        None, "Tokens to generate at most.", default="the model's, or as many as the engine holds"
+    )
+    max_length: int | None = option(
+        None, "The same with the prompt's; --max-new-tokens comes before it.", default="the model's"
+    )
     usual_new_tokens: int | None = None  # a model's own limit: so many, or as many as the engine holds
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    no_repeat_ngram_size: int = 0
+    temperature: float = option(0.0, "0 is greedy; above it tokens are drawn at random.")
+    top_k: int = option(0, "Draw from the k likeliest; 0: all.")
+    top_p: float = option(1.0, "Draw from the likeliest that make up p.")
+    min_p: float = option(0.0, "Draw from those of at least p times the likeliest's chance.")
+    repetition_penalty: float = option(1.0, "Above 1: tokens that stand there already count less.", default=MODELS)
+    presence_penalty: float = option(0.0, "Taken off what the output holds.")
+    frequency_penalty: float = option(0.0, "Taken off for each time that the output holds it.")
+    no_repeat_ngram_size: int = option(0, "No n tokens in a row come twice.", default=MODELS)
+    bad_words: tuple[str, ...] = option((), "A word or string that is not written, with a space before it or not.")
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # each word's tokens
-    min_new_tokens: int = 0
-    seed: int | None = None  # None: drawn at random
-    top_p_decay: float = 1.0  # factual nucleus (arXiv:2206.04624): top_p shrinks by this factor with each token
-    top_p_min: float = 0.0  # … to no less than this,
-    top_p_reset_id: int | None = None  # … and is as at the start after this token
-    stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()  # strings that end the output and are left out of its text
+    min_new_tokens: int = option(0, "No end before so many.", default=MODELS)
+    seed: int | None = option(None, "Makes drawing repeatable.", default="drawn at random")
+    top_p_decay: float = option(1.0, "With each token --top-p shrinks by this factor (factual nucleus).")
+    top_p_min: float = option(0.0, "… to no less than this,")
+    top_p_reset_id: int | None = option(None, "… and is as at the start after the token of this id.")
+    stop_token_ids: tuple[int, ...] = option((), "The id of a token that ends the output.")
+    stop: tuple[str, ...] = option((), "A string that ends the output and is left out of its text.")
     stop_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that end the output
-    top_logprobs: int = 0  # log-probabilities of so many likeliest tokens at each place
-    forced_bos_token_id: int | None = None  # must follow a lone start token (mBART-50: the target's language)
-    forced_eos_token_id: int | None = None  # must end an output of full length
-    ignore_eos: bool = False
-    num_beams: int = 1  # above 1: beam search
-    num_return_sequences: int = 1  # the best beams, or so many samples
-    length_penalty: float = 1.0  # beams are ranked by sum of log-probabilities / length ** length_penalty
-    early_stopping: bool | str = False  # end with num_beams hypotheses; "never": only when none can do better
-    diversity_rate: float = 0.0  # each rank among the continuations of one beam costs so much
+    top_logprobs: int = option(0, "Log-probabilities of so many likeliest tokens at each place, in JSON.")
+    forced_bos_token_id: int | None = option(
+        None, "The id of the output's first token (mBART-50: the target's language).", default=MODELS
+    )
+    forced_eos_token_id: int | None = option(None, "The id of the last one, at full length.", default=MODELS)
+    ignore_eos: bool = option(False, "Go on after the end token, up to the full length.")
+    num_beams: int = option(1, "Above 1: beam search of this width.", default=MODELS)
+    num_return_sequences: int = option(1, "Outputs of each input: the best beams, or so many samples.")
+    length_penalty: float = option(  # beams are ranked by sum of log-probabilities / length ** length_penalty
+        1.0, "Of beams: above 0 favours long outputs.", default=MODELS
+    )
+    early_stopping: bool | str = option(
+        False, "Of beams: true ends with as many outcomes as beams, false when none is likely to do better, never when"
+        " none can.", default=MODELS, read=read_early_stopping,
+    )  # fmt: skip
+    diversity_rate: float = option(
+        0.0, "Each rank among the continuations of one beam costs so much.", flag="--beam-search-diversity-rate"
+    )
     loop_detection: bool = False
 
     def __post_init__(self) -> None:
@@ -64,6 +88,8 @@ class SamplingParams:
             raise InputError(f"top_logprobs is {self.top_logprobs}; it must lie in [0, {MAX_TOP_LOGPROBS}].")
         if not all(self.stop) or not all(self.stop_words_ids):
             raise InputError("a stop string or word is empty; leave it out.")
+        if not all(word.strip() for word in self.bad_words):
+            raise InputError("a bad word is empty; leave it out.")
         if not 0 <= self.top_k < 2**31:
             raise InputError(f"top_k is {self.top_k}; it must lie in [0, 2^31), 0 is off.")
         if not 0.0 < self.top_p <= 1.0:

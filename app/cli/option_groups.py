@@ -1,0 +1,150 @@
+"""Options that verbs share, made of the fields of configurations: a field with an Option is an option of each verb."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+from vlm_app import load_options
+from vlm_app.load_options import LoadOptions
+
+from vlm.config import BACKENDS, BuildConfig, RuntimeConfig
+from vlm.options import Option, options_of
+from vlm.runtime.request import SamplingParams
+
+
+@dataclass(frozen=True)
+class Group:
+    """Fields that verbs take as options under one title, and what becomes of their values."""
+
+    title: str
+    options: Mapping[str, Option]  # by their fields' names
+    types: Mapping[str, Any]  # the fields'
+    make: Callable[[dict[str, Any]], Any]  # the values that were given -> what the verb gets
+
+    @classmethod
+    def from_fields(cls, title: str, make: Callable[[dict[str, Any]], Any], *configs: type) -> Group:
+        """Takes every field of the dataclasses that is an option; a later one's stand for those of one name."""
+        options, kinds = {}, {}
+        for config in configs:
+            hints, own = typing.get_type_hints(config), options_of(config)
+            options |= {name: _with_default(option, getattr(config, name)) for name, option in own.items()}
+            kinds |= {name: hints[name] for name in own}
+        return cls(title, options, kinds, make)
+
+    def only(self, *names: str) -> Group:
+        """Returns the group with these fields alone, in this order."""
+        return replace(self, options={name: self.options[name] for name in names})
+
+    def changed(self, **changes: dict[str, str]) -> Group:
+        """Returns the group with other help or defaults of some options."""
+        return replace(self, options={n: replace(o, **changes.get(n, {})) for n, o in self.options.items()})
+
+    def parameters(self) -> list[inspect.Parameter]:
+        """Returns what typer makes options of."""
+        return [self._parameter(name, option) for name, option in self.options.items()]
+
+    def read(self, values: Mapping[str, Any]) -> Any:
+        """Makes of what typer found what the verb gets. Raises a VlmError for a value that is not allowed."""
+        given = {name: values[name] for name in self.options if values[name] not in (None, [])}
+        return self.make({name: self._value(name, value) for name, value in given.items()})
+
+    def _value(self, name: str, value: Any) -> Any:
+        read = self.options[name].read
+        return tuple(value) if isinstance(value, list) else read(value) if read else value
+
+    def _parameter(self, name: str, option: Option) -> inspect.Parameter:
+        kind, repeated = _kind(self.types[name]) if option.read is None else (str, False)
+        words = [option.help, "Repeat it for more." * repeated, f"[default: {option.default}]" * bool(option.default)]
+        flag = option.flag or f"--{name.replace('_', '-')}"
+        info = typer.Option(flag, help=" ".join(filter(None, words)), rich_help_panel=self.title)
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None,
+            annotation=Annotated[(list[kind] if repeated else kind) | None, info],
+        )  # fmt: skip
+
+
+def _with_default(option: Option, default: Any) -> Option:
+    said = option.default or default is None or default is False or default == ()
+    return option if said else replace(option, default=str(default))
+
+
+def _kind(hint: Any) -> tuple[type, bool]:
+    """A field's type -> that of an option, and whether the option is repeated. TypeError for one that needs `read`."""
+    if isinstance(hint, types.UnionType):
+        [hint] = [part for part in hint.__args__ if part is not type(None)]
+    repeated = typing.get_origin(hint) is tuple
+    kind = typing.get_args(hint)[0] if repeated else hint
+    if kind not in (int, float, str, bool):
+        raise TypeError(f"an option of type {hint} needs a function that reads it")
+    return kind, repeated
+
+
+def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a verb: each of these parameters of it stands for a group's options, and gets what they become."""
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        own = inspect.signature(verb, eval_str=True)
+        parts = ((groups[p.name].parameters() if p.name in groups else [p]) for p in own.parameters.values())
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
+
+        @functools.wraps(verb)
+        def called(**values: Any) -> Any:
+            made = {name: group.read(values) for name, group in groups.items()}
+            shared = {name for group in groups.values() for name in group.options}
+            return verb(**{name: value for name, value in values.items() if name not in shared}, **made)
+
+        called.__signature__ = own.replace(parameters=parameters)
+        called.__annotations__ = {p.name: p.annotation for p in parameters}
+        return called
+
+    return decorate
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help lists options under the titles of their groups."""
+
+    def format_options(self, ctx: typer.Context, formatter: Any) -> None:
+        titles: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            title = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if (record := parameter.get_help_record(ctx)) is not None:
+                titles.setdefault(getattr(parameter, "rich_help_panel", None) or title, []).append(record)
+        for title, records in titles.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def sampling_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Checks sampling options before a model is loaded, as far as they do not depend on the model's own settings."""
+    count = given.get("num_return_sequences", 1)
+    own_beams = {} if given.get("temperature") else {"num_beams": count}  # the model's may be as many
+    SamplingParams(**{**own_beams, **given})
+    return given
+
+
+SAMPLING = Group.from_fields("Decoding", sampling_of, SamplingParams)
+BUILD = Group.from_fields("Engine", lambda given: BuildConfig(**given), BuildConfig)
+_built = {
+    "dtype": "as built, or float32 on the CPU and bfloat16 on CUDA",
+    "max_batch_size": f"as built, or {BuildConfig.max_batch_size}",
+    "max_seq_len": "as built, or what the model was made for",
+    "max_encoder_input_len": "as built, or what the model takes",
+    "backend": "as built, or torch",
+}
+LOADING = (
+    Group.from_fields("Engine", LoadOptions.from_dict, RuntimeConfig, BuildConfig)
+    .only("device", *load_options.BUILD, *load_options.RUNTIME[1:])
+    .changed(**{name: {"default": words} for name, words in _built.items()})
+    .changed(
+        dtype={"help": BUILD.options["dtype"].help.replace(", and that of the weights", "")},
+        backend={"help": f"What runs it: {', '.join(BACKENDS)}, or auto: what suits this machine."},
+    )
+)
