@@ -34,7 +34,10 @@ from vlm.registry import (
     match_family,
     model_spec,
 )
-from vlm.weights import Layout, Scoped, TensorSource
+from vlm.weights import Joined, Layout, Scoped, TensorSource
+
+# what lies outside of the base model in Hugging Face's classes
+HEADS = ("lm_head.", "final_logits_bias")
 
 
 def convert_folder(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
@@ -50,7 +53,8 @@ def convert_folder(source: Path, out: Path, *, progress: Progress | None = None)
     folder = HFFolder(Path(source))
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)
-    roles = convert_roles(folder.tensors, spec, configs, folder.path)
+    tensors = with_base_prefix(folder.tensors, spec.base_prefixes)
+    roles = convert_roles(tensors, spec, configs, folder.path)
     with _processor_files(folder, spec) as files:
         return write_checkpoint(
             Path(out),
@@ -112,6 +116,15 @@ def convert_roles(
     if reasons:
         raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(reasons)}.")
     return roles
+
+
+def with_base_prefix(tensors: Mapping[str, Tensor], prefixes: tuple[str, ...]) -> Mapping[str, Tensor]:
+    """Returns the tensors under the names of the whole model, where none has a prefix of its base model."""
+    if not prefixes or any(name.startswith(prefixes) for name in tensors):
+        return tensors
+    heads = [name for name in tensors if name.startswith(HEADS)]
+    inner = [name for name in tensors if not name.startswith(HEADS)]
+    return Joined({prefixes[0]: Scoped(tensors, inner, ""), "": Scoped(tensors, heads, "")})
 
 
 def share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
