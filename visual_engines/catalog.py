@@ -259,6 +259,12 @@ FAMILIES = (
             "decoder": Role("llama", config_key="text_config", weight_prefix="language_model."),
         },
         matches=lambda config: config.get("model_type") == "llava",
+        renamed={
+            "model.language_model.": "language_model.model.",
+            "lm_head.": "language_model.lm_head.",
+            "model.vision_tower.": "vision_tower.",
+            "model.multi_modal_projector.": "multi_modal_projector.",
+        },
         inputs=("image", "text"),
         prompt=PromptFormat(template=VICUNA),
         image_processor="CLIPImageProcessor",
@@ -287,9 +293,13 @@ FAMILIES = (
             "visual": Role("blip2-vision"),
             "encoder": Role(
                 "t5-encoder", config_key="text_config", weight_prefix="language_model.encoder.",
-                shared=("language_model.shared.weight",), outer="language_model.",
+                outer="language_model.",
+                shared=tuple(f"language_model.{x}.weight" for x in ("shared", "decoder.embed_tokens", "lm_head")),
             ),
-            "decoder": Role("t5", config_key="text_config", weight_prefix="language_model."),
+            "decoder": Role(
+                "t5", config_key="text_config", weight_prefix="language_model.",
+                shared=("language_model.encoder.embed_tokens.weight",),
+            ),
         },
         matches=_is_blip2("t5"),
         inputs=("image", "text"),

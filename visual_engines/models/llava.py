@@ -17,8 +17,7 @@ from vlm.registry import ModelSpec
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
 TOWER = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
          "num_attention_heads": 16}  # fmt: skip
-TOWERS = ("vision_tower.", "vision_tower.vision_model.", "model.vision_tower.")
-PROJECTORS = ("multi_modal_projector.", "model.multi_modal_projector.")
+TOWERS = ("vision_tower.", "vision_tower.vision_model.")
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,9 @@ class LlavaVision(nn.Module):
 def rules(config: LlavaVisionConfig) -> list[Any]:
     """Weight rules of `LlavaForConditionalGeneration`'s visual part, under the names of its releases."""
     found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
-    for prefix in PROJECTORS:
-        for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
-            for kind in ("weight", "bias") if config.bias else ("weight",):
-                found.append(Rename(f"{prefix}{theirs}.{kind}", f"{ours}.{kind}", optional=True))
+    for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
+        for kind in ("weight", "bias") if config.bias else ("weight",):
+            found.append(Rename(f"multi_modal_projector.{theirs}.{kind}", f"{ours}.{kind}"))
     return found
 
 
