@@ -103,7 +103,7 @@ SMALL = {
 }
 TEXT = tuple(SMALL)
 _VIT = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 3,
-        "image_size": lambda config: 2 * config["patch_size"]}  # fmt: skip
+        "image_size": lambda config: 2 * config.get("patch_size", 14)}  # fmt: skip
 # grids of the last stage that are no smaller than the published windows
 _SWIN = {"embed_dim": 4, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4], "hidden_size": 32,
          "image_size": lambda config: [size // 2 for size in config["image_size"]]}  # fmt: skip

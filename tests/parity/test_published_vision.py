@@ -25,6 +25,27 @@ OWN_FORMS = ("liuhaotian__llava-v1.5-7b", "Efficient-Large-Model__VILA1.5-3b")
 MODELS = [name for name in kit.supported(*kit.VISUAL) if name not in OWN_FORMS]
 # the layouts of other releases
 NEWER = {"llava-hf__llava-1.5-7b-hf": kit.Layout()}
+LLAVA, BLIP2 = "llava-hf__llava-1.5-7b-hf", "Salesforce__blip2-flan-t5-xl"
+SIGLIP = {"model_type": "siglip_vision_model", "patch_size": 14, "vision_use_head": False}
+MISTRAL = {"_name_or_path": "mistralai/Mistral-7B-v0.1", "architectures": ["MistralForCausalLM"],
+           "model_type": "mistral", "max_position_embeddings": 32768, "num_key_value_heads": 8,
+           "num_attention_heads": 32, "rms_norm_eps": 1e-05, "sliding_window": 4096, "torch_dtype": "float16",
+           "vocab_size": 32064}  # fmt: skip
+OPT = {"_name_or_path": "facebook/opt-2.7b", "activation_dropout": 0.0, "architectures": ["OPTForCausalLM"],
+       "eos_token_id": 50118, "hidden_size": 2560, "model_type": "opt", "prefix": "</s>", "torch_dtype": "float16",
+       "word_embed_proj_dim": 2560}  # fmt: skip
+# what other publications of these families say: llava-hf's bakLlava, LLaVA over SigLIP, Salesforce's blip2-opt-2.7b
+VARIANTS = {
+    "bakLlava": (LLAVA, {"text_config": MISTRAL, "image_seq_length": 576, "author": "someone"}),
+    "SigLIP": (LLAVA, {"vision_config": SIGLIP, "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+                       "multimodal_projector_bias": False, "projector_hidden_act": "gelu_pytorch_tanh"}),
+    "two layers": (LLAVA, {"vision_feature_layer": [-2, 1], "image_token_id": 32000, "tie_word_embeddings": True}),
+    "blip2-opt": (BLIP2, {"text_config": OPT, "image_token_index": 50265, "image_text_hidden_size": 256,
+                          "vision_config": {"dropout": 0.0, "initializer_factor": 1.0, "num_channels": 3,
+                                            "model_type": "blip_2_vision_model", "projection_dim": 512},
+                          "qformer_config": {"classifier_dropout": None, "model_type": "blip_2_qformer",
+                                             "use_qformer_text_input": True}}),
+}  # fmt: skip
 # keys without which the installed transformers does not run an older publication
 NEEDED = {"Salesforce__blip2-flan-t5-xl": {"image_token_index": 32100}}
 
@@ -32,9 +53,9 @@ NEEDED = {"Salesforce__blip2-flan-t5-xl": {"image_token_index": 32100}}
 class Case:
     """One publication in small, its engine, two images and prompts as Hugging Face takes them."""
 
-    def __init__(self, name: str, folder, layout=None):
-        self.model = kit.publish(name, folder, layout, **NEEDED.get(name, {}))
-        if needed := NEEDED.get(name):
+    def __init__(self, name: str, folder, layout=None, **changes):
+        self.model = kit.publish(name, folder, layout, **NEEDED.get(name, {}) | changes)
+        if (needed := NEEDED.get(name)) and not changes:
             config = json.loads((folder / "config.json").read_text())
             (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in needed}))
         self.engine = engine_of(folder)
@@ -79,9 +100,10 @@ class Case:
         return [step[0].log_softmax(-1) for step in out.logits]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_published_model(name, tmp_path):
-    case = Case(name, tmp_path)
+@pytest.mark.parametrize(("name", "changes"), [*((name, {}) for name in MODELS), *VARIANTS.values()],
+                         ids=[*MODELS, *VARIANTS])  # fmt: skip
+def test_published_model(name, changes, tmp_path):
+    case = Case(name, tmp_path, **changes)
     options = {"loop_detection": False, "max_new_tokens": NEW}
     found = pipeline(plain(case.engine)).generate([case.ours(i) for i in range(2)], top_logprobs=20, **options)
     for i, out in enumerate(found):
@@ -111,6 +133,26 @@ def test_pixels(name, tmp_path):
     for size in ((300, 400), (500, 120), (64, 64)):
         image = Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8))
         assert torch.equal(ours([image]), theirs([image], return_tensors="pt")["pixel_values"]), size
+
+
+KIN = {
+    "llava_next": ({"model_type": "llava_next"}, r"is LLaVA-1\.6 .*--model llava-hf/llava-1\.5-7b-hf"),
+    "vipllava": ({"model_type": "vipllava"}, "is ViP-LLaVA"),
+    "instructblip": ({"model_type": "instructblip"}, r"is InstructBLIP .*BLIP-2 \(--model Salesforce/blip2"),
+    "interleave": ({"model_type": "llava", "text_config": {"model_type": "qwen2"}}, "model_type is 'qwen2'"),
+    "pixtral": ({"model_type": "llava", "vision_config": {"model_type": "pixtral"}, "text_config": MISTRAL},
+                "model_type is 'pixtral'"),
+    "vit and gpt2": ({"model_type": "vision-encoder-decoder", "encoder": {"model_type": "vit"},
+                      "decoder": {"model_type": "gpt2"}}, "is an encoder-decoder of vit and gpt2"),
+    "clip": ({"model_type": "clip"}, "is a visual tower alone"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "says"), KIN.values(), ids=KIN)
+def test_kin_is_refused_by_name(config, says, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VlmError, match=says):
+        convert_folder(tmp_path, tmp_path / "checkpoint")
 
 
 PROCESSORS = [name for name in kit.REFUSED if kit.facts(name, "preprocessor_config.json")]

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
 
 from tests import tiny
+from tests.published_kit import facts
 from vlm.compile.builder import build_engine, convert_folder
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import CheckpointError, ConfigError
@@ -157,6 +158,19 @@ def test_folders_in_parts(make, tmp_path):
     model = make()
     pipe = check(model, model.write(tmp_path / "vila"), tmp_path)
     assert pipe.family.name == "vila"
+
+
+def test_the_published_configuration(tmp_path):
+    """VILA1.5-3b's, sizes reduced."""
+    model = Vila(True, "mlp_downsample", size=20, seed=1)
+    folder, published = model.write(tmp_path / "vila"), facts("Efficient-Large-Model__VILA1.5-3b")
+    for part in ("llm", "vision_tower", "mm_projector"):
+        path, said = folder / part / "config.json", published[f"{part}_cfg"]
+        small = {key: value for key, value in json.loads(path.read_text()).items() if isinstance(value, int | dict)}
+        sizes = small if part != "mm_projector" else {}
+        path.write_text(json.dumps(said | {key: size for key, size in sizes.items() if not isinstance(size, bool)}))
+    (folder / "config.json").write_text(json.dumps(published))
+    check(model, folder, tmp_path)
 
 
 @pytest.mark.parametrize("inside", [True, False])
