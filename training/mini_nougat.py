@@ -2,6 +2,7 @@
 
 python training/mini_nougat.py                        # all of it: about 10 minutes on one H200 with 16 cores
 python training/mini_nougat.py --resume               # goes on where an interrupted run stopped
+python training/mini_nougat.py --init FOLDER          # begins with these weights, without the first lessons
 python training/mini_nougat.py --evaluate-only        # scores what is in --out and rewrites the card
 python training/mini_nougat.py --examples examples    # draws the example pages
 """
@@ -16,11 +17,13 @@ import time
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+from transformers import VisionEncoderDecoderModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.nougat import evaluate, fonts
-from training.nougat.export import export, half_precision, write_card, write_results
+from training.nougat import evaluate, fonts, foreign
+from training.nougat.export import export, half_precision, read_run, write_card, write_results
 from training.nougat.loader import Loader
 from training.nougat.model import Trainer, build
 from training.nougat.pages import Renderer
@@ -34,13 +37,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=505, help="length of the schedule, compilation not counted")
     parser.add_argument("--batch-size", type=int, default=256, help="pages a batch; two steps are taken on each")
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
+    parser.add_argument("--final-rate", type=float, default=0.01, help="the last learning rate over the first")
+    parser.add_argument("--init", type=Path, help="a model folder whose weights training begins with")
     parser.add_argument("--workers", type=int, default=14, help="rendering processes")
-    parser.add_argument("--pages", type=int, default=512, help="held-out pages of the final evaluation")
+    parser.add_argument("--pages", type=int, default=512, help="held-out pages of the evaluation; 0: none")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--evaluate-only", action="store_true")
     parser.add_argument("--examples", type=Path, help="only draw the example pages into this folder")
     return parser.parse_args()
+
+
+def trained(folder: Path) -> VisionEncoderDecoderModel:
+    """The model with a folder's weights, in FP32."""
+    model = build()
+    missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    # the position indices are computed and the output layer is the embedding
+    left = [name for name in missing if not name.endswith(("relative_position_index", "lm_head.weight"))]
+    if left or unexpected:
+        sys.exit(f"{folder} is no mini-nougat: {(left + unexpected)[0]} does not belong.")
+    return model
 
 
 def ramp(progress: float, start: float, end: float, high: float, low: float) -> float:
@@ -52,21 +68,27 @@ class Run:
     """One training run: its model, optimizer, clock and log."""
 
     def __init__(self, args: argparse.Namespace):
-        self.args, self.device = args, torch.device(args.device)
+        self.args, self.device, self.before = args, torch.device(args.device), read_run(args.init)
         args.state.mkdir(parents=True, exist_ok=True)
         self.loader = Loader(args.fonts, args.batch_size, args.workers, self.device, seed=int(time.time()))
+        self.step, self.elapsed, self.batches = 0, 0.0, 0
         torch.manual_seed(0)
         torch.backends.cuda.matmul.allow_tf32 = True
-        self.model = build().to(self.device)
+        self.model = (trained(args.init) if args.init else build()).to(self.device)
+        self.loader.progress.value = self.lesson
         self.trainer = Trainer(self.model, compiled=self.device.type == "cuda").to(self.device)
         self.optimizer = self._optimizer()
-        self.step, self.elapsed, self.batches = 0, 0.0, 0
         if args.resume:
             self._load()
 
     @property
     def progress(self) -> float:
         return min(1.0, self.elapsed / self.args.seconds)
+
+    @property
+    def lesson(self) -> float:
+        """The progress that the curriculum and the helper losses go by: a trained model is past the first lessons."""
+        return 0.4 + 0.6 * self.progress if self.args.init else self.progress
 
     def train(self) -> None:
         self.loader.start()
@@ -75,8 +97,8 @@ class Run:
         while self.progress < 1.0:
             losses = self._take_batch()
             self.elapsed = before + time.time() - begin
-            self.loader.progress.value = self.progress
-            if self.batches % 100 == 0:
+            self.loader.progress.value = self.lesson
+            if self.batches % 100 == 0 or self.batches < 3:
                 self._log(losses, begin)
             if self.progress >= next_save:
                 next_save += 0.1
@@ -94,10 +116,10 @@ class Run:
         return losses
 
     def _take_step(self, batch: dict[str, torch.Tensor]):
-        p = self.progress
+        p, last = self.lesson, self.args.final_rate
         rate = self.args.learning_rate * min(1.0, (self.step + 1) / 200)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * p)))
+            group["lr"] = rate * (last + (1 - last) * 0.5 * (1 + math.cos(math.pi * self.progress)))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             losses = self.trainer(batch["image"], batch["tokens"].long(), batch["cells"].long(), batch["dense"])
         # the helpers lead at first and fade once reading has set in
@@ -138,7 +160,7 @@ class Run:
         self.trainer.load_state_dict(state["trainer"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.elapsed, self.batches = state["step"], state["elapsed"], state["batches"]
-        self.loader.fresh, self.loader.progress.value = state["fresh"], self.progress
+        self.loader.fresh, self.loader.progress.value = state["fresh"], self.lesson
 
     def _log(self, losses, begin: float) -> None:
         values = {name: round(float(value.detach()), 4) for name, value in losses._asdict().items()}
@@ -148,9 +170,11 @@ class Run:
 
     def facts(self) -> dict:
         name = torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"
+        before = self.before
         return {
-            "minutes": round(self.elapsed / 60, 1), "device": name, "steps": self.step,
-            "pages": self.batches * self.args.batch_size, "batch_size": self.args.batch_size // 2,
+            "minutes": round(before["minutes"] + self.elapsed / 60, 1), "device": name,
+            "steps": before["steps"] + self.step, "pages": before["pages"] + self.batches * self.args.batch_size,
+            "runs": before["runs"] + 1, "batch_size": self.args.batch_size // 2,
             "fresh": round(min(1.0, self.loader.fresh / max(self.batches, 1)), 3),
         }  # fmt: skip
 
@@ -180,6 +204,8 @@ def assess(args: argparse.Namespace, model, run: dict) -> None:
         wrong = [(p, t) for p, t in zip(pages, texts, strict=True) if p.text != t][:4]
         for page, text in wrong:
             say(args, f"  wanted {page.text!r}\n  read   {text!r}")
+    sheets = foreign.as_the_model_sees(foreign.pillow_alone(renderer.faces))
+    say(args, f"drawn by Pillow: {json.dumps(foreign.score(sheets, evaluate.read(model, sheets, device)))}")
     write_results(args.out, results, run)
     write_card(args.out, results, run, sum(p.numel() for p in model.parameters()))
 
@@ -191,14 +217,14 @@ def main() -> None:
 
         draw_examples(Renderer(fonts.installed(args.fonts)), args.examples)
     elif args.evaluate_only:
-        from transformers import VisionEncoderDecoderModel
-
         run = json.loads((args.out / "eval.json").read_text())["run"]
-        assess(args, VisionEncoderDecoderModel.from_pretrained(args.out, dtype=torch.float32), run)
+        assess(args, trained(args.out), run)
     else:
         run = Run(args)
         run.train()
-        assess(args, run.model, run.facts())
+        write_results(args.out, {}, run.facts())
+        if args.pages:
+            assess(args, run.model, run.facts())
 
 
 if __name__ == "__main__":

@@ -38,13 +38,16 @@ class ModelSpec:
     # what only the weights tell (tied or not, a bias that is there): config and tensors by name -> config
     adapt: Callable[[Any, Mapping[str, Any]], Any] = lambda config, tensors: config
 
+    def skeleton(self, config: Config) -> Any:
+        """The module on torch's meta device: shapes and types alone."""
+        from vlm.skip_init import skeleton
+
+        return skeleton(lambda: self.module(config))
+
     def loaded(self, config: Config, weights: Mapping[str, Any], device: Any) -> Any:
         """The module with these weights, ready to run; nothing is initialized twice. RuntimeError where they do not
         fit."""
-        import torch
-
-        with torch.device("meta"):
-            module = self.module(config)
+        module = self.skeleton(config)
         module.load_state_dict(weights, strict=True, assign=True)
         if hasattr(module, "init_buffers"):
             module.init_buffers(device)

@@ -93,7 +93,7 @@ def test_a_page_is_read_as_it_streams_in_with_its_formulas(page, shots):
     sync_api.expect(panel.locator(".prose.page")).to_contain_text("others by night.")
     sync_api.expect(panel.locator(".prose.page .katex-display")).to_be_visible()
     finished(panel)
-    assert panel.locator(".prose.page h2").inner_text() == "Waves"
+    assert panel.locator(".prose.page h1").inner_text() == "Waves"
     assert page.evaluate("window.states.size") > 3  # it did not come at once
     assert page.evaluate("document.fonts.ready.then(() => document.fonts.check('16px KaTeX_Main'))")
     page.screenshot(path=shots / "read.png", full_page=True)

@@ -11,9 +11,11 @@ from PIL import Image
 from transformers import AutoProcessor, VisionEncoderDecoderModel
 
 import vlm
+from training.nougat import fonts, foreign
 from vlm.config import RuntimeConfig
 
 ROOT = Path(__file__).parents[2]
+FACES = fonts.installed()
 FOLDER = ROOT / "vlm" / "assets" / "mini-nougat"
 PAGES = {name: ROOT / "examples" / f"{name}.png" for name in ("page", "table", "math")}
 
@@ -74,3 +76,19 @@ def test_the_examples_are_read_without_an_error(cache):
     for path, out in zip(PAGES.values(), found, strict=True):
         assert out.text == path.with_suffix(".txt").read_text().strip()
         assert out.finish_reason == "eos"
+
+
+def character_errors(cache, sheets) -> float:
+    found = load(cache).generate([sheet.image for sheet in sheets])
+    [rates] = foreign.score(sheets, [out.text for out in found]).values()
+    return rates["cer"]
+
+
+def test_pages_that_pillow_draws_in_its_own_font_are_read(cache):
+    """Many sizes, margins and spacings, no full stops, in a font that no training page shows."""
+    assert character_errors(cache, foreign.own_font_pages(8)) <= 0.02
+
+
+@pytest.mark.skipif("DejaVuSans" not in FACES, reason="DejaVu Sans is not installed with its three faces")
+def test_letter_pages_in_lower_case_without_a_full_stop_are_read(cache):
+    assert character_errors(cache, foreign.issue_pages(FACES)) <= 0.02

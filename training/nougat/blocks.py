@@ -13,9 +13,7 @@ VARIABLES = "abcdefghkmnpqrstuvwxyzABCDEFGHKLMNPQRSTVXYZ"
 
 def paragraph(page: Page, writer: Writer, length: int, bold: int = 0, math: int = 0, greek: bool = False) -> bool:
     """`length` words with some **bold** spans and \\(formulas\\)."""
-    rng, texts = page.rng, []
-    while len(texts) < length:
-        texts += writer.sentence(min(rng.randint(3, 11), length - len(texts)))
+    rng, texts = page.rng, writer.prose(length)
     words = [page.plain(text) for text in texts]
     for _ in range(bold):
         start = rng.randrange(length)
@@ -29,18 +27,20 @@ def paragraph(page: Page, writer: Writer, length: int, bold: int = 0, math: int 
         i = rng.randrange(length)
         if _is_plain(page, words[i]):
             words[i] = formula(page, "\\(", "\\)", rng.randint(1, 3), greek)
-    return page.block(words, first=page.indent, justify=page.justify)
+    return page.block(words, first=page.indent, justify=page.justify, ragged=page.ragged)
 
 
 def _is_plain(page: Page, word: Word) -> bool:
-    return len(word.runs) == 1 and word.runs[0].path == page.faces["regular"]
+    return len(word.runs) == 1 and word.runs[0].face == page.faces["regular"]
 
 
 def heading(page: Page, writer: Writer, level: int) -> bool:
+    """A larger line, bold or not. What opens a page is its title, `# `; further down size tells `# ` from `## `."""
     rng = page.rng
-    size = round(page.size * (rng.uniform(1.6, 1.8) if level == 1 else rng.uniform(1.25, 1.36)) * 2) / 2
-    texts = [writer.word() for _ in range(rng.randint(1, 4))]
-    words = [page.plain(t, "bold", size, before="#" * level + " " if i == 0 else "") for i, t in enumerate(texts)]
+    size = round(page.size * (rng.uniform(1.55, 2.1) if level == 1 else rng.uniform(1.25, 1.42)) * 2) / 2
+    face, sign = "regular" if rng.random() < 0.35 else "bold", "# " if not page.text else "#" * level + " "
+    texts = [writer.word() for _ in range(rng.choice((1, 2, 3, 4, rng.randint(1, 7))))]
+    words = [page.plain(t, face, size, before=sign if i == 0 else "") for i, t in enumerate(texts)]
     return page.block(words, size * 1.25, size=size, center=rng.random() < 0.15)
 
 
@@ -50,10 +50,10 @@ def random_items(writer: Writer, count: int) -> list[list[str]]:
 
 def bullets(page: Page, items: list[list[str]]) -> bool:
     """A list of items of words, `- ` or numbered; as many items as fit."""
-    rng, path = page.rng, page.faces["regular"]
-    numbered, x = rng.random() < 0.2, page.left + rng.uniform(0, 12)
-    sign, loose, done = rng.choice("•••–-"), rng.uniform(0.0, 0.3), 0
-    hang = advance(path, page.size, "0") * (2.4 if numbered else 1.6)
+    rng, face = page.rng, page.faces["regular"]
+    numbered, x = rng.random() < 0.2, page.left + rng.choice((0, rng.uniform(0, 12), rng.uniform(0, 24)))
+    sign, loose, done = rng.choice("•••–-"), rng.choice((0.0, rng.uniform(0.0, 0.3), rng.uniform(0.0, 0.8))), 0
+    hang = advance(face, page.size, "0") * ((2.4 if numbered else 1.6) + rng.choice((0, 0, rng.uniform(-0.3, 1.6))))
     for i, item in enumerate(items):
         words = [page.plain(text) for text in item]
         lines = page.wrap(words, page.right - x - hang)
@@ -62,7 +62,7 @@ def bullets(page: Page, items: list[list[str]]) -> bool:
         page.emit("\n") if done else page.start_block()
         baseline = page.y + page.line_height * 0.5 + page.size * BASELINE
         head = f"{i + 1}." if numbered else sign
-        page.draw_run(Run(head, path, page.size, reads=head if numbered else "-"), x, baseline)
+        page.draw_run(Run(head, face, page.size, reads=head if numbered else "-"), x, baseline)
         page.emit(" ", (x + hang - 2, baseline - MIDDLE * page.size))
         page.flow(words, x + hang, page.line_height)
         page.y += page.line_height * loose
@@ -167,7 +167,10 @@ def table(page: Page, texts: list[list[list[str]]]) -> bool:
         [[page.plain(t, head if i == 0 else "regular") for t in cell] for cell in row] for i, row in enumerate(texts)
     ]
     breadth = lambda cell: sum(w.width for w in cell) + space * (len(cell) - 1)  # noqa: E731
-    pad, height = rng.uniform(4, 9), max(page.line_height, page.size * rng.uniform(1.3, 1.7))
+    pad, height = (
+        rng.uniform(4, 9),
+        max(page.line_height, page.size * rng.choice((rng.uniform(1.3, 1.7), rng.uniform(1.3, 2.2)))),
+    )
     widths = [max(breadth(row[c]) for row in grid) + 2 * pad for c in range(columns)]
     free = page.right - page.left - sum(widths)
     if free < 0 or page.y + height * rows > page.height - 4:

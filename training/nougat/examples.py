@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 from training.nougat import blocks
+from training.nougat.fonts import Face
 from training.nougat.layout import Page, Run, Word
 from training.nougat.pages import HEIGHT, WIDTH, Renderer
 
@@ -24,18 +25,18 @@ def draw_examples(renderer: Renderer, folder: Path) -> None:
 
 
 def _blank(renderer: Renderer, family: str, size: float, seed: int) -> Page:
-    page = Page(random.Random(seed), renderer.faces[family], size, WIDTH, HEIGHT, SCALE)
+    faces = {face: Face(path, SCALE) for face, path in renderer.faces[family].items()}
+    page = Page(random.Random(seed), faces, size, WIDTH, HEIGHT)
     page.left, page.right, page.y, page.indent, page.justify, page.curly = 16, WIDTH - 14, 12, 0, False, False
-    page.line_height, page.gap, page.ink = size * 1.35, size * 0.75, 24
+    page.line_height, page.gap, page.ink, page.pen_width = size * 1.35, size * 0.75, 24, 1.0
     page.image.paste(252, (0, 0, *page.image.size))
     return page
 
 
 def _heading(page: Page, text: str, level: int = 1) -> None:
     size = round(page.size * (1.7 if level == 1 else 1.3) * 2) / 2
-    words = [
-        page.plain(t, "bold", size, before="#" * level + " " if i == 0 else "") for i, t in enumerate(text.split())
-    ]
+    sign = "#" * level + " " if page.text else "# "
+    words = [page.plain(t, "bold", size, before=sign if i == 0 else "") for i, t in enumerate(text.split())]
     assert page.block(words, size * 1.25, size=size)
 
 

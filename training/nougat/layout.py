@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from PIL import Image, ImageDraw
 
-from training.nougat.fonts import advance, glyph
+from training.nougat.fonts import Face, advance, glyph, shaped
 
 BASELINE = 0.36  # of the font size, below a line's middle
 MIDDLE = 0.33  # of the font size, from the baseline up to a character's middle
@@ -21,7 +21,7 @@ class Run:
     """Characters in one style. It reads as `before + reads + after`, where `reads` is what is drawn unless given."""
 
     drawn: str
-    path: str
+    face: Face
     size: float
     dy: float = 0.0
     before: str = ""
@@ -31,7 +31,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.reads = self.drawn if self.reads is None else self.reads
-        self.width = sum(advance(self.path, self.size, c) for c in self.drawn)
+        self.width = sum(advance(self.face, self.size, c) for c in self.drawn)
 
 
 @dataclass
@@ -52,22 +52,35 @@ class Word:
 class Page:
     """Places and draws words; `text` is the markdown, `places` where each of its characters is read."""
 
-    def __init__(self, rng: random.Random, faces: dict[str, str], size: float, width: int, height: int, scale: int):
-        self.rng, self.faces, self.size, self.scale = rng, faces, size, scale
+    def __init__(self, rng: random.Random, faces: dict[str, Face], size: float, width: int, height: int):
+        self.rng, self.faces, self.size, self.scale = rng, faces, size, faces["regular"].scale
         self.width, self.height = width, height
-        self.ink = rng.randint(1, 70)
-        self.image = Image.new("L", (width * scale, height * scale), rng.randint(228, 255))
+        self.ink = rng.choice((1, rng.randint(1, 70)))
+        paper = rng.choice((255, rng.randint(228, 255)))
+        self.image = Image.new("L", (round(width * self.scale), round(height * self.scale)), paper)
         self.pen = ImageDraw.Draw(self.image)
-        self.left, self.right = rng.uniform(6, 22), width - rng.uniform(6, 20)
-        self.line_height = size * rng.uniform(1.16, 1.5)
-        self.gap = self.line_height * rng.uniform(0.4, 0.9)
+        self._set_margins()
+        self.line_height = size * (rng.uniform(1.14, 1.5) if rng.random() < 0.7 else rng.uniform(1.05, 2.0))
+        self.gap = self.line_height * rng.choice((rng.uniform(0.4, 0.9), rng.uniform(0.4, 1.4)))
         self.justify = rng.random() < 0.2
         self.indent = rng.choice((0, 0, 0, 0, rng.uniform(8, 16)))
+        self.ragged = rng.choice((0.0, 0.0, rng.uniform(0.0, 0.5)))
+        self.pen_width = rng.choice((1.0, rng.uniform(0.25, 1.0)))
         self.curly = rng.random() < 0.3  # typographic quotes, read as plain ones
-        self.y = rng.uniform(4, 20)  # top of the next line
+        self.y = rng.choice((rng.uniform(1, 20), rng.uniform(0.02, 0.2) * height))  # top of the next line
         self.text: list[str] = []
         self.places: list[tuple[float, float] | None] = []
         self.drawn: list[tuple[str, float, float]] = []  # characters on the page and their middles
+
+    def _set_margins(self) -> None:
+        """Narrow or up to a quarter of the page; some texts are set narrower than the page allows."""
+        rng, width = self.rng, self.width
+        self.left, self.right = rng.uniform(2, 22), width - rng.uniform(1, 20)
+        if rng.random() < 0.4:
+            self.left = width * rng.uniform(0.02, 0.22)
+            self.right = width - rng.choice((self.left, width * rng.uniform(0.01, 0.22)))
+        if rng.random() < 0.2:
+            self.right -= (self.right - self.left) * rng.uniform(0, 0.5)
 
     # --- what is read ---
     def emit(self, text: str, place: tuple[float, float] | None = None) -> None:
@@ -92,12 +105,12 @@ class Page:
             self.stroke(x + x0, baseline + dy, x + x1, baseline + dy)
 
     def draw_run(self, run: Run, x: float, baseline: float) -> None:
-        self._blit(self._typeset(run.drawn), run.path, run.size, x, baseline)
+        self._blit(self._typeset(run.drawn), run.face, run.size, x, baseline)
         middle = baseline - MIDDLE * run.size
         self.emit(run.before)
         if len(run.reads) == len(run.drawn):
             for character in run.reads:
-                width = advance(run.path, run.size, character)
+                width = advance(run.face, run.size, character)
                 self._read(character, x + width / 2, middle)
                 x += width
         else:
@@ -108,7 +121,7 @@ class Page:
 
     def stroke(self, x0: float, y0: float, x1: float, y1: float) -> None:
         s = self.scale
-        self.pen.line((x0 * s, y0 * s, x1 * s, y1 * s), fill=self.ink, width=max(1, s))
+        self.pen.line((x0 * s, y0 * s, x1 * s, y1 * s), fill=self.ink, width=max(1, round(s * self.pen_width)))
 
     def _read(self, character: str, x: float, y: float) -> None:
         self.emit(character, (x, y))
@@ -119,14 +132,16 @@ class Page:
             return text
         return text.replace('"', "“", 1).replace('"', "”").replace("'", "’")
 
-    def _blit(self, text: str, path: str, size: float, x: float, baseline: float) -> None:
-        y, put = round(baseline * self.scale), self.pen.draw.draw_bitmap
-        for character in text:
-            if character != " ":
+    def _blit(self, text: str, face: Face, size: float, x: float, baseline: float) -> None:
+        y, put, pixels = round(baseline * self.scale), self.pen.draw.draw_bitmap, face.pixels(size)
+        draw, parts = (shaped, (text,)) if face.shaped else (glyph, text)
+        for part in parts:
+            if part != " ":
                 halves = round(x * self.scale * 2)
-                mask, (ox, oy) = glyph(path, size * self.scale, character, halves & 1)
+                mask, (ox, oy) = draw(face.path, pixels, part, halves & 1)
                 put(((halves >> 1) + ox, y + oy), mask, self.ink)
-            x += advance(path, size, character)
+            if not face.shaped:
+                x += advance(face, size, part)
 
     # --- lines ---
     def plain(
@@ -137,24 +152,29 @@ class Page:
     def space(self, size: float | None = None) -> float:
         return advance(self.faces["regular"], size or self.size, " ")
 
-    def wrap(self, words: list[Word], width: float, first: float = 0.0, size: float | None = None):
-        """Greedy line breaking -> [(words, their width)]; None when a word is wider than the line."""
+    def wrap(self, words: list[Word], width: float, first: float = 0.0, size: float | None = None, ragged=0.0):
+        """Greedy line breaking -> [(words, their width)]; None when a word is wider than the line.
+
+        `ragged` lines end up to that part of the width early.
+        """
         if any(word.width > width for word in words):
             return None
-        space, lines, line, used = self.space(size), [], [], first
+        space, lines, line, used, limit = self.space(size), [], [], first, width
         for word in words:
-            if line and used + space + word.width > width:
+            if line and used + space + word.width > limit:
                 lines.append((line, used))
+                limit = width * (1 - ragged * self.rng.random())
                 line, used = [], 0.0
             used += word.width + (space if line else 0.0)
             line.append(word)
         return [*lines, (line, used)]
 
     def flow(
-        self, words: list[Word], x0: float, line_height: float, *, size=None, first=0.0, center=False, justify=False
-    ):
+        self, words: list[Word], x0: float, line_height: float, *, size=None, first=0.0, center=False, justify=False,
+        ragged=0.0,
+    ):  # fmt: skip
         """Draws words from x0 to the right margin at `y`; False, with nothing drawn, when they do not fit."""
-        lines = self.wrap(words, self.right - x0, first, size)
+        lines = self.wrap(words, self.right - x0, first, size, ragged)
         if lines is None or self.y + line_height * len(lines) > self.height - 4:
             return False
         for i, (line, used) in enumerate(lines):

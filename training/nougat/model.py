@@ -81,7 +81,7 @@ def augment(gray: Tensor, strength: float) -> Tensor:
     x = gray.float()[:, None] / 255
     page = (x > 0).float()
     draw = lambda: torch.rand(len(x), 1, 1, 1, device=x.device)  # noqa: E731
-    blur = (draw() * 1.2 - 0.5).clamp(min=0) * strength
+    blur = (draw() * 0.9 - 0.5).clamp(min=0) * strength
     x = x + blur * (F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="replicate"), 3, 1) - x)
     x = 1 - (1 - x) * (1 - 0.35 * draw() * strength)
     x = (x + torch.randn_like(x) * (draw() ** 2 * 0.06 * strength)).clamp(0, 1) * page

@@ -37,20 +37,28 @@ class Renderer:
         self.faces = faces
         self.training = sorted(f for f in faces if f != fonts.HELD_OUT)
 
+    def _family(self, rng: random.Random) -> str:
+        name = rng.choice(self.training)
+        return rng.choice(self.training) if name in fonts.MONOSPACED else name
+
+    def _faces(self, rng: random.Random, family: str, scale: float) -> dict[str, fonts.Face]:
+        shaped = fonts.HAS_SHAPING and rng.random() < 0.2
+        linear = not shaped and scale > 1 and rng.random() < 0.5
+        return {face: fonts.Face(path, scale, linear, shaped) for face, path in self.faces[family].items()}
+
     def sample(
         self, rng: random.Random, kind: str, *, max_chars: int = 285, held_out: bool = False, family: str | None = None,
-        scale: int | None = None, lines: int = 0,
+        scale: float | None = None, lines: int = 0,
     ) -> Sample:  # fmt: skip
         """A page of one kind that fits the decoder. `lines` asks for one short paragraph instead (the curriculum)."""
         while True:
-            name = family or rng.choice(self.training)
+            name = family or self._family(rng)
             width, height = _size(rng)
-            page = Page(
-                rng, self.faces[name], rng.randint(22, 32) / 2, width, height, scale or rng.choice((1, 1, 1, 2))
-            )
-            writer, greek = Writer(rng, held_out), name in fonts.WITH_GREEK
+            larger = scale or _scale(rng)
+            page = Page(rng, self._faces(rng, name, larger), _font_size(rng, larger), width, height)
+            writer, greek = Writer(rng, held_out), name not in fonts.WITHOUT_GREEK
             if lines:
-                page.y = rng.uniform(4, height - 4 - page.line_height * (lines + 0.5))
+                page.y = rng.uniform(4, max(4, height - 4 - page.line_height * (lines + 0.5)))
                 blocks.paragraph(page, writer, rng.randint(1, 4 * lines))
             else:
                 _fill(page, writer, kind, max_chars, greek)
@@ -62,8 +70,22 @@ class Renderer:
         now = stage(progress)
         if now == 0 or (now == 1 and rng.random() < 0.5):
             return self.sample(rng, "paragraphs", lines=rng.randint(1, 4), scale=1)
+        if rng.random() < 0.06:
+            return self.sample(rng, "paragraphs", lines=rng.randint(1, 2))
         short = rng.random() < (0.6 if now == 2 else 0.12)
         return self.sample(rng, rng.choice(KINDS), max_chars=rng.randint(40, 160) if short else rng.randint(180, 285))
+
+
+def _scale(rng: random.Random) -> float:
+    """Of the drawing to the model's image: few pages are drawn small, an A4 page at 150 dots an inch is six times."""
+    chance = rng.random()
+    return 1 if chance < 0.25 else 2 if chance < 0.4 else rng.uniform(1.2, 4.2)
+
+
+def _font_size(rng: random.Random, scale: float) -> float:
+    """In the model's pixels; whole or half pixels of the drawing. Text much smaller cannot be read."""
+    size = rng.uniform(7.4, 11.5) if rng.random() < 0.55 else rng.uniform(11, 17)
+    return fonts.whole_pixels(size * scale) / scale
 
 
 STAGES = (0.02, 0.045, 0.09)  # of the schedule
@@ -77,15 +99,19 @@ def stage(progress: float) -> int:
 def _size(rng: random.Random) -> tuple[int, int]:
     """Width and height: one side always fills the image."""
     chance = rng.random()
-    if chance < 0.4:
+    if chance < 0.25:
         return WIDTH, HEIGHT
-    return (WIDTH, rng.randint(220, HEIGHT - 1)) if chance < 0.65 else (rng.randint(210, WIDTH - 1), HEIGHT)
+    if chance < 0.55:  # A4, letter
+        return rng.choice((215, 235)), HEIGHT
+    if chance < 0.6:  # a strip
+        return WIDTH, rng.randint(60, 220)
+    return (WIDTH, rng.randint(220, HEIGHT - 1)) if chance < 0.77 else (rng.randint(195, WIDTH - 1), HEIGHT)
 
 
 def _padded(page: Page) -> Sample:
     """As NougatImageProcessor takes it in: the short side to the image's, into the frame, padded with zeros."""
     drawn, short = page.image, min(page.width, page.height)
-    resized = (WIDTH * page.width // short, WIDTH * page.height // short)
+    resized = (max(WIDTH, WIDTH * page.width // short), max(HEIGHT, WIDTH * page.height // short))
     if drawn.size != resized:
         drawn = drawn.resize(resized, Image.Resampling.BILINEAR)
     if drawn.size != (page.width, page.height):
@@ -98,7 +124,7 @@ def _padded(page: Page) -> Sample:
 
 def _fill(page: Page, writer: Writer, kind: str, max_chars: int, greek: bool) -> None:
     rng = page.rng
-    if max_chars < 200:
+    if max_chars < 200 and rng.random() < 0.6:
         page.y = rng.uniform(4, page.height * 0.6)
     left = lambda: max_chars - len(page.text)  # noqa: E731
     words = lambda low, high: max(3, min(int(left() * rng.uniform(low, high) / 6.6), 40))  # noqa: E731

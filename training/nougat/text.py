@@ -16,6 +16,8 @@ CHARACTERS = "\n" + "".join(map(chr, range(32, 127)))  # a token each
 BOS, PAD, EOS, UNK = range(4)
 TOKEN = {c: i + 4 for i, c in enumerate(CHARACTERS)}
 VOCAB_SIZE = len(CHARACTERS) + 4
+# of a page's text; two of four are without capitals and stops: "plain" is words of the list alone, in lower case
+STYLES = ("sentences", "sentences", "words", "plain")
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
@@ -37,10 +39,24 @@ class Writer:
 
     def __init__(self, rng: random.Random, held_out: bool = False):
         self.rng = rng
+        self.style = rng.choice(STYLES)
         self.words, self.weights = word_table(held_out)
 
     def word(self) -> str:
+        if self.style == "plain":
+            return self._listed().lower()
         return self._decorated(self._cased(self._plain()))
+
+    def prose(self, length: int) -> list[str]:
+        """`length` words: sentences, the last of them perhaps broken off, or words without capitals and stops."""
+        rng, words = self.rng, []
+        if self.style != "sentences":
+            return [self.word() for _ in range(length)]
+        while len(words) < length:
+            words += self.sentence(min(rng.randint(3, 11), length - len(words)))
+        if rng.random() < 0.2:
+            words[-1] = words[-1].rstrip(".?!:")
+        return words if words[-1] else [*words[:-1], self.word()]
 
     def sentence(self, length: int) -> list[str]:
         """`length` words with a capital, commas and a stop."""
@@ -68,7 +84,7 @@ class Writer:
     def _plain(self) -> str:
         rng, chance = self.rng, self.rng.random()
         if chance < 0.62:
-            return self.words[bisect.bisect(self.weights, rng.random() * self.weights[-1])]
+            return self._listed()
         if chance < 0.78:
             return rng.choice(self.words)
         if chance < 0.84:
@@ -76,6 +92,9 @@ class Writer:
         if chance < 0.88:
             return "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 8)))
         return self.number()
+
+    def _listed(self) -> str:
+        return self.words[bisect.bisect(self.weights, self.rng.random() * self.weights[-1])]
 
     def _pseudo_word(self) -> str:
         """Pronounceable, in no dictionary."""

@@ -90,8 +90,7 @@ def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> dict[str, Config]:
 
 def module_layout(spec: ModelSpec, config: Config) -> Layout:
     """Name -> (dtype, shape) of all that a module keeps; nothing is allocated."""
-    with torch.device("meta"):
-        state = spec.module(config).state_dict()
+    state = spec.skeleton(config).state_dict()
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
 
