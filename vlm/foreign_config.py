@@ -29,12 +29,6 @@ class ConfigReader:
         self.values, self.what = values | theirs, what
         self.errors: list[str] = []
         self.choice("per_layer_config", [None])
-        if quantization := values.get("quantization_config"):
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-            self.errors.append(
-                f"quantization_config says that its weights are quantized ({method}), which are not read; give the"
-                " model's unquantized folder"
-            )
 
     def get(self, name: str, default: Any = REQUIRED) -> Any:
         """Returns a key's value; absent, it has `default`."""

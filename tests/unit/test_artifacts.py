@@ -130,7 +130,6 @@ def test_tensors_that_do_not_fit_are_all_named(folder, tmp_path, change, named):
         ("decoder", {"activation_function": "mish"}, "activation_function is 'mish'"),
         ("decoder", {"d_model": 30}, "d_model 30 is no multiple of decoder_attention_heads 4"),
         ("decoder", {"decoder_layers": "two"}, "decoder_layers is 'two', it must be a whole number above 0"),
-        ("decoder", {"quantization_config": {"quant_method": "gptq"}}, r"quantized \(gptq\)"),
         ("encoder", {"use_absolute_embeddings": True}, "use_absolute_embeddings"),
         ("encoder", {"window_size": 50}, "window"),
         (None, {"model_type": "donut"}, "donut"),

@@ -75,6 +75,9 @@ def generation_defaults(config: dict[str, Any], generation: dict[str, Any] | Non
     for values in (config.get("text_config"), config.get("decoder"), config):
         if isinstance(values, dict):
             merged |= {name: values[name] for name in fields if values.get(name) is not None}
+    # early BART configurations force their first token by a name of its own
+    if generation is None and config.get("force_bos_token_to_be_generated") and "bos_token_id" in merged:
+        merged["forced_bos_token_id"] = merged["bos_token_id"]
     kept = {k: v for k, v in (generation or {}).items() if v is not None and not k.startswith("_")}
     kept.pop("transformers_version", None)
     return merged | kept
