@@ -180,13 +180,15 @@ def test_what_the_processor_nests_comes_first_as_in_hugging_face(tmp_path):
 def test_a_processor_of_another_model_is_named(tmp_path):
     settings = {"image_processor_type": "CLIPImageProcessor", "size": 336, "crop_size": 336}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    with pytest.raises(EngineError, match=r"makes images of 336×336 pixels, but this model takes 224×224"):
-        ProcessorSource(tmp_path, "CLIPImageProcessor", (224, 224)).load()
+    processor = ProcessorSource(tmp_path, "CLIPImageProcessor", (224, 224)).load()
+    assert not processor.fits()
+    with pytest.raises(ImageError, match=r"makes 336×336 pixels of this image, .* takes 224×224 .*; convert the model"):
+        processor([colour()])
     # that does not crop, and so fits squares alone
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"do_center_crop": False}))
     processor = ProcessorSource(tmp_path, "CLIPImageProcessor", (336, 336)).load()
-    assert processor([colour(40, 40)]).shape == (1, 3, 336, 336)
-    with pytest.raises(ImageError, match=r"makes 336×672 pixels of this image, but the model takes 336×336"):
+    assert processor.fits() and processor([colour(40, 40)]).shape == (1, 3, 336, 336)
+    with pytest.raises(ImageError, match=r"makes 336×672 pixels of this image, .* takes 336×336 .*; crop the image"):
         processor([colour(40, 20)])
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"side": 3}}))
     with pytest.raises(EngineError, match=r"preprocessor_config\.json does not fit CLIPImageProcessor: size must"):

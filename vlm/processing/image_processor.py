@@ -80,26 +80,27 @@ class ImageProcessor:
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """RGB images -> pixel values [n, 3, H, W] float32. Raises ImageError for one that comes out in another size
-        than the model takes: not all settings crop."""
+        than the model takes: not all settings crop, and some belong to another model."""
         pixels = self._processed(images)
         if self.image_size is not None and (made := tuple(pixels.shape[2:])) != self.image_size:
             raise ImageError(
                 f"the model's image processor makes {_size(made)} of this image, but the model takes"
-                f" {_size(self.image_size)} (height × width); crop the image to that shape first."
+                f" {_size(self.image_size)} (height × width); {self._next_step()}."
             )
         return pixels
 
-    def fit(self, image_size: tuple[int, int], folder: Path | None) -> ImageProcessor:
-        """From now on every image must come out in this size (height, width), which a model takes. Raises EngineError
-        where not even an image of that size does."""
-        made = tuple(self._processed([Image.new("RGB", image_size[::-1], "white")]).shape[2:])
-        if made != image_size:
-            raise EngineError(
-                f"the image processor in {folder} makes images of {_size(made)}, but this model takes"
-                f" {_size(image_size)} (height × width); give it the preprocessor_config.json of this model."
-            )
-        self.image_size = image_size
-        return self
+    def fits(self) -> bool:
+        """Says whether an image of the model's own size comes out in that size."""
+        return self.image_size is None or self._made_size() == self.image_size
+
+    def _made_size(self) -> tuple[int, ...]:
+        height, width = self.image_size
+        return tuple(self._processed([Image.new("RGB", (width, height), "white")]).shape[2:])
+
+    def _next_step(self) -> str:
+        if self.fits():
+            return "crop the image to that shape first"
+        return "convert the model again with the preprocessor_config.json that belongs to it"
 
     def _processed(self, images: Sequence[Image.Image]) -> Tensor:
         images = [_widened(image) if self._border is None else _square(image, self._border) for image in images]
@@ -123,10 +124,11 @@ class ProcessorSource:
     image_size: tuple[int, int]  # (height, width), where there is no folder or none in it
 
     def load(self) -> ImageProcessor:
-        """Raises EngineError for a damaged one and for one that belongs to another model."""
+        """Raises EngineError for a damaged one."""
         found = ImageProcessor.from_dir(self.folder, self.kind) if self.folder else None
         processor = found or ImageProcessor.default(self.image_size, self.kind)
-        return processor.fit(self.image_size, self.folder)
+        processor.image_size = self.image_size
+        return processor
 
 
 def _size(size: tuple[int, ...]) -> str:
