@@ -19,8 +19,14 @@ MODELS = (
 )
 
 
-def _is_fairseq(folder: Path) -> bool:
-    return any(folder.glob("*.pt")) and any(folder.glob("dict.*.txt")) and not (folder / "config.json").exists()
+TAR_ENDINGS = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tbz", ".tbz2", ".tgz", ".txz")
+
+
+def _is_fairseq(path: Path) -> bool:
+    if path.is_file():
+        return path.name.lower().endswith(TAR_ENDINGS)
+    has_dictionary = (path / "dict.txt").is_file() or any(path.glob("dict.*.txt"))
+    return has_dictionary and any(path.glob("*.pt")) and not (path / "config.json").exists()
 
 
 def _is_nemo(path: Path) -> bool:
@@ -30,7 +36,7 @@ def _is_nemo(path: Path) -> bool:
 
 
 CONVERTERS = (
-    ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq),
+    ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq, options=("tokenizer",)),
     ConverterRef("nemo", "llm_engines.converters.nemo:convert", _is_nemo),
 )
 
@@ -212,7 +218,7 @@ FAMILIES = (
     ),
     FamilySpec(
         name="fairseq",
-        summary="Translation: FairSeq's transformers, from a folder with model.pt, dict.*.txt and bpecodes",
+        summary="Translation: FairSeq's transformers, archives or folders (.pt, dict.*.txt, BPE or SentencePiece)",
         roles={"encoder": Role("bart-encoder"), "decoder": Role("bart")},
         matches=lambda config: False,  # its folders have no config.json
         inputs=("text",),

@@ -58,6 +58,7 @@ class Small:
     present: dict[str, Any] = field(default_factory=dict)  # set where the publication gives a number
     parts: dict[str, str] = field(default_factory=dict)  # nested configurations -> the model_type where they name none
     model: str = ""  # the class in transformers
+    spread: float = 0.3  # of its weights
 
     def reduce(self, config: Config) -> Config:
         sizes = self.sizes | {key: size for key, size in self.present.items() if config.get(key) is not None}
@@ -88,7 +89,10 @@ _LLAMA = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_
           "num_attention_heads": 4}  # fmt: skip
 _LLAMA_PRESENT = {"num_key_value_heads": _groups, "head_dim": _head_dim}
 _GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4}
-_GPT2_PRESENT = {"n_inner": lambda config: 128 if config["n_inner"] == 4 * config["n_embd"] else 48}
+_GPT2_PRESENT = {
+    "n_positions": 1024,
+    "n_inner": lambda config: 128 if config["n_inner"] == 4 * config["n_embd"] else 48,
+}
 _OPT = {"vocab_size": VOCAB, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 _OPT_PRESENT = {
     "word_embed_proj_dim": lambda config: 32 if config["word_embed_proj_dim"] == config["hidden_size"] else 20
@@ -97,7 +101,7 @@ SMALL = {
     "t5": Small(_T5, _T5_PRESENT, model="T5ForConditionalGeneration"),
     "mt5": Small(_T5, _T5_PRESENT, model="MT5ForConditionalGeneration"),
     "bart": Small(_BART, _BART_PRESENT, model="BartForConditionalGeneration"),
-    "mbart": Small(_BART, _BART_PRESENT, model="MBartForConditionalGeneration"),
+    "mbart": Small(_BART, _BART_PRESENT, model="MBartForConditionalGeneration", spread=0.4),
     "llama": Small(_LLAMA, _LLAMA_PRESENT, model="LlamaForCausalLM"),
     "mistral": Small(_LLAMA, _LLAMA_PRESENT, model="MistralForCausalLM"),
     "gpt2": Small(_GPT2, _GPT2_PRESENT, model="GPT2LMHeadModel"),
@@ -231,6 +235,7 @@ def _cross_bias(config: Any) -> dict[str, Tensor]:
 _OLD_T5 = Layout("pytorch_model.bin", tied=True, extra=_cross_bias)
 _OLD_GPT2 = Layout(prefix="transformer.", extra=_masks)
 _OLD_BART = Layout("pytorch_model.bin", tied=True)
+_BART_MODEL = Layout(prefix="model.", tied=True)
 _OLD_LLAMA = Layout("pytorch_model.bin", extra=_frequencies, shards=2, dtype=torch.float16)
 _OLD_OPT = Layout("pytorch_model.bin", prefix="model.", dtype=torch.float16)
 _OLD_LLAVA = Layout(shards=3, dtype=torch.float16, renamed={
@@ -239,20 +244,30 @@ _OLD_LLAVA = Layout(shards=3, dtype=torch.float16, renamed={
     "model.vision_tower.": "vision_tower.vision_model.",
     "model.multi_modal_projector.": "multi_modal_projector.",
 })  # fmt: skip
-# a publication, or all of one model_type -> its layout; all others: today's safetensors
+# publications of older layouts; all others: today's safetensors
 LAYOUTS = {
-    "google-t5__t5-small": _OLD_T5,
-    "google-t5__t5-large": _OLD_T5,
-    "openai-community__gpt2": _OLD_GPT2,
-    "openai-community__gpt2-xl": _OLD_GPT2,
+    "distilbert__distilgpt2": _OLD_GPT2,
+    "facebook__bart-base": _BART_MODEL,
+    "facebook__bart-large": _BART_MODEL,
     "facebook__bart-large-cnn": _OLD_BART,
+    "facebook__bart-large-xsum": _OLD_BART,
     "facebook__mbart-large-50-many-to-many-mmt": _OLD_BART,
+    "facebook__mbart-large-cc25": _OLD_BART,
+    "facebook__opt-1.3b": _OLD_OPT,
+    "facebook__opt-350m": _OLD_OPT,
+    "facebook__opt-6.7b": _OLD_OPT,
+    "gogamza__kobart-base-v1": _BART_MODEL,
+    "google-t5__t5-large": _OLD_T5,
+    "google-t5__t5-small": _OLD_T5,
+    "google__byt5-small": _OLD_T5,
+    "lmsys__vicuna-7b-v1.3": _OLD_LLAMA,
+    "lmsys__vicuna-7b-v1.5": _OLD_LLAMA,
     "meta-llama__Llama-2-7b-hf": _OLD_LLAMA,
     "meta-llama__Llama-2-7b__squeezellm": _OLD_LLAMA,
-    "lmsys__vicuna-7b-v1.3": _OLD_LLAMA,
-    "facebook__opt-1.3b": _OLD_OPT,
-    "facebook__opt-6.7b": _OLD_OPT,
     "llava-hf__llava-1.5-7b-hf": _OLD_LLAVA,
+    "mistralai__Mistral-7B-v0.1": Layout(shards=2, dtype=torch.bfloat16),
+    "openai-community__gpt2": _OLD_GPT2,
+    "openai-community__gpt2-xl": _OLD_GPT2,
     "Salesforce__blip2-flan-t5-xl": Layout(shards=2),
 }
 
@@ -306,7 +321,7 @@ def publish(
             torch.randn(VOCAB, made.get_output_embeddings().in_features)
         )
         layout = dataclasses.replace(layout, tied=True)
-    layout.write(pull_apart(made, 0, spread=0.3), folder)
+    layout.write(pull_apart(made, 0, SMALL[config["model_type"]].spread), folder)
     return kind.from_pretrained(folder, dtype=torch.float32).eval()
 
 

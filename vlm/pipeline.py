@@ -17,7 +17,7 @@ from vlm.compile.engine_dir import EngineDir, kind_of
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.errors import InputError, VlmError, listed
 from vlm.frontend import Frontend
-from vlm.generation import sampling_params, warn_of_what_is_not_applied
+from vlm.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.inputs import INPUT_KEYS
 from vlm.layers.attention import Trace
 from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of
@@ -95,9 +95,10 @@ class Pipeline:
         """One input gives an Output, a list of inputs a list of Outputs in order.
 
         An input is an image (path, bytes, PIL image, array), for a model of texts a string, or a mapping with `images`,
-        `text` (with `src_lang`, `tgt_lang`, `truncate`), `prompt` (where the output begins), `pixel_values` [C, H, W],
-        `encoder_input_ids`, `encoder_output` [rows, hidden], `decoder_prompt_token_ids`; the same names work as options
-        for a single input. The other options are those of SamplingParams.
+        `text` (with `src_lang`, `tgt_lang`, `suffix`, `truncate`), `prompt` (where the output begins), `input_ids` (of
+        the text, or of a decoder's prompt), `pixel_values` [C, H, W], `encoder_input_ids`, `encoder_output` [rows,
+        hidden], `decoder_prompt_token_ids`; the same names work as options for a single input. The other options are
+        those of SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
         conversation), with several `images` (or `pixel_values` [n, C, H, W]), which stand where the text says <image>,
@@ -119,7 +120,7 @@ class Pipeline:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
         self._reset_timings()
-        params = self._params(sampling)
+        params = self._params({"num_return_sequences": 1, **sampling})
         if params.num_return_sequences > 1:
             raise InputError("a stream is of one output; use generate() for several.")
         request_id = self.llm.add(self._request(single, params))
@@ -221,9 +222,7 @@ class Pipeline:
         return given, {k: v for k, v in options.items() if k not in INPUT_KEYS}
 
     def _params(self, sampling: dict[str, Any]) -> SamplingParams:
-        if unknown := [k for k in sampling if k not in SamplingParams.__dataclass_fields__]:
-            known = (*INPUT_KEYS, *SamplingParams.__dataclass_fields__)
-            raise InputError(f"{listed(unknown)} is no option; options are {listed(known, 60)}.")
+        check_options(sampling, INPUT_KEYS)
         return sampling_params(sampling, self.engine.generation, loop_detection=self.family.loop_detection)
 
     def _request(self, source: Any, params: SamplingParams) -> Request:

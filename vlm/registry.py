@@ -73,6 +73,7 @@ class ConverterRef:
     name: str  # the kind of model: "fairseq"
     target: str  # `module:function`, (path, out, *, progress) -> Checkpoint
     matches: Callable[[Path], bool]  # is this folder or file, which exists, one of them?
+    options: tuple[str, ...] = ()  # keywords of its own: "tokenizer"
 
     def load(self) -> Callable[..., Any]:
         module, _, attribute = self.target.partition(":")

@@ -16,11 +16,12 @@ from torch import Tensor
 from vlm import __version__
 from vlm.checkpoint import Checkpoint, Progress, RoleWeights, copy_processor, write_checkpoint, write_roles
 from vlm.compile.engine_dir import FORMAT_VERSION, WHAT, EngineDir, Manifest, built_on, file_entries, is_engine
-from vlm.compile.hf_folder import HFFolder, generation_defaults
+from vlm.compile.generation_config import generation_defaults
+from vlm.compile.hf_folder import HFFolder
 from vlm.compile.tokenizer_files import make_tokenizer
 from vlm.config import DTYPES, BuildConfig, Config
 from vlm.convert import attempt
-from vlm.errors import CheckpointError, ConfigError, EngineError, listed
+from vlm.errors import CheckpointError, ConfigError, EngineError, InputError, listed
 from vlm.files import atomic_dir
 from vlm.registry import (
     FamilySpec,
@@ -40,16 +41,23 @@ from vlm.weights import Joined, Layout, Scoped, TensorSource
 HEADS = ("lm_head.", "final_logits_bias")
 
 
-def convert_folder(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
+def convert_folder(
+    source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None
+) -> Checkpoint:
     """A Hugging Face model folder (or what a converter takes) -> our checkpoint at `out`, written whole or not at all.
 
-    Raises ConfigError for a model or field that is not supported; one CheckpointError with every reason why the
-    weights do not fit, or for a folder that is damaged.
+    `tokenizer`: what splits a FairSeq model's texts before BPE, where its folder does not say. Raises ConfigError for a
+    model or field that is not supported; one CheckpointError with every reason why the weights do not fit, or for a
+    folder that is damaged.
     """
     if Path(source).exists():
         check_model(Path(source))
-    if (converter := converter_of(Path(source))) is not None:
-        return converter.load()(Path(source), Path(out), progress=progress)
+    options = {} if tokenizer is None else {"tokenizer": tokenizer}
+    converter = converter_of(Path(source))
+    if options and (converter is None or "tokenizer" not in converter.options):
+        raise InputError(f"--tokenizer is for FairSeq's models, {source} is none; leave it out.")
+    if converter is not None:
+        return converter.load()(Path(source), Path(out), progress=progress, **options)
     folder = HFFolder(Path(source))
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)

@@ -67,6 +67,8 @@ class DecodePass:
 class SlotExecutor(Executor):
     """The graphs of one engine and the state of its slots. networks: by the names of vlm.compile.graph_io"""
 
+    gives_context_logits = False
+
     def __init__(self, networks: Mapping[str, Network], cache: SlotCache, state: BatchState, runtime: RuntimeConfig):
         config: ModelConfig = networks["decoder"].config
         super().__init__(config, networks.get("visual"), networks.get("encoder"), state, state.pending.dtype, runtime)
@@ -139,7 +141,7 @@ class SlotExecutor(Executor):
     def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
         """Each request's hidden rows [T, hidden] of the encoder; InputError where more is asked for."""
         if trace is not None:
-            raise InputError("a compiled engine gives the last hidden states alone; build it with --backend torch.")
+            raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
         texts = [r.encoder_input_ids for r in requests]
         hidden = self._hidden(list(zip(self._tables(requests), texts, strict=True)))
         return [rows[: len(text)] for rows, text in zip(hidden, texts, strict=True)]
