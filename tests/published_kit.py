@@ -38,11 +38,15 @@ LEFT_OUT = {
 REFUSED = {
     "TheBloke__Llama-2-13B-chat-GPTQ": "is quantized (gptq, 4 bits)",
     "distilbert__distilgpt2__oldest": "names no model_type",
-    "quant__bitsandbytes_nf4_molmo": "is quantized (bitsandbytes)",
+    "microsoft__trocr-base__printed_or_handwritten": "is TrOCR",
+    "microsoft__trocr__user_finetune_nenenekit": "is TrOCR",
+    "naver-clova-ix__donut-base__user_finetune": "is Donut",
+    "quant__bitsandbytes_nf4_molmo": "is Molmo",
     "quant__compressed-tensors_llama4_fp8": "is quantized (compressed-tensors)",
     "quant__compressed-tensors_pack-quantized_Kimi-K2.5": "is quantized (compressed-tensors)",
     "quant__fbgemm_fp8_llama3.1_405b": "is quantized (fbgemm_fp8)",
     "quant__fp8_block_qwen3_8b": "is quantized (fp8)",
+    "vikp__texify": "is texify",
 }
 
 
@@ -105,6 +109,26 @@ SMALL = {
     "opt": Small(_OPT, _OPT_PRESENT, model="OPTForCausalLM"),
 }
 TEXT = tuple(SMALL)
+_VIT = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 3,
+        "image_size": lambda config: 2 * config.get("patch_size", 14)}  # fmt: skip
+# grids of the last stage that are no smaller than the published windows
+_SWIN = {"embed_dim": 4, "depths": [1, 1, 2, 1], "num_heads": [1, 2, 2, 4], "hidden_size": 32,
+         "image_size": lambda config: [size // 2 for size in config["image_size"]]}  # fmt: skip
+_QUERIES = {"hidden_size": 20, "intermediate_size": 36, "num_hidden_layers": 3, "num_attention_heads": 4,
+            "encoder_hidden_size": 24}  # fmt: skip
+SMALL |= {
+    "clip_vision_model": Small(_VIT),
+    "siglip_vision_model": Small(_VIT),
+    "blip_2_vision_model": Small(_VIT),
+    "blip_2_qformer": Small(_QUERIES),
+    "donut-swin": Small(_SWIN),
+    "llava": Small({}, parts={"vision_config": "clip_vision_model", "text_config": "llama"},
+                   model="LlavaForConditionalGeneration"),
+    "blip-2": Small({"num_query_tokens": 5}, model="Blip2ForConditionalGeneration", parts={
+        "vision_config": "blip_2_vision_model", "qformer_config": "blip_2_qformer", "text_config": "opt"}),
+    "vision-encoder-decoder": Small({}, parts={"encoder": "donut-swin", "decoder": "mbart"},
+                                    model="VisionEncoderDecoderModel"),
+}  # fmt: skip
 # the cases of these stand in test_published_vision.py
 VISUAL = ("blip-2", "llava", "llava_llama", "vision-encoder-decoder")
 
@@ -214,6 +238,12 @@ _OLD_BART = Layout("pytorch_model.bin", tied=True)
 _BART_MODEL = Layout(prefix="model.", tied=True)
 _OLD_LLAMA = Layout("pytorch_model.bin", extra=_frequencies, shards=2, dtype=torch.float16)
 _OLD_OPT = Layout("pytorch_model.bin", prefix="model.", dtype=torch.float16)
+_OLD_LLAVA = Layout(shards=3, dtype=torch.float16, renamed={
+    "model.language_model.": "language_model.model.",
+    "lm_head.": "language_model.lm_head.",
+    "model.vision_tower.": "vision_tower.vision_model.",
+    "model.multi_modal_projector.": "multi_modal_projector.",
+})  # fmt: skip
 # publications of older layouts; all others: today's safetensors
 LAYOUTS = {
     "distilbert__distilgpt2": _OLD_GPT2,
@@ -234,9 +264,11 @@ LAYOUTS = {
     "lmsys__vicuna-7b-v1.5": _OLD_LLAMA,
     "meta-llama__Llama-2-7b-hf": _OLD_LLAMA,
     "meta-llama__Llama-2-7b__squeezellm": _OLD_LLAMA,
+    "llava-hf__llava-1.5-7b-hf": _OLD_LLAVA,
     "mistralai__Mistral-7B-v0.1": Layout(shards=2, dtype=torch.bfloat16),
     "openai-community__gpt2": _OLD_GPT2,
     "openai-community__gpt2-xl": _OLD_GPT2,
+    "Salesforce__blip2-flan-t5-xl": Layout(shards=2),
 }
 
 
@@ -262,7 +294,7 @@ def refused() -> dict[str, str]:
     """Names of the folders that are refused -> what the sentence says."""
     types = {name: facts(name).get("model_type") for name in publications() if name not in LEFT_OUT}
     unknown = {name: kind for name, kind in types.items() if kind not in TEXT + VISUAL}
-    return {name: f"model_type {kind!r} is not supported" for name, kind in unknown.items()} | REFUSED
+    return {name: f"model_type {kind!r}" for name, kind in unknown.items()} | REFUSED
 
 
 def publish(

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 
 MODELS = (
@@ -16,8 +17,8 @@ MODELS = (
 )
 
 
-def _is_vila(folder: Path) -> bool:
-    """VILA names itself as LLaVA's first form does, which llava-hf's folders do not."""
+def _is_llava(folder: Path) -> bool:
+    """LLaVA's own form, which llava-hf's folders do not have. VILA names itself so too."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -29,7 +30,10 @@ def _is_vila(folder: Path) -> bool:
     )
 
 
-CONVERTERS = (ConverterRef("vila", "visual_engines.converters.vila:convert", _is_vila),)
+CONVERTERS = (
+    ConverterRef("vila", "visual_engines.converters.vila:convert", lambda f: _is_llava(f) and (f / "llm").is_dir()),
+    ConverterRef("llava", "visual_engines.converters.llava:convert", _is_llava),
+)
 
 # of Vicuna, on which LLaVA and VILA were built: a conversation in words
 VICUNA = (
@@ -44,16 +48,25 @@ VICUNA_SYSTEM = (
 )
 
 
+def vicuna(system: str) -> str:
+    """Returns Vicuna's template with a sentence that begins each conversation."""
+    return f"{{{{ {system!r} }}}}{VICUNA}"
+
+
 def _is_nougat(config: dict[str, Any]) -> bool:
     parts = [config.get(part) or {} for part in ("encoder", "decoder")]
     types = [part.get("model_type") if isinstance(part, dict) else None for part in parts]
-    return config.get("model_type") == "vision-encoder-decoder" and types == ["donut-swin", "mbart"]
+    return config.get("model_type") in ("vision-encoder-decoder", "nougat") and types == ["donut-swin", "mbart"]
 
 
 def _is_blip2(*text_types: str) -> Any:
     def matches(config: dict[str, Any]) -> bool:
-        text = config.get("text_config")
-        return config.get("model_type") == "blip-2" and isinstance(text, dict) and text.get("model_type") in text_types
+        text = config.get("text_config") or {}
+        return (
+            config.get("model_type") == "blip-2"
+            and isinstance(text, dict)
+            and text.get("model_type", "opt") in text_types
+        )
 
     return matches
 
@@ -246,6 +259,12 @@ FAMILIES = (
             "decoder": Role("llama", config_key="text_config", weight_prefix="language_model."),
         },
         matches=lambda config: config.get("model_type") == "llava",
+        renamed={
+            "model.language_model.": "language_model.model.",
+            "lm_head.": "language_model.lm_head.",
+            "model.vision_tower.": "vision_tower.",
+            "model.multi_modal_projector.": "multi_modal_projector.",
+        },
         inputs=("image", "text"),
         prompt=PromptFormat(template=VICUNA),
         image_processor="CLIPImageProcessor",
@@ -274,9 +293,13 @@ FAMILIES = (
             "visual": Role("blip2-vision"),
             "encoder": Role(
                 "t5-encoder", config_key="text_config", weight_prefix="language_model.encoder.",
-                shared=("language_model.shared.weight",), outer="language_model.",
+                outer="language_model.",
+                shared=tuple(f"language_model.{x}.weight" for x in ("shared", "decoder.embed_tokens", "lm_head")),
             ),
-            "decoder": Role("t5", config_key="text_config", weight_prefix="language_model."),
+            "decoder": Role(
+                "t5", config_key="text_config", weight_prefix="language_model.",
+                shared=("language_model.encoder.embed_tokens.weight",),
+            ),
         },
         matches=_is_blip2("t5"),
         inputs=("image", "text"),
@@ -293,7 +316,7 @@ FAMILIES = (
         },
         matches=lambda config: config.get("model_type") == "vila",
         inputs=("image", "text"),
-        prompt=PromptFormat(template=f"{{{{ {VICUNA_SYSTEM!r} }}}}{VICUNA}"),
+        prompt=PromptFormat(template=vicuna(VICUNA_SYSTEM)),
         image_processor="SiglipImageProcessor",
         architectures={"vila-1.5-3b": _vila_3b},
     ),

@@ -93,6 +93,11 @@ class VisionConfig(Config):
         """Width of a feature row."""
         raise NotImplementedError
 
+    @property
+    def image_token_id(self) -> int | None:
+        """The token that Hugging Face repeats for an image's rows in a decoder's prompt; None: there is none."""
+        return None
+
 
 @dataclass(frozen=True)
 class BuildConfig(Config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,12 @@ class Frontend:
         tokenizer = Tokenizer.from_dir(folder) if folder else None
         source = ProcessorSource(folder, family.image_processor, tuple(vision.image_size)) if vision else None
         processor = source.load() if source else None
+        if processor is not None and not processor.fits():
+            warnings.warn(
+                f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
+                " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
+                stacklevel=4,
+            )
         prompts, features = None, vision.num_features if vision else 0
         if family.prompt is not None:
             prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size, features)

@@ -59,10 +59,25 @@ def repo_id(name: str) -> str | None:
 
 
 def needed_files(names: Iterable[str]) -> list[str]:
-    """Of a repository's files: configurations, processor, and one set of weights, safetensors before pickles."""
-    names = sorted(name for name in names if "/" not in name)
-    weights = _matching(names, SAFETENSORS) or _matching(names, PICKLES)
-    return _matching(names, ("config.json", *PROCESSOR_FILES)) + weights
+    """Of a repository's files: configurations, processor, and one set of weights, safetensors before pickles. Where
+    there are none beside its config.json, those of each folder that has a config.json of its own: a part each."""
+    names = sorted(names)
+    whole = _needed([name for name in names if "/" not in name])
+    if "config.json" not in whole or _weights(whole):
+        return whole
+    folders = [name.removesuffix("config.json") for name in names if name.endswith("/config.json")]
+    parts = {
+        folder: [n.removeprefix(folder) for n in names if n.rpartition("/")[0] + "/" == folder] for folder in folders
+    }
+    return whole + [f"{folder}{name}" for folder, inner in parts.items() if _weights(inner) for name in _needed(inner)]
+
+
+def _needed(names: list[str]) -> list[str]:
+    return _matching(names, ("config.json", *PROCESSOR_FILES)) + _weights(names)
+
+
+def _weights(names: list[str]) -> list[str]:
+    return _matching(names, SAFETENSORS) or _matching(names, PICKLES)
 
 
 def download(
@@ -127,7 +142,8 @@ def _complete(repo_id: str, revision: str | None) -> Path | None:
 
     try:
         folder = snapshot_download(repo_id, revision=revision, allow_patterns=["config.json"], local_files_only=True)
-        _check_usable(repo_id, needed_files(file.name for file in Path(folder).iterdir()))
+        files = (file.relative_to(folder).as_posix() for file in Path(folder).rglob("*") if file.is_file())
+        _check_usable(repo_id, needed_files(files))
     except (LocalEntryNotFoundError, ModelNotFoundError):
         return None
     return Path(folder)
@@ -136,7 +152,7 @@ def _complete(repo_id: str, revision: str | None) -> Path | None:
 def _check_usable(repo_id: str, files: list[str]) -> None:
     if "config.json" not in files:
         raise ModelNotFoundError(f"the Hub's model {repo_id} has no config.json; it is no transformers model.")
-    if not _matching(files, (*SAFETENSORS, *PICKLES)):
+    if not _weights([file.rpartition("/")[2] for file in files]):
         raise ModelNotFoundError(
             f"the Hub's model {repo_id} has no {SAFETENSORS[0]} or {PICKLES[0]}; other formats are not read."
         )

@@ -112,6 +112,7 @@ class FamilySpec:
     prompt: PromptFormat | None = None  # of decoders alone and of models that take images in a text
     # of every tensor's name but the heads'; a checkpoint saved as the base model alone has none: it gets the first
     base_prefixes: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)  # how names of other releases begin -> how those do here
     image_processor: str = "NougatImageProcessor"  # where the folder does not say
     postprocess: str | None = None  # `module:function`, text -> text
     loop_detection: bool = False  # on by default for the family's requests

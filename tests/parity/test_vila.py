@@ -13,6 +13,7 @@ from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
 
 from tests import tiny
+from tests.published_kit import facts
 from vlm.compile.builder import build_engine, convert_folder
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import CheckpointError, ConfigError
@@ -159,6 +160,19 @@ def test_folders_in_parts(make, tmp_path):
     assert pipe.family.name == "vila"
 
 
+def test_the_published_configuration(tmp_path):
+    """VILA1.5-3b's, sizes reduced."""
+    model = Vila(True, "mlp_downsample", size=20, seed=1)
+    folder, published = model.write(tmp_path / "vila"), facts("Efficient-Large-Model__VILA1.5-3b")
+    for part in ("llm", "vision_tower", "mm_projector"):
+        path, said = folder / part / "config.json", published[f"{part}_cfg"]
+        small = {key: value for key, value in json.loads(path.read_text()).items() if isinstance(value, int | dict)}
+        sizes = small if part != "mm_projector" else {}
+        path.write_text(json.dumps(said | {key: size for key, size in sizes.items() if not isinstance(size, bool)}))
+    (folder / "config.json").write_text(json.dumps(published))
+    check(model, folder, tmp_path)
+
+
 @pytest.mark.parametrize("inside", [True, False])
 def test_flat_checkpoints(inside, tmp_path):
     model = Vila(False, "mlp2x_gelu", seed=3)
@@ -182,7 +196,7 @@ def test_pictures_are_pressed_or_padded_into_the_square(tmp_path):
         assert (top > 0.5) == (ratio == "pad"), "a border above"
 
 
-def test_what_cannot_be_run_is_named(tmp_path):
+def test_what_cannot_be_run_is_named(tmp_path, monkeypatch):
     model = Vila(True, "mlp_downsample", seed=1)
     for number, (name, value) in enumerate((("s2", True), ("image_aspect_ratio", "anyres"),
                                             ("mm_vision_select_feature", "patch"))):  # fmt: skip
@@ -203,5 +217,8 @@ def test_what_cannot_be_run_is_named(tmp_path):
     for path in (flat / "vision_tower").iterdir():
         path.unlink()
     (flat / "vision_tower").rmdir()
-    with pytest.raises(CheckpointError, match=r"clip-vit-large-patch14-336.*put that model's folder there"):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        CheckpointError, match=r"clip-vit-large-patch14-336 .* not in the local cache; put that model's"
+    ):
         convert_folder(flat, tmp_path / "out")

@@ -143,3 +143,23 @@ def test_what_does_not_fit_is_said(case):
         few = [*range(60, 60 + case.features)] * (128 // case.features + 1)
         with pytest.raises(LimitError, match=r"rows of images or tables\) and 1 new ones are \d+ more than the 128"):
             pipe.generate(decoder_prompt_token_ids=few, pixel_values=case.images[0])
+
+
+PENALTIES = ({"repetition_penalty": 1.8}, {"no_repeat_ngram_size": 1}, {"repetition_penalty": 1.3, "num_beams": 2})
+
+
+@pytest.mark.parametrize("made", [lambda: tiny.llava(seed=3), lambda: tiny.blip2("opt", seed=1)], ids=["llava", "opt"])
+def test_penalties_see_an_images_rows_as_its_token(made, tmp_path):
+    model = made()
+    # the image's token becomes the likeliest, where nothing speaks against it
+    model.get_output_embeddings().weight.data[PLACEHOLDER] *= 4
+    case = Case(model, tmp_path)
+    pipe = Pipeline(case.engine, cpu())
+    given = [case.prompts[0], case.prompts[2]]
+    plain = [case.theirs(*each, 8)[0] for each in given]
+    assert any(PLACEHOLDER in tokens for tokens in plain), "nothing is penalized"
+    for options in PENALTIES:
+        want = [case.theirs(*each, 8, **options)[0] for each in given]
+        assert want != plain
+        found = pipe.generate([case.ours(*each) for each in given], max_new_tokens=8, **options)
+        assert [out.token_ids for out in found] == want, options

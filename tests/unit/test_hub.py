@@ -40,6 +40,17 @@ def test_needed_files_prefer_safetensors():
     assert needed_files(shards) == ["config.json", *shards[1:3]]
 
 
+def test_a_model_in_parts_is_fetched_with_them():
+    parts = {"llm/config.json": b"{}", "llm/model-00001-of-00001.safetensors": b"1", "llm/tokenizer.model": b"t",
+             "mm_projector/config.json": b"{}", "mm_projector/model.safetensors": b"2"}  # fmt: skip
+    others = {"vlm/trainer_state.json": b"never", "runs/config.json": b"never", "README.md": b"#"}
+    with serve(Hub("org/parts", {"config.json": b"{}"} | parts | others)) as hub:
+        folder = download("org/parts", endpoint=hub.url)
+        assert hub.fetched() == {name.rpartition("/")[2] for name in ("config.json", *parts)}
+    assert download("org/parts", endpoint=hub.url) == folder, "without a network"
+    assert (folder / "llm" / "tokenizer.model").read_bytes() == b"t"
+
+
 @pytest.mark.parametrize(
     ("name", "is_id"),
     [("a/b", True), ("a/b@v1", True), ("a/b.c-d", True), ("a", False), ("./a/b", False), ("a/b/c", False)],

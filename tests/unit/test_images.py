@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 import zlib
 
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from transformers import NougatImageProcessor
+from transformers import AutoImageProcessor, NougatImageProcessor
 
 from vlm.errors import EngineError, ImageError
-from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.images import load_image
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))
@@ -160,3 +161,35 @@ def test_settings_that_are_none_of_ours(tmp_path, text):
 def test_tiny_thin_and_blank_pages_go_through(size, shade):
     found = ImageProcessor.default((96, 64))([Image.new("RGB", size, shade)])
     assert found.shape == (1, 3, 96, 64) and found.isfinite().all()
+
+
+def test_what_the_processor_nests_comes_first_as_in_hugging_face(tmp_path):
+    """And `do_pad`, old names and sizes of one number are honoured."""
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 50, 3), np.uint8))
+    nested = {"image_processor_type": "LlavaImageProcessorFast", "do_pad": True, "size": 24, "crop_size": 24}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"patch_size": 14, "image_processor": nested}))
+    old = {"feature_extractor_type": "CLIPFeatureExtractor", "size": 16, "crop_size": 16, "processor_class": "X"}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
+    for shape in ((1, 3, 24, 24), (1, 3, 16, 16)):
+        want = AutoImageProcessor.from_pretrained(tmp_path)([picture], return_tensors="pt")["pixel_values"]
+        found = ImageProcessor.from_dir(tmp_path, "BlipImageProcessor")([picture])
+        assert found.shape == shape and torch.equal(found, want)
+        (tmp_path / "processor_config.json").write_text('{"patch_size": 14}')
+
+
+def test_a_processor_of_another_model_is_named(tmp_path):
+    settings = {"image_processor_type": "CLIPImageProcessor", "size": 336, "crop_size": 336}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    processor = ProcessorSource(tmp_path, "CLIPImageProcessor", (224, 224)).load()
+    assert not processor.fits()
+    with pytest.raises(ImageError, match=r"makes 336×336 pixels of this image, .* takes 224×224 .*; convert the model"):
+        processor([colour()])
+    # that does not crop, and so fits squares alone
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"do_center_crop": False}))
+    processor = ProcessorSource(tmp_path, "CLIPImageProcessor", (336, 336)).load()
+    assert processor.fits() and processor([colour(40, 40)]).shape == (1, 3, 336, 336)
+    with pytest.raises(ImageError, match=r"makes 336×672 pixels of this image, .* takes 336×336 .*; crop the image"):
+        processor([colour(40, 20)])
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"side": 3}}))
+    with pytest.raises(EngineError, match=r"preprocessor_config\.json does not fit CLIPImageProcessor: size must"):
+        ProcessorSource(tmp_path, "CLIPImageProcessor", (336, 336)).load()

@@ -19,6 +19,16 @@ from vlm.layers.norm import LayerNorm
 from vlm.registry import ModelSpec
 
 PREFIXES = ("", "model.")
+TEXTS = "of texts, which the Q-Former does not read here"
+QFORMER_TEXTS = (
+    "embeddings.position_ids",
+    *(f"embeddings.{kind}_embeddings.weight" for kind in ("word", "position")),
+    *(
+        f"encoder.layer.{{}}.{part}.{kind}"
+        for part in ("intermediate.dense", "output.dense", "output.LayerNorm")
+        for kind in ("weight", "bias")
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class Blip2VisionConfig(VisionConfig):
     cross_every: int  # layers: the first of so many looks at the image
     activation: str
     norm_eps: float
+    image_token_id: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.tower, dict):
@@ -50,30 +61,28 @@ class Blip2VisionConfig(VisionConfig):
 def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
     """A whole Hugging Face `blip-2` configuration -> Blip2VisionConfig; ConfigError names every field it cannot
     honour."""
-    fields = ConfigReader(hf, "BLIP-2")
-    fields.choice("model_type", ["blip-2"])
-    fields.raise_errors()
+    fields = ConfigReader(hf, "BLIP-2", aliases={"image_token_id": "image_token_index"})
     text = hf.get("text_config") or {}
     tower = vit.parse(hf.get("vision_config") or {}, kind=vit.KINDS[2])
     queries = ConfigReader(hf.get("qformer_config") or {}, "Q-Former")
-    queries.choice("model_type", ["blip_2_qformer"], default="blip_2_qformer")
-    queries.choice("use_qformer_text_input", [False], default=False)
-    queries.choice("position_embedding_type", ["absolute"], default="absolute")
     config = Blip2VisionConfig(
         image_size=tower.image_size,
         num_channels=tower.num_channels,
         tower=tower,
         text_width=text.get("hidden_size") or text.get("d_model") or (512 if text.get("model_type") == "t5" else 768),
-        num_queries=hf.get("num_query_tokens", 32),
-        width=queries.get("hidden_size", 768),
-        ffn_size=queries.get("intermediate_size", 3072),
-        num_layers=queries.get("num_hidden_layers", 12),
-        num_heads=queries.get("num_attention_heads", 12),
-        cross_every=queries.get("cross_attention_frequency", 2),
+        num_queries=fields.size("num_query_tokens", 32),
+        width=queries.size("hidden_size", 768),
+        ffn_size=queries.size("intermediate_size", 3072),
+        num_layers=queries.size("num_hidden_layers", 12),
+        num_heads=queries.size("num_attention_heads", 12),
+        cross_every=queries.size("cross_attention_frequency", 2),
         activation=queries.choice("hidden_act", ACTIVATIONS, default="gelu"),
         norm_eps=queries.get("layer_norm_eps", 1e-12),
+        image_token_id=fields.get("image_token_index", None),
     )
-    queries.raise_errors()
+    queries.multiple("hidden_size", config.width, "num_attention_heads", config.num_heads)
+    fields.errors += queries.errors
+    fields.raise_errors()
     return config
 
 
@@ -147,7 +156,7 @@ def _rules(config: Blip2VisionConfig, prefix: str) -> list[Any]:
              f"{layer}.output_query.LayerNorm": "layers.{}.norm"}  # fmt: skip
     found: list[Any] = [
         Apply(f"{prefix}query_tokens", "queries", lambda x: x[0], "saved as of one image", optional=True),
-        Drop(f"{prefix}qformer.embeddings.position_ids", "of texts, which the Q-Former does not read", optional=True),
+        *(Drop(f"{prefix}qformer.{name}", TEXTS, optional=True) for name in QFORMER_TEXTS),
         *vit.rules(config.tower, f"{prefix}vision_model."),
     ]
     for theirs, ours in (("attention", "attention"), ("crossattention", "cross_attention")):

@@ -17,8 +17,7 @@ from vlm.registry import ModelSpec
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
 TOWER = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,
          "num_attention_heads": 16}  # fmt: skip
-TOWERS = ("vision_tower.", "vision_tower.vision_model.", "model.vision_tower.")
-PROJECTORS = ("multi_modal_projector.", "model.multi_modal_projector.")
+TOWERS = ("vision_tower.", "vision_tower.vision_model.")
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class LlavaVisionConfig(VisionConfig):
     activation: str = "gelu"
     bias: bool = True
     whole: bool = False  # with the first row, which is a class token's
+    image_token_id: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.tower, dict):
@@ -45,8 +45,7 @@ class LlavaVisionConfig(VisionConfig):
 def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
     """A whole Hugging Face `llava` configuration -> LlavaVisionConfig; ConfigError names every field it cannot
     honour."""
-    fields = ConfigReader(hf, "LLaVA")
-    fields.choice("model_type", ["llava"])
+    fields = ConfigReader(hf, "LLaVA", aliases={"image_token_id": "image_token_index"})
     tower = vit.parse(hf.get("vision_config") or TOWER, fields.get("vision_feature_layer", -2))
     strategy = fields.choice("vision_feature_select_strategy", ["default", "full"], default="default")
     config = LlavaVisionConfig(
@@ -57,6 +56,7 @@ def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
         activation=fields.choice("projector_hidden_act", ACTIVATIONS, default="gelu"),
         bias=bool(fields.get("multimodal_projector_bias", True)),
         whole=strategy == "full",
+        image_token_id=fields.get("image_token_index", 32000),
     )
     fields.raise_errors()
     return config
@@ -83,10 +83,9 @@ class LlavaVision(nn.Module):
 def rules(config: LlavaVisionConfig) -> list[Any]:
     """Weight rules of `LlavaForConditionalGeneration`'s visual part, under the names of its releases."""
     found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
-    for prefix in PROJECTORS:
-        for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
-            for kind in ("weight", "bias") if config.bias else ("weight",):
-                found.append(Rename(f"{prefix}{theirs}.{kind}", f"{ours}.{kind}", optional=True))
+    for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
+        for kind in ("weight", "bias") if config.bias else ("weight",):
+            found.append(Rename(f"multi_modal_projector.{theirs}.{kind}", f"{ours}.{kind}"))
     return found
 
 

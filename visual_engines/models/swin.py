@@ -61,7 +61,7 @@ class SwinConfig(VisionConfig):
 
 def parse(hf: dict[str, Any]) -> SwinConfig:
     """A Hugging Face `donut-swin` configuration -> SwinConfig; ConfigError names every field it cannot honour."""
-    fields = ConfigReader(hf, "Swin encoder")
+    fields = ConfigReader(hf, "Swin encoder", aliases={"num_attention_heads": "num_heads"})
     fields.choice("model_type", ["donut-swin"])
     fields.choice("use_absolute_embeddings", [False], default=False)
     config = SwinConfig(
@@ -286,6 +286,7 @@ def rules(config: SwinConfig) -> list[Any]:
     found.append(Rename(f"{block}.attention.self.{table}", f"stages.{{}}.blocks.{{}}.attention.{table}"))
     index = f"{block}.attention.self.relative_position_index"
     found.append(Drop(index, "follows from the window size", optional=True))
+    found.append(Drop(f"{block}.attn_mask", "follows from the window and image size", optional=True))
     return found
 
 

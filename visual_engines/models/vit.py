@@ -35,10 +35,11 @@ class TanhGELU(nn.GELU):
 ACTIVATIONS = {
     "quick_gelu": QuickGELU,
     "gelu": nn.GELU,
-    "gelu_pytorch_tanh": TanhGELU,
-    "gelu_new": TanhGELU,
+    "gelu_python": nn.GELU,
     "relu": nn.ReLU,
     "silu": nn.SiLU,
+    "swish": nn.SiLU,
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), TanhGELU),
 }
 KINDS = ("clip_vision_model", "siglip_vision_model", "blip_2_vision_model")
 
@@ -103,17 +104,17 @@ def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str =
     fields = ConfigReader(hf, "vision tower")
     kind = fields.choice("model_type", KINDS, default=kind)
     width, ffn, depth, heads, image, patch, activation, eps = DEFAULTS.get(kind, DEFAULTS[KINDS[0]])
-    depth = fields.get("num_hidden_layers", depth)
+    depth = fields.size("num_hidden_layers", depth)
     taken = [depth] if layers is None else [layers] if isinstance(layers, int) else list(layers)
     counted = tuple(depth + 1 + layer if layer < 0 else layer for layer in taken)
     config = ViTConfig(
         image_size=_pair(fields.get("image_size", image)),
-        num_channels=fields.get("num_channels", 3),
+        num_channels=fields.size("num_channels", 3) if kind != KINDS[2] else 3,
         patch_size=_pair(fields.get("patch_size", patch))[0],
-        width=fields.get("hidden_size", width),
-        ffn_size=fields.get("intermediate_size", ffn),
+        width=fields.size("hidden_size", width),
+        ffn_size=fields.size("intermediate_size", ffn),
         num_layers=depth,
-        num_heads=fields.get("num_attention_heads", heads),
+        num_heads=fields.size("num_attention_heads", heads),
         activation=fields.choice("hidden_act", ACTIVATIONS, default=activation),
         norm_eps=fields.get("layer_norm_eps", eps),
         layers=counted,
@@ -123,8 +124,7 @@ def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str =
     )
     if wrong := [layer for layer, n in zip(taken, counted, strict=True) if not 0 <= n <= depth]:
         fields.errors.append(f"feature layer {wrong[0]} does not exist: there are {depth} layers")
-    if config.width % config.num_heads:
-        fields.errors.append(f"hidden_size {config.width} is no multiple of num_attention_heads {config.num_heads}")
+    fields.multiple("hidden_size", config.width, "num_attention_heads", config.num_heads)
     fields.raise_errors()
     return config
 

@@ -61,7 +61,7 @@ def convert_folder(
     folder = HFFolder(Path(source))
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)
-    tensors = with_base_prefix(folder.tensors, spec.base_prefixes)
+    tensors = named_tensors(folder.tensors, spec)
     roles = convert_roles(tensors, spec, configs, folder.path)
     with _processor_files(folder, spec) as files:
         return write_checkpoint(
@@ -123,6 +123,20 @@ def convert_roles(
     if reasons:
         raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(reasons)}.")
     return roles
+
+
+def named_tensors(tensors: Mapping[str, Tensor], spec: FamilySpec) -> Mapping[str, Tensor]:
+    """Returns a folder's tensors under the names that the family's roles know."""
+    return with_base_prefix(_renamed(tensors, spec.renamed), spec.base_prefixes)
+
+
+def _renamed(tensors: Mapping[str, Tensor], beginnings: Mapping[str, str]) -> Mapping[str, Tensor]:
+    parts = {new: [name for name in tensors if name.startswith(old)] for old, new in beginnings.items()}
+    if not any(parts.values()):
+        return tensors
+    others = [name for name in tensors if not name.startswith(tuple(beginnings))]
+    olds = {new: old for old, new in beginnings.items()}
+    return Joined({**{new: Scoped(tensors, parts[new], olds[new]) for new in parts}, "": Scoped(tensors, others, "")})
 
 
 def with_base_prefix(tensors: Mapping[str, Tensor], prefixes: tuple[str, ...]) -> Mapping[str, Tensor]:

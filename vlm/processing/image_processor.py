@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from vlm.errors import EngineError, listed
+from vlm.errors import EngineError, ImageError, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KINDS = ("NougatImageProcessor", "CLIPImageProcessor", "BlipImageProcessor", "SiglipImageProcessor")
+KINDS = (
+    "NougatImageProcessor",
+    "CLIPImageProcessor",
+    "BlipImageProcessor",
+    "SiglipImageProcessor",
+    "LlavaImageProcessor",
+)
+# where a folder keeps its settings and in which part; Hugging Face prefers what processor_config.json nests
+PLACES = (("processor_config.json", "image_processor"), ("preprocessor_config.json", None))
 _NOT_ARGUMENTS = {
     "image_processor_type",
     "feature_extractor_type",
@@ -31,6 +39,8 @@ class ImageProcessor:
     def __init__(self, config: dict[str, Any], kind: str = KINDS[0]):
         import transformers
 
+        self.image_size: tuple[int, int] | None = None  # (height, width) that the model takes, where it is known
+
         made = _nougat() if kind == "NougatImageProcessor" else getattr(transformers, kind)
         self._processor = made(**{k: v for k, v in config.items() if k not in _NOT_ARGUMENTS})
         mean = config.get("image_mean") or (0.5, 0.5, 0.5)
@@ -38,24 +48,27 @@ class ImageProcessor:
 
     @classmethod
     def from_dir(cls, folder: Path, kind: str = KINDS[0]) -> ImageProcessor | None:
-        """Reads preprocessor_config.json, or its part of processor_config.json; None where there is neither.
+        """Reads its part of processor_config.json, else preprocessor_config.json; None where there is neither.
 
         `kind`: what it is where the file does not say. EngineError when it is damaged or for a processor not known.
         """
-        for name, part in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
-            if (folder / name).is_file():
-                config = _read(folder / name)
-                if part is None or isinstance(config.get(part), dict):
-                    return cls._of(config if part is None else config[part], folder / name, kind)
+        for name, part in PLACES:
+            if not (folder / name).is_file():
+                continue
+            config = _read(folder / name)
+            if part is None or isinstance(config.get(part), dict):
+                return cls._from_settings(config if part is None else config[part], folder / name, kind)
         return None
 
     @classmethod
-    def _of(cls, config: dict[str, Any], path: Path, kind: str) -> ImageProcessor:
-        said = str(config.get("image_processor_type", config.get("feature_extractor_type", kind)))
-        said = said.replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
-        if said not in KINDS:
-            raise EngineError(f"{path} asks for {said}; supported are {listed(KINDS)}.")
-        return cls(config, said)
+    def _from_settings(cls, config: dict[str, Any], path: Path, kind: str) -> ImageProcessor:
+        named = processor_kind(config) or kind
+        if named not in KINDS:
+            raise EngineError(f"{path} asks for {named}; supported are {listed(KINDS)}.")
+        try:
+            return cls(config, named)
+        except (TypeError, ValueError) as error:
+            raise EngineError(f"{path} does not fit {named}: {error}".rstrip(".") + ".") from None
 
     @classmethod
     def default(cls, image_size: tuple[int, int], kind: str = KINDS[0]) -> ImageProcessor:
@@ -66,9 +79,40 @@ class ImageProcessor:
         return cls({"size": size}, kind)
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
-        """RGB images -> pixel values [n, 3, H, W] float32"""
+        """RGB images -> pixel values [n, 3, H, W] float32. Raises ImageError for one that comes out in another size
+        than the model takes: not all settings crop, and some belong to another model."""
+        pixels = self._processed(images)
+        if self.image_size is not None and (made := tuple(pixels.shape[2:])) != self.image_size:
+            raise ImageError(
+                f"the model's image processor makes {_size(made)} of this image, but the model takes"
+                f" {_size(self.image_size)} (height × width); {self._next_step()}."
+            )
+        return pixels
+
+    def fits(self) -> bool:
+        """Says whether an image of the model's own size comes out in that size."""
+        return self.image_size is None or self._made_size() == self.image_size
+
+    def _made_size(self) -> tuple[int, ...]:
+        height, width = self.image_size
+        return tuple(self._processed([Image.new("RGB", (width, height), "white")]).shape[2:])
+
+    def _next_step(self) -> str:
+        if self.fits():
+            return "crop the image to that shape first"
+        return "convert the model again with the preprocessor_config.json that belongs to it"
+
+    def _processed(self, images: Sequence[Image.Image]) -> Tensor:
         images = [_widened(image) if self._border is None else _square(image, self._border) for image in images]
         return self._processor(images, return_tensors="pt")["pixel_values"].float()
+
+
+def processor_kind(config: dict[str, Any]) -> str | None:
+    """Returns the image processor that settings name, as transformers calls it today; None where they name none."""
+    named = config.get("image_processor_type") or config.get("feature_extractor_type")
+    if named is None:
+        return None
+    return str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
 
 
 @dataclass(frozen=True)
@@ -82,7 +126,13 @@ class ProcessorSource:
     def load(self) -> ImageProcessor:
         """Raises EngineError for a damaged one."""
         found = ImageProcessor.from_dir(self.folder, self.kind) if self.folder else None
-        return found or ImageProcessor.default(self.image_size, self.kind)
+        processor = found or ImageProcessor.default(self.image_size, self.kind)
+        processor.image_size = self.image_size
+        return processor
+
+
+def _size(size: tuple[int, ...]) -> str:
+    return f"{size[0]}×{size[1]} pixels"
 
 
 def _square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:

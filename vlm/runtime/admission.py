@@ -20,6 +20,7 @@ class Admission:
     max_seq_len: int
     max_encoder_len: int
     num_features: int | None  # rows of an image
+    image_token_id: int | None = None  # what logits processors see of them
 
     def sequence(self, number: int, request: Request, num_stop_ids: int) -> Sequence:
         """The request as number `number`. Raises InputError and LimitError for what the engine cannot hold."""
@@ -44,7 +45,11 @@ class Admission:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(table))
         _check_ids(_named_ids(params), self.config.vocab_size, 0)
         tokens = list(request.decoder_prompt_token_ids)
-        return Sequence(number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=table)
+        sequence = Sequence(number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=table)
+        if request.images and self.encoder is None:
+            sequence.image_token_id = self.image_token_id
+            sequence.first_image_row = self.config.vocab_size + len(request.prompt_table or ())
+        return sequence
 
     def _num_features(self, request: Request) -> int:
         """Rows of encoder output that the decoder will see."""

@@ -86,7 +86,7 @@ class BatchState:
     def _admit_slots(self, sequences: list[Sequence], stop_ids: list[list[int]], put: Put) -> None:
         state, width = self.slots, max(len(s.tokens) for s in sequences)
         params = [s.request.params for s in sequences]
-        put(state.tokens, _padded([s.tokens for s in sequences], width, 0))
+        put(state.tokens, _padded([s.history for s in sequences], width, 0))
         put(state.logprobs, _padded([[0.0] * s.prompt_length + s.logprobs for s in sequences], width, 0.0))
         put(state.lengths, [len(s.tokens) for s in sequences])
         put(state.prompt_lengths, [s.prompt_length for s in sequences])

@@ -221,6 +221,8 @@ class Sequence:
     finish_reason: str = ""
     seed: int = 0
     num_stop_ids: int = 1
+    image_token_id: int | None = None  # what logits processors see of an image's rows,
+    first_image_row: int = 0  # … whose ids begin here
     rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
     preemptions: int = 0
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
@@ -245,6 +247,15 @@ class Sequence:
     @property
     def prompt_length(self) -> int:
         return len(self.request.decoder_prompt_token_ids)
+
+    @property
+    def history(self) -> list[int]:
+        """The tokens as logits processors see them: each row of an image is the image's token, as in Hugging Face. The
+        last token, which is yet to be embedded, stays as it is."""
+        if self.image_token_id is None:
+            return self.tokens
+        image, first = self.image_token_id, self.first_image_row
+        return [*(image if token >= first else token for token in self.tokens[:-1]), self.tokens[-1]]
 
     @property
     def generated(self) -> list[int]:

@@ -99,7 +99,7 @@ def _input_ids(sequence: Sequence) -> tuple[int, ...]:
     request = sequence.request
     if request.encoder_input_ids is not None:
         return () if request.images or request.prompt_table else request.encoder_input_ids
-    return () if sequence.num_features else request.decoder_prompt_token_ids
+    return () if sequence.num_features else tuple(sequence.history[: sequence.prompt_length])
 
 
 class RuleTable:

@@ -1,0 +1,169 @@
+"""Published models of images in small against `from_pretrained`, FP32 on the CPU: tokens, logits and pixels."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor, GenerationConfig
+
+from tests import published_kit as kit
+from tests.parity.test_published import TOKENS, engine_of, one_thread, pipeline, plain  # noqa: F401 - a fixture
+from vlm.compile.builder import convert_folder
+from vlm.errors import VlmError
+from vlm.processing.image_processor import ImageProcessor
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEW = 8
+PROMPTS = ([0, 5, 9, 33, 7], [0, 40, 41])  # 0: the image
+# in LLaVA's and VILA's own forms, with cases of their own: test_llava_form.py, test_vila.py
+OWN_FORMS = ("liuhaotian__llava-v1.5-7b", "Efficient-Large-Model__VILA1.5-3b")
+MODELS = [name for name in kit.supported(*kit.VISUAL) if name not in OWN_FORMS]
+# the layouts of other releases
+NEWER = {"llava-hf__llava-1.5-7b-hf": kit.Layout()}
+LLAVA, BLIP2 = "llava-hf__llava-1.5-7b-hf", "Salesforce__blip2-flan-t5-xl"
+SIGLIP = {"model_type": "siglip_vision_model", "patch_size": 14, "vision_use_head": False}
+MISTRAL = {"_name_or_path": "mistralai/Mistral-7B-v0.1", "architectures": ["MistralForCausalLM"],
+           "model_type": "mistral", "max_position_embeddings": 32768, "num_key_value_heads": 8,
+           "num_attention_heads": 32, "rms_norm_eps": 1e-05, "sliding_window": 4096, "torch_dtype": "float16",
+           "vocab_size": 32064}  # fmt: skip
+OPT = {"_name_or_path": "facebook/opt-2.7b", "activation_dropout": 0.0, "architectures": ["OPTForCausalLM"],
+       "eos_token_id": 50118, "hidden_size": 2560, "model_type": "opt", "prefix": "</s>", "torch_dtype": "float16",
+       "word_embed_proj_dim": 2560}  # fmt: skip
+# what other publications of these families say: llava-hf's bakLlava, LLaVA over SigLIP, Salesforce's blip2-opt-2.7b
+VARIANTS = {
+    "bakLlava": (LLAVA, {"text_config": MISTRAL, "image_seq_length": 576, "author": "someone"}),
+    "SigLIP": (LLAVA, {"vision_config": SIGLIP, "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+                       "multimodal_projector_bias": False, "projector_hidden_act": "gelu_pytorch_tanh"}),
+    "two layers": (LLAVA, {"vision_feature_layer": [-2, 1], "image_token_id": 32000, "tie_word_embeddings": True}),
+    "blip2-opt": (BLIP2, {"text_config": OPT, "image_token_index": 50265, "image_text_hidden_size": 256,
+                          "vision_config": {"dropout": 0.0, "initializer_factor": 1.0, "num_channels": 3,
+                                            "model_type": "blip_2_vision_model", "projection_dim": 512},
+                          "qformer_config": {"classifier_dropout": None, "model_type": "blip_2_qformer",
+                                             "use_qformer_text_input": True}}),
+}  # fmt: skip
+# keys without which the installed transformers does not run an older publication
+NEEDED = {"Salesforce__blip2-flan-t5-xl": {"image_token_index": 32100}}
+
+
+class Case:
+    """One publication in small, its engine, two images and prompts as Hugging Face takes them."""
+
+    def __init__(self, name: str, folder, layout=None, **changes):
+        self.model = kit.publish(name, folder, layout, **NEEDED.get(name, {}) | changes)
+        if (needed := NEEDED.get(name)) and not changes:
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in needed}))
+        self.engine = engine_of(folder)
+        self.pipe = pipeline(self.engine)
+        self.visual = self.pipe.llm.executor.visual.config
+        size = (2, 3, *self.visual.image_size)
+        self.images = torch.randn(size, generator=torch.Generator().manual_seed(1))
+        self.asked = self.pipe.family.prompt is not None
+        self.encoder = self.pipe.llm.executor.encoder is not None
+
+    def theirs(self, i: int) -> dict:
+        if not self.asked:
+            return {"pixel_values": self.images[i : i + 1]}
+        token, rows = self.model.config.image_token_index, self.visual.num_features
+        ids = torch.tensor([[t for token_ in PROMPTS[i] for t in ([token] * rows if token_ == 0 else [token_])]])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": self.images[i : i + 1]}
+
+    def ours(self, i: int) -> dict:
+        if not self.asked:
+            return {"pixel_values": self.images[i]}
+        rows = range(kit.VOCAB, kit.VOCAB + self.visual.num_features)
+        ids = [t for token in PROMPTS[i] for t in (rows if token == 0 else [token])]
+        name = "encoder_input_ids" if self.encoder else "decoder_prompt_token_ids"
+        return {name: ids, "pixel_values": self.images[i]}
+
+    @torch.no_grad()
+    def tokens(self, i: int, **options) -> list[int]:
+        given = self.theirs(i)
+        out = self.model.generate(**given, max_new_tokens=NEW, do_sample=False, **options)[0].tolist()
+        new = out[1:] if self.encoder or not self.asked else out[given["input_ids"].shape[1] :]
+        ends = self.pipe.llm.eos_token_ids
+        at = next((at for at, token in enumerate(new) if token in ends), len(new))
+        return new[: at + 1]
+
+    @torch.no_grad()
+    def log_probabilities(self, i: int) -> list[torch.Tensor]:
+        """Of each greedy step, without the publication's own settings, [vocabulary]"""
+        theirs = self.model.generation_config
+        ids = {name: getattr(theirs, name) for name in TOKENS}
+        out = self.model.generate(**self.theirs(i), generation_config=GenerationConfig(**ids), max_new_tokens=NEW,
+                                  output_logits=True, return_dict_in_generate=True)  # fmt: skip
+        return [step[0].log_softmax(-1) for step in out.logits]
+
+
+@pytest.mark.parametrize(("name", "changes"), [*((name, {}) for name in MODELS), *VARIANTS.values()],
+                         ids=[*MODELS, *VARIANTS])  # fmt: skip
+def test_published_model(name, changes, tmp_path):
+    case = Case(name, tmp_path, **changes)
+    options = {"loop_detection": False, "max_new_tokens": NEW}
+    found = pipeline(plain(case.engine)).generate([case.ours(i) for i in range(2)], top_logprobs=20, **options)
+    for i, out in enumerate(found):
+        for got, want in zip(out.top_logprobs, case.log_probabilities(i), strict=True):
+            torch.testing.assert_close(torch.tensor(list(got.values())), want[list(got)], atol=1e-4, rtol=0)
+    for beams in (1, 2):
+        outs = case.pipe.generate([case.ours(i) for i in range(2)], num_beams=beams, **options)
+        found = [out.token_ids for out in outs]
+        assert found == [case.tokens(i, num_beams=beams) for i in range(2)]
+        assert found[0] != found[1], "the images make no difference"
+
+
+@pytest.mark.parametrize(("name", "layout"), NEWER.items())
+def test_names_of_other_releases(name, layout, tmp_path):
+    case = Case(name, tmp_path, layout)
+    outs = case.pipe.generate([case.ours(i) for i in range(2)], max_new_tokens=NEW)
+    assert [out.token_ids for out in outs] == [case.tokens(i) for i in range(2)]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if kit.facts(name, "preprocessor_config.json")])
+def test_pixels(name, tmp_path):
+    for file in ("config.json", "preprocessor_config.json", "processor_config.json"):
+        if kit.facts(name, file):
+            shutil.copy(kit.FOLDER / name / file, tmp_path)
+    theirs, ours = AutoImageProcessor.from_pretrained(tmp_path), ImageProcessor.from_dir(tmp_path)
+    random = np.random.default_rng(0)
+    for size in ((300, 400), (500, 120), (64, 64)):
+        image = Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8))
+        assert torch.equal(ours([image]), theirs([image], return_tensors="pt")["pixel_values"]), size
+
+
+KIN = {
+    "llava_next": ({"model_type": "llava_next"}, r"is LLaVA-1\.6 .*--model llava-hf/llava-1\.5-7b-hf"),
+    "vipllava": ({"model_type": "vipllava"}, "is ViP-LLaVA"),
+    "instructblip": ({"model_type": "instructblip"}, r"is InstructBLIP .*BLIP-2 \(--model Salesforce/blip2"),
+    "interleave": ({"model_type": "llava", "text_config": {"model_type": "qwen2"}}, "model_type is 'qwen2'"),
+    "pixtral": ({"model_type": "llava", "vision_config": {"model_type": "pixtral"}, "text_config": MISTRAL},
+                "model_type is 'pixtral'"),
+    "vit and gpt2": ({"model_type": "vision-encoder-decoder", "encoder": {"model_type": "vit"},
+                      "decoder": {"model_type": "gpt2"}}, "is an encoder-decoder of vit and gpt2"),
+    "clip": ({"model_type": "clip"}, "is a visual tower alone"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "says"), KIN.values(), ids=KIN)
+def test_kin_is_refused_by_name(config, says, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VlmError, match=says):
+        convert_folder(tmp_path, tmp_path / "checkpoint")
+
+
+PROCESSORS = [name for name in kit.REFUSED if kit.facts(name, "preprocessor_config.json")]
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_refused_by_its_processor(name, tmp_path):
+    """Without the name of what it was made from."""
+    config = {key: value for key, value in kit.facts(name).items() if key != "_name_or_path"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(kit.FOLDER / name / "preprocessor_config.json", tmp_path)
+    with pytest.raises(VlmError) as caught:
+        convert_folder(tmp_path, tmp_path / "checkpoint")
+    assert f"{kit.REFUSED[name]}" in str(caught.value) and "--model facebook/nougat-base" in str(caught.value)

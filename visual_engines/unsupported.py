@@ -1,0 +1,129 @@
+"""Models that read images, that people have, and that are not run here: how each is known and what is told of it.
+
+A light module: no torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm.unsupported import ModelFiles, Unsupported
+
+ASK = "to ask about images, give a LLaVA-1.5, BLIP-2 or VILA-1.5 model (--model llava-hf/llava-1.5-7b-hf)"
+READ = "to read pages, give a Nougat model (--model facebook/nougat-base)"
+CAPTION = "to describe images, give a BLIP-2 model (--model Salesforce/blip2-opt-2.7b)"
+
+# model_type -> what it is called, and what comes nearest here
+MODEL_TYPES = {
+    "aria": ("Aria", ASK),
+    "aya_vision": ("Aya Vision", ASK),
+    "blip": ("BLIP, the first", CAPTION),
+    "chameleon": ("Chameleon", ASK),
+    "deepseek_ocr2": ("DeepSeek-OCR", READ),
+    "deepseek_vl": ("DeepSeek-VL", ASK),
+    "deepseek_vl_v2": ("DeepSeek-VL2 or DeepSeek-OCR", READ),
+    "donut-swin": ("the encoder of a Donut or Nougat model alone", READ),
+    "dots_ocr": ("dots.ocr", READ),
+    "florence2": ("Florence-2", f"{CAPTION}; {READ}"),
+    "fuyu": ("Fuyu", ASK),
+    "gemma3": ("Gemma 3 with images", ASK),
+    "gemma3n": ("Gemma 3n", ASK),
+    "git": ("GIT", CAPTION),
+    "glm4v": ("GLM-4V", ASK),
+    "glm_ocr": ("GLM-OCR", READ),
+    "got_ocr2": ("GOT-OCR 2.0", READ),
+    "GOT": ("GOT-OCR 2.0", READ),
+    "granite_docling": ("Granite-Docling", READ),
+    "idefics": ("IDEFICS", ASK),
+    "idefics2": ("Idefics2", ASK),
+    "idefics3": ("Idefics3, SmolVLM or Granite-Docling", f"{READ}; {ASK}"),
+    "instructblip": ("InstructBLIP", "its nearest kin here is BLIP-2 (--model Salesforce/blip2-flan-t5-xl)"),
+    "instructblipvideo": ("InstructBLIP for videos", ASK),
+    "internvl": ("InternVL", ASK),
+    "internvl_chat": ("InternVL", ASK),
+    "janus": ("Janus", ASK),
+    "kosmos-2": ("Kosmos-2", ASK),
+    "kosmos-2.5": ("Kosmos-2.5", READ),
+    "lfm2_vl": ("LFM2-VL", ASK),
+    "lighton_ocr": ("LightOnOCR", READ),
+    "llava_mpt": ("LLaVA over MPT", ASK),
+    "llava_next": ("LLaVA-1.6 (LLaVA-NeXT), which cuts an image into tiles", ASK),
+    "llava_next_video": ("LLaVA-NeXT-Video", ASK),
+    "llava_onevision": ("LLaVA-OneVision", ASK),
+    "llava_qwen": ("LLaVA over Qwen", ASK),
+    "llava_qwen2": ("LLaVA over Qwen2", ASK),
+    "mineru2_qwen": ("MinerU 2.0", READ),
+    "minicpmv": ("MiniCPM-V", ASK),
+    "mllama": ("Llama 3.2 Vision", ASK),
+    "molmo": ("Molmo", ASK),
+    "molmo2": ("Molmo 2", ASK),
+    "moondream1": ("Moondream", ASK),
+    "ovis2": ("Ovis2", ASK),
+    "paddleocr_vl": ("PaddleOCR-VL", READ),
+    "paligemma": ("PaliGemma", ASK),
+    "phi3_v": ("Phi-3 Vision", ASK),
+    "pix2struct": ("Pix2Struct", READ),
+    "pp_formulanet": ("PP-FormulaNet", READ),
+    "qwen2_vl": ("Qwen2-VL or MinerU 2.5", f"{ASK}; {READ}"),
+    "qwen2_5_vl": ("Qwen2.5-VL or olmOCR", f"{ASK}; {READ}"),
+    "qwen3_vl": ("Qwen3-VL", ASK),
+    "qwen3_vl_moe": ("Qwen3-VL", ASK),
+    "smolvlm": ("SmolVLM", ASK),
+    "udop": ("UDOP", READ),
+    "video_llava": ("Video-LLaVA", ASK),
+    "vipllava": ("ViP-LLaVA, whose features come from five layers through another projector", ASK),
+}  # fmt: skip
+TOWERS = ("blip_2_vision_model", "clip", "clip_vision_model", "siglip", "siglip2", "siglip_vision_model")
+READERS = {"vit": "TrOCR", "deit": "TrOCR", "beit": "TrOCR"}  # by their encoders, before a TrOCR decoder
+
+
+def says(model: ModelFiles) -> str | None:
+    """Returns what to tell of a model that is known and not run here; None for any other."""
+    kind = model.config.get("model_type")
+    if kind == "mistral3":
+        light = any("LightOn" in name for name in model.architectures)
+        return _words(kind, *(("LightOnOCR", READ) if light else ("Mistral Small 3.1 with images", ASK)))
+    if kind in TOWERS and model.path is not None:  # on the Hub it may be a LLaVA's
+        return _words(kind, "a visual tower alone, which writes no text", ASK)
+    if kind in ("vision-encoder-decoder", "nougat"):
+        return _encoder_decoder(model)
+    if isinstance(kind, str) and kind in MODEL_TYPES:
+        return _words(kind, *MODEL_TYPES[kind])
+    return None
+
+
+UNSUPPORTED = (Unsupported(lambda model: says(model) is not None, lambda model: says(model) or ""),)
+
+
+def _words(kind: Any, name: str, instead: str) -> str:
+    return f"is {name} (model_type {kind!r}), which is no family here; {instead}"
+
+
+def _encoder_decoder(model: ModelFiles) -> str | None:
+    """Donut, texify and Nougat have one model_type, encoder and decoder: what tells them apart is the processor."""
+    kind, parts = model.config["model_type"], [model.config.get(part) for part in ("encoder", "decoder")]
+    if not all(isinstance(part, dict) for part in parts):
+        return None
+    encoder, decoder = (str(part.get("model_type")) for part in parts)
+    if (encoder, decoder) != ("donut-swin", "mbart"):
+        name = READERS.get(encoder) if decoder == "trocr" else None
+        what = f"an encoder-decoder of {encoder} and {decoder}"
+        return _words(kind, f"{name}, {what}" if name else what, READ if name else CAPTION)
+    named = processor_names(model) or {str(model.config.get("_name_or_path", ""))}
+    if any("VariableDonut" in name or "texify" in name for name in named):
+        return _words(kind, "texify, whose image processor is code of its own", READ)
+    if any(name.startswith(("Donut", "XLMRoberta")) or "donut" in name for name in named):
+        return _words(kind, "Donut", READ)
+    return None
+
+
+def processor_names(model: ModelFiles) -> set[str]:
+    """Returns the classes that a folder's processor and tokenizer files name."""
+    named: set[str] = set()
+    for file in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
+        settings = model.read(file)
+        for part in (settings, settings.get("image_processor")):
+            if isinstance(part, dict):
+                keys = ("image_processor_type", "feature_extractor_type", "processor_class", "tokenizer_class")
+                named |= {str(part[key]) for key in keys if part.get(key)}
+    return named
