@@ -244,6 +244,15 @@ def test_threads_of_torch(folders):
         torch.set_num_threads(before)
 
 
+def test_lengths_of_a_compiled_engine(folders, tmp_path):
+    pytest.importorskip("onnxruntime")
+    engine, asked = tmp_path / "engine", ("--prefix", "", "--json", "--device", "cpu", "--threads", 1)
+    assert call("build", folders["t5"], "-o", engine, "--backend", "onnxruntime", "--max-seq-len", 60).exit_code == 0
+    row = json.loads(call("translate", PROMPT, "--model", engine, *asked, "--max-seq-len", 7).stdout)
+    want = json.loads(call("translate", PROMPT, "--model", engine, *asked, "--max-new-tokens", 6).stdout)
+    assert (row["token_ids"], row["finish_reason"]) == (want["token_ids"], "length") and row["tokens"] == 6
+
+
 def test_lengths_of_an_engine(folders, tmp_path):
     """As it is built, and below what it was built for."""
     engine = tmp_path / "engine"
