@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vlm.runtime.request import Request
 
 # what both sides do, over a model's own settings: penalties would count the rows of images in ways of their own
-GREEDY = {"temperature": 0.0, "num_beams": 1, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
-          "loop_detection": False, "top_logprobs": MAX_TOP_LOGPROBS}  # fmt: skip
+GREEDY = {"temperature": 0.0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,
+          "no_repeat_ngram_size": 0, "loop_detection": False, "top_logprobs": MAX_TOP_LOGPROBS}  # fmt: skip
 # options that both sides heed, and one that greedy decoding has no use for; others must be as if they were not there
 COMMON = ("max_new_tokens", "max_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id", "seed",
           "loop_detection", "top_logprobs")  # fmt: skip
@@ -156,8 +156,8 @@ class Reference:
         with torch.inference_mode():
             out = model.generate(
                 **inputs, do_sample=False, num_beams=1, repetition_penalty=1.0, no_repeat_ngram_size=0,
-                max_new_tokens=limit, min_new_tokens=params.min_new_tokens, min_length=0,
-                eos_token_id=list(self._ends), pad_token_id=self._pad,
+                max_new_tokens=limit, min_new_tokens=max(params.min_new_tokens, params.min_length - prompt),
+                min_length=0, num_return_sequences=1, eos_token_id=list(self._ends) or None, pad_token_id=self._pad,
                 forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
             )  # fmt: skip
         # given embeddings, a decoder returns the new tokens alone

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 
 from vlm.ops import add_layer_norm as norm_op
@@ -293,13 +295,16 @@ def advance(device: torch.device) -> None:
     from vlm.runtime.kv_cache import CacheShape
 
     states = [BatchState(SLOTS, 260, CacheShape(8, 8, 4, 4), device).slots for _ in range(2)]
+    # a list of end tokens that is looked at in parts
+    many = torch.full((SLOTS + 1, 256), -1, dtype=torch.int32, device=device)
+    states = [dataclasses.replace(state, stop_ids=many.clone()) for state in states]
     for state in states:
         state.finish[:SLOTS] = 0
         state.finish[2] = 1
         state.max_lengths[0] = 5
         state.forced_last[0] = 77
         state.forced_first[3] = 6
-        state.stop_ids[1, 3] = 9
+        state.stop_ids[1, 200] = 9
         state.detect_loops[3:] = 1
     slots = torch.tensor([0, 1, 2, 3, 4, SLOTS, SLOTS], dtype=torch.int32, device=device)
     for turn in range(200):

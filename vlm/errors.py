@@ -70,6 +70,10 @@ class OutOfMemoryError(VlmError):
     """The device cannot hold the model or its cache."""
 
 
+class VlmWarning(UserWarning):
+    """What goes on, though not as the caller may expect; the command line prints it as one line."""
+
+
 def listed(items: Iterable[object], limit: int = 8) -> str:
     """`a, b, c and 5 more`: a sentence-sized list."""
     shown = [str(item) for item in items]

@@ -193,6 +193,10 @@ class InputReader:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
         rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
         cut = max(0, limit - len(rows)) if fields.get("truncate") else None
+        if cut is None and (least := self.tokenizer.least_tokens(text)) > limit:
+            raise LimitError(
+                f"the text has {least} words, the engine was built for {limit} tokens; shorten or split it."
+            )
         put = {"language": fields.get("src_lang"), "suffix": fields.get("suffix", "")}
         ids = [*rows, *self.tokenizer.encode_source(text, limit=cut, **put)]
         if len(ids) > limit:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from vlm.ops.advance import loop_period
 from vlm.processing.tokenization import Tokenizer, before_stop
@@ -27,12 +27,21 @@ class Output:
     seed: int  # gives the same tokens again
     top_logprobs: list[dict[int, float]] | None = None  # of each place, the likeliest tokens, as many as asked for
     score: float | None = None  # of a beam search: what its outcomes are ranked by
+    context_logits: torch.Tensor | None = None  # [prompt, vocab] float32: of every token of the decoder's prompt
+    generation_logits: torch.Tensor | None = None  # [new, vocab] float32: each token's, as the model gave them
     alternatives: tuple[Output, ...] = ()  # the other ones of num_return_sequences, best first
 
     @property
     def cumulative_logprob(self) -> float:
         """Of the whole output."""
         return sum(self.logprobs)
+
+
+def json_fields(output: Output) -> dict[str, Any]:
+    """Returns what JSON holds of an output: all but logits."""
+    own = {f.name: getattr(output, f.name) for f in fields(output) if not f.name.endswith("_logits")}
+    others = own.get("alternatives", ())
+    return own | ({"alternatives": tuple(map(json_fields, others))} if others else {})
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,21 @@ class OutputReader:
         raw = self.tokenizer.decode(shown) if self.tokenizer else ""
         raw = before_stop(raw, stop)
         top = sequence.top_logprobs if sequence.request.params.top_logprobs else None
-        return Output(self.postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score)
+        return Output(
+            self.postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score, *logits_of(sequence)
+        )
+
+
+def logits_of(sequence: Sequence) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Those of a sequence's prompt and of its output, where its request wants them."""
+    import torch
+
+    params, generated = sequence.request.params, sequence.generation_logits
+    context = [*sequence.context_logits, *(logits[None] for logits in generated[:1])]
+    return (
+        torch.cat(context) if params.return_context_logits and generated else None,
+        torch.stack(generated) if params.return_generation_logits and generated else None,
+    )
 
 
 def without_loop(tokens: list[int], period: int) -> list[int]:

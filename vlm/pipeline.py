@@ -17,7 +17,7 @@ from vlm.compile.engine_dir import EngineDir, kind_of
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.errors import InputError, VlmError, listed
 from vlm.frontend import Frontend
-from vlm.generation import sampling_params, warn_of_what_is_not_applied
+from vlm.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.inputs import INPUT_KEYS
 from vlm.layers.attention import Trace
 from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of
@@ -120,7 +120,7 @@ class Pipeline:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
         self._reset_timings()
-        params = self._params(sampling)
+        params = self._params({"num_return_sequences": 1, **sampling})
         if params.num_return_sequences > 1:
             raise InputError("a stream is of one output; use generate() for several.")
         request_id = self.llm.add(self._request(single, params))
@@ -222,9 +222,7 @@ class Pipeline:
         return given, {k: v for k, v in options.items() if k not in INPUT_KEYS}
 
     def _params(self, sampling: dict[str, Any]) -> SamplingParams:
-        if unknown := [k for k in sampling if k not in SamplingParams.__dataclass_fields__]:
-            known = (*INPUT_KEYS, *SamplingParams.__dataclass_fields__)
-            raise InputError(f"{listed(unknown)} is no option; options are {listed(known, 60)}.")
+        check_options(sampling, INPUT_KEYS)
         return sampling_params(sampling, self.engine.generation, loop_detection=self.family.loop_detection)
 
     def _request(self, source: Any, params: SamplingParams) -> Request:

@@ -110,11 +110,11 @@ def _sampling(row: Row) -> dict[str, Any]:
     given = {field: row[name].item() for name, (_, field) in SCALARS.items() if field and name in row}
     beams, top_k = int(row.get("beam_width", 1)), int(row.get("runtime_top_k", 0))
     top_p = float(row.get("runtime_top_p", 0))
-    given["num_beams"] = beams
-    if beams > 1:
-        given["num_return_sequences"] = beams
-    elif top_k > 1 or (top_k == 0 and top_p > 0):
-        given |= {"temperature": float(row.get("temperature", 1)), "top_k": top_k, "top_p": top_p or 1.0}
+    drawn = beams == 1 and (top_k > 1 or (top_k == 0 and top_p > 0))
+    given |= {"num_beams": beams, "num_return_sequences": beams}
+    given["temperature"] = float(row.get("temperature", 1)) if drawn else 0.0  # whatever the model's own says
+    if drawn:
+        given |= {"top_k": top_k, "top_p": top_p or 1.0}
     if "random_seed" in row:
         given["seed"] = int(row["random_seed"]) % 2**63
     if "end_id" in row:

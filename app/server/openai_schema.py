@@ -63,7 +63,7 @@ class Sampling(Body):
     repetition_penalty: Annotated[float | None, Field(gt=0, le=100)] = None
     no_repeat_ngram_size: Int32 | None = None
     min_tokens: Annotated[int | None, Field(ge=0, le=2**20)] = None
-    stop_token_ids: Annotated[list[Int32] | None, Field(max_length=MAX_STOP_IDS - 4)] = None
+    stop_token_ids: Annotated[list[Int32] | None, Field(max_length=MAX_STOP_IDS)] = None
     ignore_eos: bool | None = None
     num_beams: Annotated[int | None, Field(ge=1, le=MAX_BEAMS)] = None
     length_penalty: Annotated[float | None, Field(ge=-100, le=100)] = None
@@ -79,7 +79,7 @@ class Sampling(Body):
         said = {
             "max_new_tokens": self._max_new_tokens(),
             "temperature": 1.0 if self.temperature is None and several else self.temperature,
-            "num_return_sequences": self.n,
+            "num_return_sequences": self.n or 1,
             "stop": stop,
             "seed": None if self.seed is None else self.seed % 2**63,
             "top_logprobs": self._top_logprobs(),

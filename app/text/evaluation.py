@@ -29,6 +29,10 @@ COMPARED = ("max_new_tokens", "max_length", "min_new_tokens", "num_beams", "leng
             "forced_bos_token_id", "forced_eos_token_id", "seed")  # fmt: skip
 
 
+# one output a text, the same at each run, though the model's own settings may sample
+SCORED = {"temperature": 0.0, "num_return_sequences": 1}
+
+
 @dataclass(frozen=True)
 class Run:
     """One system's outputs."""
@@ -48,6 +52,7 @@ def run_vlm(
     pipeline: Pipeline, pairs: list[Pair], to_input: ToInput, sampling: dict[str, Any]
 ) -> tuple[Run, list[Pair], list[str]]:
     """The outputs, the pairs that they belong to, and what is wrong with the others. InputError when all are wrong."""
+    sampling = SCORED | sampling
     items = (Item(pair.place, None, pair.text) for pair in pairs)
     outputs, kept, wrong, start = [], [], [], time.perf_counter()
     for pair, (_, result) in zip(pairs, in_order(pipeline, items, to_input, sampling), strict=True):
@@ -85,7 +90,7 @@ def run_hugging_face(
 
     quiet()
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(pipeline.device).eval()
-    request = lambda pair: pipeline.request(to_input(pair.text), **sampling)  # noqa: E731
+    request = lambda pair: pipeline.request(to_input(pair.text), **(SCORED | sampling))  # noqa: E731
     _batch(model, [request(pair) for pair in pairs[:batch_size]], pipeline)  # warm-up
     # from text to text, as ours is timed
     found, start = [], time.perf_counter()
@@ -109,7 +114,8 @@ def _batch(model: Any, requests: list[Any], pipeline: Pipeline) -> list[list[int
         ids.to(model.device), attention_mask=mask.to(model.device), decoder_input_ids=start.to(model.device),
         do_sample=False, num_beams=params.num_beams, length_penalty=params.length_penalty,
         early_stopping=params.early_stopping, repetition_penalty=params.repetition_penalty,
-        no_repeat_ngram_size=params.no_repeat_ngram_size, min_length=prompt + params.min_new_tokens,
+        no_repeat_ngram_size=params.no_repeat_ngram_size, num_return_sequences=1,
+        min_length=max(prompt + params.min_new_tokens, params.min_length), min_new_tokens=None,
         eos_token_id=[*_ends(pipeline, params)], bad_words_ids=[list(word) for word in params.bad_words_ids] or None,
         forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
         max_length=limit if params.max_new_tokens is None else prompt + params.max_new_tokens,

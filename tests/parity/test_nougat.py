@@ -131,8 +131,9 @@ def test_generation_settings_that_are_not_applied_are_said(tmp_path, recwarn):
     model = tiny.nougat()
     pipeline(model, tmp_path / "plain")
     assert not [w for w in recwarn if "not applied" in str(w.message)]
-    model.generation_config.suppress_tokens, model.generation_config.do_sample = [5], True
-    with pytest.warns(UserWarning, match=r"do_sample True, suppress_tokens \[5\] are not applied"):
+    own = model.generation_config
+    own.suppress_tokens, own.do_sample, own.num_beams, own.guidance_scale, own.max_time = [5], True, 2, 1.5, 9.0
+    with pytest.warns(UserWarning, match=r"max_time 9.0, guidance_scale 1.5, do_sample True of beams are not applied"):
         pipeline(model, tmp_path / "other")
 
 

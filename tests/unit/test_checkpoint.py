@@ -8,7 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.unit.artifact_kit import CONFIG, contents
 from vlm.checkpoint import Checkpoint, RoleWeights, write_checkpoint
-from vlm.compile.hf_folder import HFFolder, generation_defaults
+from vlm.compile.generation_config import generation_defaults
+from vlm.compile.hf_folder import HFFolder
 from vlm.errors import CheckpointError
 from vlm.files import atomic_dir
 from vlm.weights import TensorFiles, TensorSource, write_tensors
@@ -153,7 +154,15 @@ def test_generation_defaults():
     config = {"num_beams": 4, "eos_token_id": None, "decoder": {"eos_token_id": 2, "num_beams": 3, "max_length": 9}}
     assert generation_defaults(config) == {"num_beams": 4, "eos_token_id": 2, "max_length": 9}
     file = {"_from_model_config": True, "transformers_version": "5", "max_length": 7, "bos_token_id": None}
-    assert generation_defaults(config, file) == {"eos_token_id": 2, "max_length": 7}
+    assert generation_defaults(config, file) == {"max_length": 7}, "a generation_config.json stands alone"
+
+
+def test_a_folder_says_how_an_output_begins_and_ends(tmp_path):
+    config = {"eos_token_id": 2, "decoder_start_token_id": 5, "forced_eos_token_id": 2}
+    alone = folder(tmp_path / "a", {"config.json": config})
+    assert alone.generation == config
+    both = folder(tmp_path / "b", {"config.json": config, "generation_config.json": {"bos_token_id": 7}})
+    assert both.generation == {"bos_token_id": 7, "decoder_start_token_id": 7, "eos_token_id": None}
 
 
 # --- checkpoints

@@ -5,41 +5,60 @@ from __future__ import annotations
 import pytest
 import torch
 from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    ExponentialDecayLengthPenalty,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    MinLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
 )
 
 from vlm.errors import InputError
 from vlm.ops import controls
 from vlm.runtime.batch_state import BatchState
+from vlm.runtime.choice import Choice
 from vlm.runtime.kv_cache import CacheShape
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
 VOCAB = 12
+INPUT = (7, 3, 4, 3, 4, 9, 5)
 HISTORIES = [[0, 3, 4, 5, 3, 4], [0, 3, 3, 3, 3], [0], [0, 7, 8, 7, 8, 7], [0, 5, 6, 9, 10, 5, 6, 9], [4, 4]]
 
 
-def run(params: list[SamplingParams], histories: list[list[int]], prompt: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    params: list[SamplingParams], histories: list[list[int]], prompt: int = 1, ends=(2,), logits=None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of the rows before and after."""
-    state = BatchState(len(histories), 16, CacheShape(8, 8, 4, 4), torch.device("cpu"))
+    slots = iter(range(2 * len(histories)))
+    state = BatchState(2 * len(histories), 16, CacheShape(8, 8, 4, 4), torch.device("cpu"))
     sequences = [
-        Sequence(i, Request(tuple(h[:prompt]), encoder_output=torch.zeros(3, 4), params=p), 16, 3, list(h), slots=[i])
+        Sequence(i, Request(tuple(h[:prompt]), encoder_input_ids=INPUT, params=p), 10, len(INPUT), list(h),
+                 slots=[next(slots) for _ in range(p.num_beams)])
         for i, (h, p) in enumerate(zip(histories, params, strict=True))
-    ]
-    state.admit(sequences, [[2]] * len(sequences))
-    logits = torch.randn(len(histories), VOCAB, generator=torch.Generator().manual_seed(0)) * 3
-    rows = torch.arange(len(histories), dtype=torch.int32)
-    return logits, controls.apply(logits, state.slots, state.controls, rows)
+    ]  # fmt: skip
+    state.admit(sequences, [list(ends)] * len(sequences))
+    if logits is None:
+        logits = torch.randn(len(histories), VOCAB, generator=torch.Generator().manual_seed(0)) * 3
+    rows = torch.tensor([s.slot for s in sequences], dtype=torch.int32)
+    needed = Choice.of(sequences).processing
+    return logits, controls.apply(logits, state.slots, state.controls, rows, state.rules.rules, needed)
 
 
-def check(params: list[SamplingParams], processors: list, histories=HISTORIES) -> None:
-    logits, found = run(params, histories)
-    for row, (history, processor) in enumerate(zip(histories, processors, strict=True)):
+def check(params: list[SamplingParams], processors: list, histories=HISTORIES, **options) -> None:
+    """`processors`: of each row one, several in their order, or None."""
+    logits, found = run(params, histories, **options)
+    for row, (history, each) in enumerate(zip(histories, processors, strict=True)):
         want = logits[row : row + 1].clone()
-        if processor is not None:
+        for processor in each if isinstance(each, list) else [each] * (each is not None):
             want = processor(torch.tensor([history]), want)
-        torch.testing.assert_close(found[row], want[0])
+        torch.testing.assert_close(found[row], want[0], rtol=1e-5, atol=1e-6)
 
 
 def test_repetition_penalty():
@@ -59,6 +78,97 @@ def test_bad_words():
     words = [((7,),), ((3, 3, 3), (5,)), ((3, 4),), ((8, 7, 9), (7, 8)), ((5, 6, 9, 11), (1,)), ()]
     processors = [NoBadWordsLogitsProcessor([list(w) for w in ws], eos_token_id=2) if ws else None for ws in words]
     check([SamplingParams(bad_words_ids=w) for w in words], processors)
+
+
+def test_bad_words_of_any_number_and_length():
+    """The table grows; an end token alone is no bad word; a word may be longer than the history."""
+    many = tuple((a, b) for a in range(VOCAB) for b in range(VOCAB) if b not in (3, 4))
+    long = (tuple(HISTORIES[4] + [4]), tuple([1] * 40))
+    words = [((2,), (6,)), many, long, ((7, 8, 7, 8, 7, 1),), long, ()]
+    processors = [NoBadWordsLogitsProcessor([list(w) for w in ws], eos_token_id=2) if ws else None for ws in words]
+    check([SamplingParams(bad_words_ids=w) for w in words], processors)
+
+
+def test_long_ngrams():
+    history = [0, *[5, 6, 7] * 4, 8]
+    for size in (9, 11):
+        check([SamplingParams(no_repeat_ngram_size=size)] * 2, [NoRepeatNGramLogitsProcessor(size)] * 2,
+              [history[:13], history])  # fmt: skip
+
+
+def test_sequence_bias():
+    biases = [(((4,), 2.0), ((3, 4, 5), -3.0), ((4, 5), 1.5), ((5,), float("-inf"))), (((3, 9), 4.0),), (), (), (), ()]
+    processors = [SequenceBiasLogitsProcessor([[list(t), v] for t, v in b]) if b else None for b in biases]
+    check([SamplingParams(sequence_bias=b) for b in biases], processors)
+
+
+def test_suppressed_tokens():
+    """At the first place alone, which comes after a forced token; an id beyond the vocabulary changes nothing."""
+    params = [SamplingParams(suppress_tokens=(3, 7, 99, -1)), SamplingParams(begin_suppress_tokens=(4, 5)),
+              SamplingParams(begin_suppress_tokens=(4, 5)), SamplingParams(suppress_tokens=(1,)),
+              SamplingParams(begin_suppress_tokens=(6,), forced_bos_token_id=5), SamplingParams()]  # fmt: skip
+    at_begin = lambda tokens, place: SuppressTokensAtBeginLogitsProcessor(tokens, place)  # noqa: E731
+    processors = [SuppressTokensLogitsProcessor([3, 7, 99, -1]), at_begin([4, 5], 1), at_begin([4, 5], 1),
+                  SuppressTokensLogitsProcessor([1]), at_begin([6], 2), None]  # fmt: skip
+    check(params, processors, [[0], [0], [0, 3], [0, 3], [0, 5], [0]])
+
+
+def test_what_stands_in_the_input():
+    ids = torch.tensor([INPUT])
+    penalties, sizes = [1.5, 0.4, 1.0, 1.0, 2.0, 1.0], [0, 0, 2, 1, 3, 9]
+    params = [SamplingParams(encoder_repetition_penalty=p, encoder_no_repeat_ngram_size=n)
+              for p, n in zip(penalties, sizes, strict=True)]  # fmt: skip
+    of_penalty = lambda p: [EncoderRepetitionPenaltyLogitsProcessor(p, ids)] if p != 1 else []  # noqa: E731
+    of_size = lambda n: [EncoderNoRepeatNGramLogitsProcessor(n, ids)] if n else []  # noqa: E731
+    check(params, [of_penalty(p) + of_size(n) for p, n in zip(penalties, sizes, strict=True)])
+
+
+def test_ends_that_get_likelier_and_values_that_are_none():
+    ends = torch.tensor([2, 8])
+    decays = [(2, 1.5), (0, 1.01), (5, 2.0), None, (1, 0.5), (3, 3.0)]
+    params = [SamplingParams(exponential_decay_length_penalty=d, bad_words_ids=((8,), (3,)) if i == 0 else ())
+              for i, d in enumerate(decays)]  # fmt: skip
+    processors = [[ExponentialDecayLengthPenalty(d, ends, 1)] if d else [] for d in decays]
+    processors[0] = [NoBadWordsLogitsProcessor([[8], [3]], ends), *processors[0]]
+    check(params, processors, ends=(2, 8))
+    logits = torch.tensor([[float("nan"), float("inf"), 1.0, float("-inf"), *[0.5] * 8]] * 2)
+    _, found = run([SamplingParams(remove_invalid_values=True), SamplingParams()], [[0], [0]], logits=logits)
+    torch.testing.assert_close(found[:1], InfNanRemoveLogitsProcessor()(None, logits[:1]))
+    assert found[1].isnan().any()
+
+
+def test_normalized_again_and_one_of_several_ends():
+    """Both change scores that have been forbidden before."""
+    params = [SamplingParams(num_beams=2, renormalize_logits=True, bad_words_ids=((3,), (5,))),
+              SamplingParams(forced_eos_token_id=(8, 2), suppress_tokens=(4,)),
+              SamplingParams(forced_eos_token_id=(8, 2)),
+              SamplingParams(num_beams=2, renormalize_logits=True)]  # fmt: skip
+    forced = ForcedEOSTokenLogitsProcessor(10, [8, 2])
+    processors = [[NoBadWordsLogitsProcessor([[3], [5]], 2), LogitNormalization()],
+                  [forced, SuppressTokensLogitsProcessor([4])], forced, LogitNormalization()]  # fmt: skip
+    check(params, processors, [[0, 3], [*range(9)], [*range(8)], [0, 3]])
+
+
+def test_a_shortest_length_with_the_prompt():
+    params = [SamplingParams(min_length=n) for n in (3, 4, 0)]
+    processors = [MinLengthLogitsProcessor(n, torch.tensor([2, 8, 11])) for n in (3, 4, 0)]
+    check(params, processors, [[0, 5, 6]] * 3, prompt=2, ends=(2, 8, 11))
+
+
+def test_a_slot_forgets_its_last_requests_rules():
+    state = BatchState(2, 16, CacheShape(8, 8, 4, 4), torch.device("cpu"))
+    rows, logits = torch.arange(2, dtype=torch.int32), torch.zeros(2, VOCAB)
+    for params in (SamplingParams(suppress_tokens=tuple(range(5)), encoder_repetition_penalty=2.0),
+                   SamplingParams(bad_words_ids=((7,),), exponential_decay_length_penalty=(0, 9.0)),
+                   SamplingParams()):  # fmt: skip
+        request = Request((0,), encoder_input_ids=INPUT, params=params)
+        sequences = [Sequence(i, request, 10, len(INPUT), [0], slots=[i]) for i in range(2)]
+        state.admit(sequences, [[2]] * 2)
+        found = controls.apply(logits, state.slots, state.controls, rows, state.rules.rules,
+                               controls.Processing(tuple(range(5)), rare=True))  # fmt: skip
+        assert found.isinf().nonzero()[:, 1].tolist() == [*range(5)] * 2 * bool(params.suppress_tokens) + [
+            7
+        ] * 2 * bool(params.bad_words_ids)
 
 
 def test_presence_and_frequency_count_the_output_alone():
@@ -81,9 +191,12 @@ def test_no_end_before_the_shortest_length():
     [
         ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
         ({"min_p": 1.5}, "min_p is 1.5"),
-        ({"no_repeat_ngram_size": 9}, "no_repeat_ngram_size is 9"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
         ({"bad_words_ids": ((),)}, "bad_words_ids"),
-        ({"bad_words_ids": (tuple(range(9)),)}, "bad_words_ids"),
+        ({"sequence_bias": (((), 1.0),)}, "sequence_bias"),
+        ({"exponential_decay_length_penalty": (3,)}, "exponential_decay_length_penalty"),
+        ({"typical_p": 0.0}, "typical_p is 0.0"),
+        ({"encoder_repetition_penalty": 0.0}, "encoder_repetition_penalty is 0.0"),
         ({"presence_penalty": 1e9}, "presence_penalty"),
         ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens 5 is more than max_new_tokens 4"),
     ],

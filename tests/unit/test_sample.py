@@ -7,9 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopHLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
 
-from vlm.ops import sample
+from vlm.ops import entropy_filters, sample
 
 
 def hugging_face(logits, temperature, top_k, top_p, min_p):
@@ -51,6 +60,34 @@ def test_filters_equal_hugging_faces_row_by_row_in_one_batch():
         want = hugging_face(logits[row : row + 1], *setting)[0]
         assert torch.equal(found[row].isinf(), want.isinf()), setting
         torch.testing.assert_close(found[row], want)
+
+
+def test_filters_by_entropy_equal_hugging_faces():
+    """Each alone and all of them in their order, beside rows that have none."""
+    torch.manual_seed(3)
+    settings = [(0.0, 1.0, 0.0, 0.0), (0.4, 1.0, 0.0, 0.0), (0.0, 0.3, 0.0, 0.0), (0.0, 0.95, 0.0, 0.0),
+                (0.0, 1.0, 0.02, 0.0), (0.0, 1.0, 0.9, 0.0), (0.0, 1.0, 0.0, 0.05),
+                (0.9, 0.8, 0.001, 0.002)]  # fmt: skip
+    logits = torch.randn(len(settings), 150) * 3
+    logits[:, 140:] = float("-inf")
+    top_h, typical, epsilon, eta = (torch.tensor(column) for column in zip(*settings, strict=True))
+    found = entropy_filters.last(entropy_filters.top_h(logits, top_h), typical, epsilon, eta)
+    for row, (h, t, e, n) in enumerate(settings):
+        want = logits[row : row + 1]
+        want = TopHLogitsWarper(h)(None, want) if h else want
+        want = TypicalLogitsWarper(t)(None, want) if t < 1 else want
+        want = EpsilonLogitsWarper(e)(None, want) if e else want
+        want = EtaLogitsWarper(n)(None, want) if n else want
+        assert torch.equal(found[row], want[0]), settings[row]
+        assert (h == e == n == 0 and t == 1) or not torch.equal(found[row], logits[row])
+
+
+def test_a_draw_takes_what_the_filters_leave():
+    logits, rows = torch.tensor([[3.0, 2.0, 1.0, 0.0]]), 200
+    ones = torch.ones(rows)
+    how = sampling(ones, ones.int() * 0, ones, ones * 0, torch.arange(rows), epsilon_cutoff=ones * 0.2)
+    assert set(sample.sample(logits.expand(rows, -1), how, ones.int(), by_entropy=True).tolist()) == {0, 1}
+    assert set(sample.sample(logits.expand(rows, -1), how, ones.int()).tolist()) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm.compile.generation_config import generation_defaults, standing_alone
 from vlm.errors import CheckpointError, listed
 from vlm.files import read_json
 
@@ -39,45 +40,6 @@ PROCESSOR_FILES = (
     "vocab*.json",
     "vocab*.txt",
 )
-TOKEN_IDS = (
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-)
-# what a configuration of before generation_config.json may say about generation
-GENERATION_FIELDS = (
-    *TOKEN_IDS,
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "do_sample",
-    "early_stopping",
-    "length_penalty",
-    "max_length",
-    "max_new_tokens",
-    "min_length",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "repetition_penalty",
-    "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-)
-
-
-def generation_defaults(config: dict[str, Any], generation: dict[str, Any] | None = None) -> dict[str, Any]:
-    """generation_config.json over config.json; the latter gives token ids only where the former exists, as HF does."""
-    fields = GENERATION_FIELDS if generation is None else TOKEN_IDS
-    merged: dict[str, Any] = {}
-    for values in (config.get("text_config"), config.get("decoder"), config):
-        if isinstance(values, dict):
-            merged |= {name: values[name] for name in fields if values.get(name) is not None}
-    kept = {k: v for k, v in (generation or {}).items() if v is not None and not k.startswith("_")}
-    kept.pop("transformers_version", None)
-    return merged | kept
 
 
 @dataclass(frozen=True)
@@ -95,7 +57,8 @@ class HFFolder:
     @functools.cached_property
     def generation(self) -> dict[str, Any]:
         path = self.path / "generation_config.json"
-        return generation_defaults(self.config, read_json(path, CheckpointError, WHAT) if path.exists() else None)
+        file = read_json(path, CheckpointError, WHAT) if path.exists() else None
+        return standing_alone(generation_defaults(self.config, file))
 
     @functools.cached_property
     def processor_files(self) -> tuple[Path, ...]:
@@ -110,7 +73,7 @@ class HFFolder:
                 return self._indexed(name) if name.endswith(".index.json") else self._read([name])
         others = sorted(p.name for p in self.path.iterdir() if p.suffix in {".h5", ".msgpack", ".gguf", ".pt", ".onnx"})
         instead = f", only {listed(others)}" if others else ""
-        raise CheckpointError(f"{self.path} holds no weights{instead}; expected is {listed(WEIGHTS)}.")
+        raise CheckpointError(f"{self.path} holds no weights{instead}; give a folder with one of {listed(WEIGHTS)}.")
 
     def _indexed(self, name: str) -> Mapping[str, Tensor]:
         places = read_json(self.path / name, CheckpointError, WHAT).get("weight_map")

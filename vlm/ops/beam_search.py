@@ -16,6 +16,7 @@ from vlm.ops.advance import LENGTH, RUNNING, SlotState
 from vlm.ops.likeliest import likeliest
 
 NONE = -1.0e9  # the score of what does not exist; finite, as in the original
+KERNEL_CANDIDATES = 256  # of a group, up to which a step is a kernel: more come of long lists of end tokens
 UNTIL_BETTER, AT_ONCE, NEVER = range(3)  # early_stopping: False, True, "never"
 
 
@@ -75,7 +76,8 @@ class Candidates:
 def candidates(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Candidates:
     """logits [R, V], log-probabilities where they are `normalized` -> max(2, 1 + end tokens) · width of each group."""
     exist, leaders = groups.beams, groups.slots[:, 0].long()
-    most = min(logits.shape[1], groups.most)
+    most = min(logits.shape[1], groups.most)  # of a beam
+    count = min(groups.slots.shape[1] * most, groups.most)  # of a group
     keep = exist.sum(1) * (1 + (state.stop_ids[leaders] >= 0).sum(1)).clamp(min=2)
     best, token, normalizer = likeliest(logits, most)  # of a row: what is added to it is the same for all
     best = best if normalized else best - normalizer[:, None]
@@ -85,9 +87,9 @@ def candidates(logits: Tensor, normalized: bool, state: SlotState, beams: BeamSt
     total = total.masked_fill(~exist[..., None], float("-inf"))
     rank = torch.arange(most, device=best.device)
     ranked = total - beams.diversity[leaders][:, None, None] * rank
-    ranked, order = ranked.flatten(1).topk(most, dim=-1)
+    ranked, order = ranked.flatten(1).topk(count, dim=-1)
     pick = lambda x: x.flatten(1).gather(1, order)  # noqa: E731
-    none = rank >= keep[:, None]
+    none = torch.arange(count, device=best.device) >= keep[:, None]
     scores, ranked = (x.masked_fill(none, float("-inf")) for x in (pick(total), ranked))
     return Candidates(scores, ranked, order // most, pick(token), pick(best))
 
@@ -108,7 +110,7 @@ def _forced(best: Tensor, token: Tensor, state: SlotState, slots: Tensor, length
 def step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
     """Takes every running group one token further, in place; returns the parents [G, W] of its beams, by which the
     key/value cache follows. logits [R, V]; `normalized`: they are log-probabilities."""
-    if logits.is_cuda:
+    if logits.is_cuda and groups.most <= min(logits.shape[1], KERNEL_CANDIDATES):
         from vlm.ops.kernels.beam_search import step as kernel
 
         return kernel(logits, normalized, state, beams, groups)

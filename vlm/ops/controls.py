@@ -1,7 +1,9 @@
-"""What a request forbids or discourages, applied to its logits: penalties, repeated n-grams, bad words, early ends.
+"""What a request forbids, discourages or favours, applied to its logits in the order of Hugging Face's processors.
 
-Penalties: Keskar et al., CTRL (arXiv:1909.05858) for `repetition`, over prompt and output as Hugging Face has it;
-`presence` and `frequency` as OpenAI's API has them, over the output alone.
+Biases of sequences, penalties, repeated n-grams, bad words, early ends, several forced ends, invalid values, ends that
+get likelier, suppressed tokens, and at last the normalization. Penalties: Keskar et al., CTRL (arXiv:1909.05858) for
+`repetition`, over prompt and output as Hugging Face has it; `presence` and `frequency` as OpenAI's API has them, over
+the output alone.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.limits import MAX_NGRAM, MAX_WORD, MAX_WORDS
 from vlm.ops.advance import SlotState
+from vlm.ops.token_rules import BAN, BIAS, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
+
+NGRAM = 8  # n-grams up to this size are looked for in any case
 
 
 @dataclass(frozen=True)
@@ -24,31 +28,112 @@ class ControlState:
     frequency: Tensor  # [S] float32, 0: off
     min_lengths: Tensor  # [S] int32: no end or stop token before so many tokens are there
     ngrams: Tensor  # [S] int32: n-grams of this size must not repeat, 0: off
-    words: Tensor  # [S, MAX_WORDS, MAX_WORD] int32, each padded with -1 on its left
+    input_repetition: Tensor  # [S] float32: `repetition` over the input's tokens, 1: off
+    decay_starts: Tensor  # [S] int32: tokens after which ends get likelier,
+    decay_factors: Tensor  # [S] float64: by this factor each, 1: off
+    clean: Tensor  # [S] bool: NaN and infinite values become finite
+    normalize: Tensor  # [S] bool: probabilities add up to 1 again
 
     @classmethod
     def empty(cls, size: int, device: torch.device) -> ControlState:
-        ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
-        zeros = lambda: torch.zeros(size, device=device)  # noqa: E731
-        return cls(zeros() + 1, zeros(), zeros(), ints(), ints(), ints(MAX_WORDS, MAX_WORD) - 1)
+        ints = lambda: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
+        floats = lambda: torch.zeros(size, device=device)  # noqa: E731
+        flags = lambda: torch.zeros(size, dtype=torch.bool, device=device)  # noqa: E731
+        return cls(
+            floats() + 1, floats(), floats(), ints(), ints(), floats() + 1, ints(), floats().double() + 1, flags(),
+            flags(),
+        )  # fmt: skip
 
 
-def apply(logits: Tensor, state: SlotState, controls: ControlState, slots: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class Processing:
+    """What a batch needs beyond penalties, short n-grams and shortest lengths. Known to the host, part of a graph."""
+
+    rules: tuple[int, ...] = ()  # kinds of rules about tokens
+    ngrams: int = NGRAM  # size of the longest n-gram
+    rare: bool = False  # ends that get likelier, invalid values, normalization
+
+
+PLAIN = Processing()
+
+
+def apply(
+    logits: Tensor,
+    state: SlotState,
+    controls: ControlState,
+    slots: Tensor,
+    rules: TokenRules | None = None,
+    needed: Processing = PLAIN,
+) -> Tensor:
     """logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf. Nothing waits for the
     host."""
-    s = slots.long()
+    s, logits = slots.long(), logits.float()
     # rows of a prompt table have no logits: they count in the column of what is not forbidden
     history, length = state.tokens[s].long().clamp(max=logits.shape[1]), state.lengths[s][:, None]
-    logits = _penalized(logits.float(), history, length, state.prompt_lengths[s][:, None], controls, s)
+    named = row_rules(rules, state, s, logits.shape[1]) if needed.rules else None
+    if named is not None:
+        logits = _favoured(logits, controls.input_repetition[s][:, None], named, needed.rules)
+    logits = _penalized(logits, history, length, state.prompt_lengths[s][:, None], controls, s)
+    ends = _inside(state.stop_ids[s].long(), logits.shape[1])
     forbidden = torch.zeros(len(s), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
     nothing = logits.shape[1]  # a column of its own takes what is not forbidden
     for ids, holds in (
-        _repeating_ngrams(history, length, controls.ngrams[s][:, None]),
-        _bad_words(history, length, controls.words[s].long()),
-        _early_ends(length, state.stop_ids[s].long(), controls.min_lengths[s][:, None]),
+        _repeating_ngrams(history, length, controls.ngrams[s][:, None], needed.ngrams),
+        (ends, (length < controls.min_lengths[s][:, None]).expand_as(ends)),
     ):
-        forbidden.scatter_(1, torch.where(holds & (ids >= 0), ids, nothing), True)
-    return logits.masked_fill(forbidden[:, :-1], float("-inf"))
+        forbidden.scatter_(1, torch.where(holds, ids, nothing), True)
+    logits = logits.masked_fill(forbidden[:, :-1], float("-inf"))
+    if named is not None:
+        logits = _ruled(logits, named, needed.rules)
+    if needed.rare:
+        logits = _cleaned(logits, controls.clean[s][:, None])
+        logits = _ending(logits, ends, length, controls.decay_starts[s][:, None], controls.decay_factors[s][:, None])
+    if SUPPRESS in needed.rules:
+        logits = logits.masked_fill(named.marked(SUPPRESS), float("-inf"))
+    return _normalized(logits, controls.normalize[s][:, None]) if needed.rare else logits
+
+
+def _inside(ids: Tensor, vocab_size: int) -> Tensor:
+    """Ids that are none of the vocabulary get the column after it."""
+    return torch.where((ids >= 0) & (ids < vocab_size), ids, vocab_size)
+
+
+def _favoured(logits: Tensor, repetition: Tensor, named: RowRules, kinds: tuple[int, ...]) -> Tensor:
+    if BIAS in kinds:
+        logits = logits + named.bias()
+    if SEEN in kinds:
+        favoured = torch.where(logits < 0, logits / repetition, logits * repetition)
+        logits = torch.where(named.marked(SEEN), favoured, logits)
+    return logits
+
+
+def _ruled(logits: Tensor, named: RowRules, kinds: tuple[int, ...]) -> Tensor:
+    """Bad words, and where one of several ends must come nothing but these, all alike."""
+    if BAN in kinds:
+        logits = logits.masked_fill(named.marked(BAN), float("-inf"))
+    if FORCE in kinds:
+        forced = named.marked(FORCE)
+        ended = torch.where(forced, 0.0, float("-inf"))
+        logits = torch.where(forced.any(1, keepdim=True), ended, logits)
+    return logits
+
+
+def _cleaned(logits: Tensor, clean: Tensor) -> Tensor:
+    return torch.where(clean, logits.nan_to_num(nan=0.0), logits)
+
+
+def _ending(logits: Tensor, ends: Tensor, length: Tensor, start: Tensor, factor: Tensor) -> Tensor:
+    """Ends [R, n] gain factor ** (tokens since the start) - 1 times their own size."""
+    wide = torch.nn.functional.pad(logits, (0, 1))
+    own, since = wide.gather(1, ends), (length - start).clamp(min=0)
+    gain = own.abs() * (factor**since - 1).float()
+    return wide.scatter(1, ends, torch.where(own.isfinite(), own + gain, own))[:, :-1]
+
+
+def _normalized(logits: Tensor, normalize: Tensor) -> Tensor:
+    """A row of which nothing is left stays as it is."""
+    left = (logits > float("-inf")).any(1, keepdim=True)
+    return torch.where(normalize & left, logits.log_softmax(-1), logits)
 
 
 def _penalized(
@@ -65,27 +150,13 @@ def _penalized(
     return logits - controls.frequency[s][:, None] * output
 
 
-def _repeating_ngrams(history: Tensor, length: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+def _repeating_ngrams(history: Tensor, length: Tensor, n: Tensor, longest: int) -> tuple[Tensor, Tensor]:
     """Candidates [R, T]: the token after each earlier place, and whether the n - 1 tokens before it end the history."""
     width = history.shape[1]
     at = torch.arange(width, device=history.device)[None]
     holds = (n > 0) & (at < length) & (at >= n - 1)
-    for back in range(1, MAX_NGRAM):
+    for back in range(1, longest):
         earlier = history.gather(1, (at - back).clamp(min=0).expand(len(history), -1))
         tail = history.gather(1, (length - back).clamp(min=0).long())
         holds = holds & ((earlier == tail) | (back >= n))
     return history, holds
-
-
-def _bad_words(history: Tensor, length: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
-    """Candidates [R, MAX_WORDS]: each word's last token, and whether the tokens before it end the history."""
-    back = torch.arange(MAX_WORD - 1, 0, -1, device=history.device)[None]
-    places = length - back
-    tail = history.gather(1, places.clamp(min=0).long())[:, None]
-    start = words[..., :-1]
-    holds = ((start < 0) | ((start == tail) & (places >= 0)[:, None])).all(-1)
-    return words[..., -1], holds
-
-
-def _early_ends(length: Tensor, ends: Tensor, min_length: Tensor) -> tuple[Tensor, Tensor]:
-    return ends, (length < min_length).expand_as(ends)

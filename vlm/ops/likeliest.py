@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+KERNEL_MOST = 256  # k up to which one pass is faster than torch's topk
+
 
 def reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     logits = logits.float()
@@ -13,7 +15,7 @@ def reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """logits [R, V] -> values [R, k] float32, highest first, their ids [R, k] int64, logsumexp [R] float32"""
-    if logits.is_cuda:
+    if logits.is_cuda and k <= KERNEL_MOST:
         from vlm.ops.kernels.likeliest import likeliest as kernel
 
         return kernel(logits, k)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from vlm.ops import entropy_filters
 from vlm.ops.advance import SlotState
 
 _MASK = 0xFFFFFFFF
@@ -45,13 +46,21 @@ class SamplingState:
     lowest: Tensor  # [S] float32: to no less than this
     reset_id: Tensor  # [S] int32: and is whole again after this token, -1: never
     decayed: Tensor  # [S] int32: tokens since then
+    # vlm.ops.entropy_filters
+    top_h: Tensor  # [S] float32, 0: off
+    typical_p: Tensor  # [S] float32, 1: off
+    epsilon_cutoff: Tensor  # [S] float32, 0: off
+    eta_cutoff: Tensor  # [S] float32, 0: off
 
     @classmethod
     def empty(cls, size: int, device: torch.device) -> SamplingState:
         ints = lambda: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
         floats = lambda: torch.zeros(size, device=device)  # noqa: E731
         seeds = torch.zeros(size, dtype=torch.int64, device=device)
-        return cls(floats(), ints(), floats() + 1, floats(), seeds, floats() + 1, floats(), ints() - 1, ints())
+        return cls(
+            floats(), ints(), floats() + 1, floats(), seeds, floats() + 1, floats(), ints() - 1, ints(), floats(),
+            floats() + 1, floats(), floats(),
+        )  # fmt: skip
 
     def of(self, slots: Tensor) -> SamplingState:
         """That of the rows `slots` [R] int64."""
@@ -69,13 +78,19 @@ class SamplingState:
         self.decayed[slots] = torch.where(last == self.reset_id[slots], 0, self.decayed[slots] + 1)
 
 
-def sample(logits: Tensor, how: SamplingState, positions: Tensor) -> Tensor:
+def sample(logits: Tensor, how: SamplingState, positions: Tensor, by_entropy: bool = False) -> Tensor:
     """One draw a row; rows of temperature 0 are greedy.
 
-    logits [R, V]; `how` of the R rows; positions [R], the place of the token to draw -> token [R] int64
+    logits [R, V]; `how` of the R rows; positions [R], the place of the token to draw; `by_entropy`: some rows have
+    filters of vlm.ops.entropy_filters -> token [R] int64
     """
     logits = logits.float()
-    kept = filtered(logits, how.temperature, how.top_k, how.nucleus, how.min_p)
+    if by_entropy:
+        scaled = entropy_filters.top_h(_scaled(logits, how.temperature), how.top_h)
+        kept = filtered(scaled, torch.ones_like(how.temperature), how.top_k, how.nucleus, how.min_p)
+        kept = entropy_filters.last(kept, how.typical_p, how.epsilon_cutoff, how.eta_cutoff)
+    else:
+        kept = filtered(logits, how.temperature, how.top_k, how.nucleus, how.min_p)
     drawn = (kept + gumbel(how.seeds, positions, logits.shape[-1])).argmax(-1)
     return torch.where(how.temperature > 0, drawn, logits.argmax(-1))
 
@@ -92,7 +107,7 @@ def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     As Hugging Face: top-k keeps ties with the k-th, top-p keeps the smallest set whose mass reaches p, min-p those of
     at least p times the likeliest's probability.
     """
-    scaled = logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
+    scaled = _scaled(logits, temperature)
     ordered, order = scaled.sort(descending=True, stable=True)
     k = torch.where(top_k > 0, top_k.clamp(max=logits.shape[-1]), logits.shape[-1]).long()
     ordered = ordered.masked_fill(ordered < ordered.gather(-1, k[:, None] - 1), float("-inf"))
@@ -101,6 +116,10 @@ def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     dropped = (before >= top_p[:, None]) | (mass < min_p[:, None] * mass[:, :1])
     dropped[:, 0] = False
     return torch.empty_like(scaled).scatter_(-1, order, ordered.masked_fill(dropped, float("-inf")))
+
+
+def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    return logits / torch.where(temperature > 0, temperature, 1.0)[:, None]
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:

@@ -22,6 +22,7 @@ from vlm.runtime.batch_state import BatchState
 from vlm.runtime.burst import Burst, hypotheses_of, to_host
 from vlm.runtime.choice import BeamRows, Choice
 from vlm.runtime.chooser import Chooser, DecodeRows
+from vlm.runtime.logits_recorder import LogitsRecorder
 from vlm.runtime.packing import bucket_of, chunks, within
 from vlm.runtime.prompt_table import EncoderCache, Image
 from vlm.runtime.request import Hypothesis, Request, Sequence, Span
@@ -30,6 +31,8 @@ from vlm.runtime.timing import DeviceTimer
 
 class Executor(ABC):
     """Runs batches of one engine. `visual` and `encoder`: its other networks, anything with a `config`, or None."""
+
+    gives_context_logits = True
 
     def __init__(
         self,
@@ -45,7 +48,8 @@ class Executor(ABC):
         self.max_encoder_batch_size = runtime.max_encoder_batch_size
         self.max_encoder_tokens = runtime.max_encoder_tokens
         self.asynchronous = self.device.type == "cuda"
-        self.chooser = Chooser(state)
+        self.logits = LogitsRecorder(state.spare + 1, self.device)
+        self.chooser = Chooser(state, self.logits)
         self.rows = torch.full((2, state.spare + 1), state.spare, dtype=torch.int32, device=self.device)
         self.beam_rows = BeamRows(state.spare, self.device)
         self.encoder_cache = EncoderCache(runtime.encoder_cache_size)
@@ -99,13 +103,15 @@ class Executor(ABC):
         choice = Choice.of(sequences)
         if choice.top and self.state.top is None:
             self.state.allocate_top()
+        if choice.logits:
+            self.logits.begin(sequences, steps, self.config.vocab_size, self.state.slots)
         rows, single = self._rows(sequences)
         beams = self.beam_rows.fill(sequences, choice) if choice.groups else None
         leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
         start = self.state.slots.lengths[leaders].long()
         with self.timer("decode"):
             self._decode(DecodeRows(rows, single, beams), choice, steps)
-        return self._fetch(sequences, leaders, start, steps, choice.top)
+        return self._fetch(sequences, leaders, start, steps, choice)
 
     @torch.inference_mode()
     def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
@@ -185,17 +191,18 @@ class Executor(ABC):
         rows.copy_(torch.tensor([slots + extra, single + extra], dtype=torch.int32), non_blocking=True)
         return rows[0], rows[1]
 
-    def _fetch(self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, top: bool) -> Burst:
+    def _fetch(self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, choice: Choice) -> Burst:
         """Starts the copy of a burst's results to the host."""
         state = self.state.slots
         at = (start[:, None] + torch.arange(steps, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
         head = torch.stack((state.lengths[slots], state.finish[slots]), 1)
         tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
         result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
-        likeliest = self.state.top[slots[:, None], at] if top else None
+        likeliest = self.state.top[slots[:, None], at] if choice.top else None
+        logits = self.logits.burst(sequences, steps) if choice.logits else None
         if not self.asynchronous:
-            return Burst(sequences, result, likeliest, None)
-        result, likeliest = to_host(result), None if likeliest is None else to_host(likeliest)
+            return Burst(sequences, result, likeliest, None if logits is None else logits.clone(), None)
+        parts = [None if part is None else to_host(part) for part in (result, likeliest, logits)]
         ready = torch.cuda.Event()
         ready.record()
-        return Burst(sequences, result, likeliest, ready)
+        return Burst(sequences, *parts, ready)

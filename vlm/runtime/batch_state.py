@@ -6,19 +6,22 @@ once, and the stream's order keeps them behind the bursts that still read the ol
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from vlm.limits import MAX_STOP_IDS, MAX_TOP_LOGPROBS, MAX_WORD, MAX_WORDS
+from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops.advance import MAX_PERIOD, SlotState, loop_runs_of
 from vlm.ops.beam_search import AT_ONCE, NEVER, NONE, UNTIL_BETTER, BeamState
 from vlm.ops.controls import ControlState
 from vlm.ops.sample import SamplingState
 from vlm.runtime.kv_cache import CacheShape
-from vlm.runtime.request import Sequence
+from vlm.runtime.request import SamplingParams, Sequence
+from vlm.runtime.rule_table import RuleTable, rules_of
 
+STOP_IDS = 16  # end tokens a request that there is room for at first
 Put = Callable[[Tensor, list], object]  # (per-slot tensor, its values for the slots that are filled)
 EARLY = {False: UNTIL_BETTER, True: AT_ONCE, "never": NEVER}
 
@@ -45,7 +48,7 @@ class BatchState:
             prompt_lengths=ints(),
             max_lengths=ints() + max_seq_len,
             finish=ints() + 1,  # the spare slot never advances
-            stop_ids=ints(MAX_STOP_IDS) - 1,
+            stop_ids=ints(STOP_IDS) - 1,
             forced_first=ints() - 1,
             forced_last=ints() - 1,
             detect_loops=ints(),
@@ -55,15 +58,21 @@ class BatchState:
         self.top: torch.Tensor | None = None  # [S, max_seq_len, 2, MAX_TOP_LOGPROBS] int32: ids, values (bits)
         self.beams = BeamState.empty(size, max_seq_len, device)
         self.controls = ControlState.empty(size, device)
+        self.rules = RuleTable(self.spare, device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
         # the embedding of a prompt's last token where that is a row of its table
         self.pending = torch.zeros(size, embedding_size, dtype=dtype, device=device)
         self._table_sizes: dict[int, int] = {}
-        self._any_words = False
+        self._named: set[str] = set()
+
+    def layout(self, with_rules: bool) -> tuple[int, ...]:
+        """Sizes of what grows with the requests: another one means other addresses, and another graph."""
+        return (self.slots.stop_ids.shape[1], *(self.rules.capacity if with_rules else ()))
 
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
         """Fills the slots of newly admitted sequences, all beams of one alike."""
+        self._admit_rules(sequences, stop_ids)
         stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
         beams = [beam for s in sequences for beam in range(s.width)]
         slots = self._index([slot for s in sequences for slot in s.slots])
@@ -83,9 +92,9 @@ class BatchState:
         put(state.prompt_lengths, [s.prompt_length for s in sequences])
         put(state.max_lengths, [s.max_length for s in sequences])
         put(state.finish, [0] * len(sequences))
-        put(state.stop_ids, _padded(stop_ids, MAX_STOP_IDS, -1))
+        put(state.stop_ids, _padded(stop_ids, state.stop_ids.shape[1], -1))
         put(state.forced_first, [_or_none(p.forced_bos_token_id) for p in params])
-        put(state.forced_last, [_or_none(p.forced_eos_token_id) for p in params])
+        put(state.forced_last, [_forced_last(p.forced_eos_token_id) for p in params])
         put(state.detect_loops, [int(p.loop_detection) for p in params])
         if any(p.loop_detection for p in params):
             put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
@@ -107,11 +116,49 @@ class BatchState:
         put(controls.repetition, [p.repetition_penalty for p in params])
         put(controls.presence, [p.presence_penalty for p in params])
         put(controls.frequency, [p.frequency_penalty for p in params])
-        put(controls.min_lengths, [s.prompt_length + s.request.params.min_new_tokens for s in sequences])
+        shortest = lambda s, p: max(s.prompt_length + p.min_new_tokens, p.min_length)  # noqa: E731
+        put(controls.min_lengths, [shortest(s, p) for s, p in zip(sequences, params, strict=True)])
         put(controls.ngrams, [p.no_repeat_ngram_size for p in params])
-        if self._any_words or any(p.bad_words_ids for p in params):
-            self._any_words = True  # from now on a slot may hold an earlier request's
-            put(controls.words, [_words(p.bad_words_ids) for p in params])
+        self._admit_filters(params, put)
+        self._admit_rare(sequences, put)
+
+    def _admit_filters(self, params: list[SamplingParams], put: Put) -> None:
+        if self._changes("filters", any(p.filtered for p in params)):
+            for name in ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"):
+                put(getattr(self.sampling, name), [getattr(p, name) for p in params])
+
+    def _admit_rare(self, sequences: list[Sequence], put: Put) -> None:
+        params, controls = [s.request.params for s in sequences], self.controls
+        if self._changes("rare", any(p.rare for p in params)):
+            decays = [p.exponential_decay_length_penalty or (0, 1.0) for p in params]
+            starts = [s.prompt_length + start for s, (start, _) in zip(sequences, decays, strict=True)]
+            put(controls.decay_starts, starts)
+            put(controls.decay_factors, [factor for _, factor in decays])
+            put(controls.clean, [p.remove_invalid_values for p in params])
+            put(controls.normalize, [p.renormalize_logits for p in params])
+
+    def _admit_rules(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+        """What requests say about tokens; and room for as many ends as they have."""
+        rules = [rules_of(s, ends) for s, ends in zip(sequences, stop_ids, strict=True)]
+        for sequence, found in zip(sequences, rules, strict=True):
+            sequence.rule_kinds = found.kinds if found else ()
+        by_slot = [(s.slots, found) for s, found in zip(sequences, rules, strict=True)]
+        self.rules.admit({slot: found for slots, found in by_slot for slot in slots})
+        if self._changes("input", any(s.request.params.encoder_repetition_penalty != 1.0 for s in sequences)):
+            for sequence in sequences:
+                slots = self._index(sequence.slots)
+                self.controls.input_repetition[slots] = sequence.request.params.encoder_repetition_penalty
+        most, there = max(map(len, stop_ids)), self.slots.stop_ids
+        if most > there.shape[1]:
+            grown = torch.full((len(there), 1 << (most - 1).bit_length()), -1, dtype=torch.int32, device=self.device)
+            grown[:, : there.shape[1]] = there
+            self.slots = dataclasses.replace(self.slots, stop_ids=grown)
+
+    def _changes(self, what: str, named: bool) -> bool:
+        """Must what is rarely named be written? Once it was, a slot may hold an earlier request's."""
+        if named:
+            self._named.add(what)
+        return what in self._named
 
     def _admit_beams(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
         params, state = [s.request.params for s in sequences], self.beams
@@ -162,10 +209,9 @@ def _or_none(token: int | None) -> int:
     return -1 if token is None else token
 
 
-def _words(words: tuple[tuple[int, ...], ...]) -> list[list[int]]:
-    """[MAX_WORDS, MAX_WORD], each word at the right end of its row"""
-    rows = [[-1] * (MAX_WORD - len(word)) + list(word) for word in words]
-    return rows + [[-1] * MAX_WORD] * (MAX_WORDS - len(rows))
+def _forced_last(token: int | tuple[int, ...] | None) -> int:
+    """Several that may end an output are rules, one alone is part of the slot's state."""
+    return -1 if token is None or isinstance(token, tuple) else token
 
 
 def _padded(rows: list[list], width: int, fill: float) -> list[list]:

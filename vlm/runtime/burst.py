@@ -19,6 +19,7 @@ class RowResult(NamedTuple):
     tokens: list[int]
     logprobs: list[float]
     top: list[dict[int, float]] = []  # noqa: RUF012 - never changed
+    logits: Tensor | None = None  # [steps, vocab] float32
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Burst:
     sequences: list[Sequence]
     result: Tensor  # [R, 2 + 2 * steps] int32: length, finish code, new tokens, log-probabilities (bits)
     top: Tensor | None  # [R, steps, 2, MAX_TOP_LOGPROBS] int32: token ids, log-probabilities (bits)
+    logits: Tensor | None  # [n, steps, vocab] float32: of the sequences that want them
     ready: torch.cuda.Event | None
 
     def collect(self) -> list[RowResult]:
@@ -36,8 +38,12 @@ class Burst:
             self.ready.synchronize()
         steps = (self.result.shape[1] - 2) // 2
         logprobs = self.result[:, 2 + steps :].contiguous().view(torch.float32).tolist()
-        rows = zip(self.result.tolist(), logprobs, self._top(), strict=True)
-        return [RowResult(r[0], r[1], r[2 : 2 + steps], p, t) for r, p, t in rows]
+        rows = zip(self.result.tolist(), logprobs, self._top(), self._logits(), strict=True)
+        return [RowResult(r[0], r[1], r[2 : 2 + steps], *others) for r, *others in rows]
+
+    def _logits(self) -> list[Tensor | None]:
+        kept = iter(() if self.logits is None else self.logits)
+        return [next(kept) if s.request.params.returns_logits else None for s in self.sequences]
 
     def _top(self) -> list[list[dict[int, float]]]:
         if self.top is None:

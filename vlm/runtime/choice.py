@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from vlm.ops.beam_search import Groups
-from vlm.runtime.request import Sequence
+from vlm.ops.controls import NGRAM, PLAIN, Processing
+from vlm.runtime.request import SamplingParams, Sequence
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class Choice:
     most: int = 0  # candidates of the widest
     controlled: bool = False  # do penalties or prohibitions act on a beam search?
     top: bool = False  # are the likeliest tokens kept?
+    processing: Processing = PLAIN
+    logits: bool = False  # are logits kept?
+    filtered: bool = False  # does a draw go by entropy or by probabilities alone?
 
     @classmethod
     def of(cls, sequences: list[Sequence]) -> Choice:
@@ -30,12 +34,31 @@ class Choice:
             sampled = any(p.temperature > 0 for p in single)
             how = "control" if any(p.controlled for p in single) else "sample" if sampled else "greedy"
         top = any(p.top_logprobs for p in single)
+        shared = {
+            "top": top, "processing": _processing(sequences), "filtered": any(p.filtered for p in single),
+            "logits": any(p.returns_logits for p in single),
+        }  # fmt: skip
         if not searches:
-            return cls(how, top=top)
+            return cls(how, **shared)
         beams = max(p.num_beams for p in searches)
         most = max(s.width * max(2, 1 + s.num_stop_ids) for s in sequences if s.width > 1)
         rounded = 1 << (len(searches) - 1).bit_length()
-        return cls(how, rounded, beams, most, any(p.controlled for p in searches), top)
+        return cls(how, rounded, beams, most, any(p.controlled or p.rare for p in searches), **shared)
+
+
+def _processing(sequences: list[Sequence]) -> Processing:
+    params = [s.request.params for s in sequences]
+    longest = max(p.no_repeat_ngram_size for p in params)
+    return Processing(
+        tuple(sorted({kind for s in sequences for kind in s.rule_kinds})),
+        NGRAM if longest <= NGRAM else 1 << (longest - 1).bit_length(),
+        any(_is_rare(p) for p in params),
+    )
+
+
+def _is_rare(params: SamplingParams) -> bool:
+    """A choice of one token does not see a normalization."""
+    return params.rare and (params.num_beams > 1 or params.controlled)
 
 
 class BeamRows:

@@ -13,6 +13,7 @@ from vlm.ops.advance import advance
 from vlm.ops.likeliest import likeliest
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.choice import Choice
+from vlm.runtime.logits_recorder import LogitsRecorder
 
 
 @dataclass(frozen=True)
@@ -29,27 +30,34 @@ class Chooser:
     """Chooses the next tokens of a batch's rows and appends them to its slots."""
 
     state: BatchState
+    logits: LogitsRecorder
 
     def choose(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> Tensor | None:
         """logits [R, V] -> where beams are searched their parents [G, W], by which the cache is to follow"""
+        if choice.logits:
+            self.logits.record(logits, rows.all.long(), self.state.slots)
         if choice.single:
-            self._choose(logits, rows, choice.single, choice.top)
+            self._choose(logits, rows, choice)
         return self._search(logits, rows, choice) if choice.groups else None
 
-    def _choose(self, logits: Tensor, rows: DecodeRows, how: str, top: bool) -> None:
+    def _choose(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> None:
         """The next token of every row that is no beam."""
-        state, slots = self.state, rows.all.long()
+        state, slots, how = self.state, rows.all.long(), choice.single
         if how == "greedy":
             token, logprob = sample.greedy(logits)
         else:
-            allowed = logits if how == "sample" else controls.apply(logits, state.slots, state.controls, rows.all)
-            token = sample.sample(allowed, state.sampling.of(slots), state.slots.lengths[slots])
+            allowed = logits if how == "sample" else self._controlled(logits, rows, choice)
+            token = sample.sample(allowed, state.sampling.of(slots), state.slots.lengths[slots], choice.filtered)
             logprob = sample.log_probability(logits, token)
-        if top:
+        if choice.top:
             self._keep_top(logits, slots)
         advance(state.slots, rows.single, token, logprob)
         if how != "greedy":
             state.sampling.after(slots, state.slots)
+
+    def _controlled(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> Tensor:
+        state = self.state
+        return controls.apply(logits, state.slots, state.controls, rows.all, state.rules.rules, choice.processing)
 
     def _keep_top(self, logits: Tensor, slots: Tensor) -> None:
         values, ids, normalizer = likeliest(logits, min(MAX_TOP_LOGPROBS, logits.shape[1]))
@@ -62,5 +70,5 @@ class Chooser:
         state = self.state
         if choice.controlled:
             # penalties act on log-probabilities here, as they do in Hugging Face's beam search
-            logits = controls.apply(logits.float().log_softmax(-1), state.slots, state.controls, rows.all)
+            logits = self._controlled(logits.float().log_softmax(-1), rows, choice)
         return beam_search.step(logits, choice.controlled, state.slots, state.beams, rows.beams)

@@ -23,9 +23,11 @@ from vlm.runtime.graph_pool import GraphPool
 from vlm.runtime.packing import PackedSpans, PackedTexts, packed
 from vlm.runtime.prompt_table import virtual_rows
 from vlm.runtime.request import Request, Sequence, Span
+from vlm.threads import num_threads, threads_for
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
+LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
 
 
 class TorchExecutor(Executor):
@@ -43,6 +45,8 @@ class TorchExecutor(Executor):
     ):
         super().__init__(config, visual, encoder, state, cache.dtype, runtime)
         self.decoder, self.cache = decoder, cache
+        self._threads = num_threads()
+        self._parameters = sum(x.numel() for x in decoder.parameters())
         self.graphs = GraphPool(self.device) if runtime.cuda_graphs and self.asynchronous else None
 
     @torch.inference_mode()
@@ -52,7 +56,9 @@ class TorchExecutor(Executor):
         parts = [(s.table, s.tokens[span.start : span.end]) for s, span in prefills]
         virtual = virtual_rows(parts, self.config.vocab_size, self.device)
         with self.timer("prefill"):
-            if self.graphs is None or packed_spans.rows > LAUNCH_BOUND_PREFILL:
+            if any(s.request.params.return_context_logits for s, _ in prefills):
+                self._prefill_with_logits(prefills, packed_spans, virtual)
+            elif self.graphs is None or packed_spans.rows > LAUNCH_BOUND_PREFILL:
                 self._prefill(*packed_spans.tensors(self.device), *virtual)
             else:
                 inputs = packed_spans.tensors(self.device, self.state.spare)
@@ -108,6 +114,22 @@ class TorchExecutor(Executor):
         rows = PackedRows(positions, tiles, virtual=Virtual(*virtual) if virtual else None)
         self.decoder.write_cross_kv(self.encoder(token_ids, rows), self._paged(slots, positions))
 
+    def _prefill_with_logits(
+        self, prefills: list[tuple[Sequence, Span]], spans: PackedSpans, virtual: tuple[Tensor, ...]
+    ) -> None:
+        """Prefills, and keeps the logits of the prompts that want them."""
+        token_ids, positions, slots, tiles = spans.tensors(self.device)
+        rows = self._paged(slots, positions, tiles, Virtual(*virtual) if virtual else None)
+        parts = self.decoder(token_ids, rows).split([span.end - span.start for _, span in prefills])
+        for (sequence, span), hidden in zip(prefills, parts, strict=True):
+            # a sequence that is recomputed has tokens of its own there, too
+            wanted = max(0, sequence.prompt_length - 1 - span.start)
+            if sequence.request.params.return_context_logits and wanted:
+                if span.start == 0:
+                    sequence.context_logits = []
+                for some in hidden[:wanted].split(LOGITS_ROWS):
+                    sequence.context_logits.append(self.decoder.logits(some).float().cpu())
+
     def _prefill(self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *virtual: Tensor) -> None:
         rows = self._paged(slots, positions, tiles, Virtual(*virtual) if virtual else None)
         self.decoder(token_ids, rows)
@@ -132,14 +154,19 @@ class TorchExecutor(Executor):
     # --- decode ---
     def _decode(self, rows: DecodeRows, choice: Choice, steps: int) -> None:
         if self.graphs is None:
-            for _ in range(steps):
-                self._step(rows, choice)
+            with threads_for(len(rows.all) * self._parameters, self._threads):
+                for _ in range(steps):
+                    self._step(rows, choice)
             return
-        key = ("decode", len(rows.all), choice)
+        key = ("decode", len(rows.all), choice, self._layout(choice))
         if key not in self.graphs:
             self._capture_step(key, rows, choice)
         for _ in range(steps):
             self.graphs.run(key)
+
+    def _layout(self, choice: Choice) -> tuple[int, ...]:
+        """Sizes of the buffers that a step works on and that may be others by the next one."""
+        return (*self.state.layout(bool(choice.processing.rules)), *(self.logits.layout if choice.logits else ()))
 
     def _capture_step(self, key: tuple, rows: DecodeRows, choice: Choice) -> None:
         """Captures over spare rows: what is run before a capture must not advance a sequence."""

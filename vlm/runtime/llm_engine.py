@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 from vlm.config import ModelConfig
-from vlm.errors import EngineError, LimitError
-from vlm.limits import MAX_STOP_IDS
+from vlm.errors import EngineError, InputError, LimitError
 from vlm.ops.advance import LENGTH, STOP
 from vlm.runtime.admission import Admission
 from vlm.runtime.base_executor import Executor
@@ -53,6 +52,8 @@ class LLMEngine:
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
+        if request.params.return_context_logits and not self.executor.gives_context_logits:
+            raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
         sequence = self._admission.sequence(next(self._ids), request, len(self._stop_ids(request)))
         params = request.params
         if self.scheduler.never_fits(sequence.max_length, sequence.num_features, params.num_beams):
@@ -140,9 +141,12 @@ class LLMEngine:
         sequence.tokens += row.tokens[:new]
         sequence.logprobs += row.logprobs[:new]
         sequence.top_logprobs += row.top[:new]
+        if row.logits is not None:
+            sequence.generation_logits += row.logits[:new]
         if (keep := _end_of(sequence, known)) is not None:
             new, code = keep - known, STOP
-            del sequence.tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:], sequence.top_logprobs[keep:]
+            del sequence.tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:]
+            del sequence.top_logprobs[keep:], sequence.generation_logits[keep:]
         if code:
             self._end(sequence, self._reason(sequence, code))
         return Update(sequence, tuple(row.tokens[:new]), sequence.finished)
@@ -190,7 +194,7 @@ class LLMEngine:
 
     def _stop_ids(self, request: Request) -> list[int]:
         eos = () if request.params.ignore_eos else self.eos_token_ids
-        return list(dict.fromkeys((*eos, *request.params.stop_token_ids)))[:MAX_STOP_IDS]
+        return list(dict.fromkeys((*eos, *request.params.stop_token_ids)))
 
 
 def _end_of(sequence: Sequence, known: int) -> int | None:

@@ -23,6 +23,7 @@ from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.scheduler import Scheduler, SchedulerConfig
 from vlm.runtime.slot_cache import SlotCache
 from vlm.runtime.slot_executor import Network, SlotExecutor
+from vlm.threads import set_threads
 
 if TYPE_CHECKING:
     from vlm.compile.engine_dir import EngineDir
@@ -50,8 +51,8 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
     """
     build = engine.build
     device = _device_of(build, runtime)
-    if runtime.threads and device.type == "cpu":
-        torch.set_num_threads(runtime.threads)
+    if device.type == "cpu":
+        set_threads(runtime.threads)
     batch_size = runtime.max_batch_size or build.max_batch_size
     if batch_size > build.max_batch_size:
         raise LimitError(
@@ -75,7 +76,6 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
         config.vocab_size,
         prefix_sharing=build.backend == "torch" and runtime.prefix_sharing and not config.cross_attention,
     )
-    eos = engine.generation.get("eos_token_id", config.eos_token_id)
     return LLMEngine(
         config,
         executor,
@@ -84,8 +84,14 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
         max_seq_len=build.max_seq_len,
         max_encoder_len=build.max_encoder_input_len or 0,
         num_features=executor.visual.config.num_features if executor.visual else None,
-        eos_token_ids=tuple(eos) if isinstance(eos, list | tuple) else (eos,),
+        eos_token_ids=_ends(engine.generation.get("eos_token_id", config.eos_token_id)),
     )
+
+
+def _ends(ids: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
+    """The tokens that end an output; a folder may name none, one or several."""
+    ids = () if ids is None else ids if isinstance(ids, list | tuple) else (ids,)
+    return tuple(token for token in ids if token >= 0)
 
 
 Made = tuple[Executor, kv_cache.CacheShape, int]  # the executor, its blocks and their size

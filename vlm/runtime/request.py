@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from vlm.errors import InputError
-from vlm.limits import MAX_NGRAM, MAX_STOP_IDS, MAX_TOP_LOGPROBS, MAX_WORD, MAX_WORDS
 from vlm.options import option
+from vlm.runtime.sampling_checks import check
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,10 +28,19 @@ def read_early_stopping(text: str) -> bool | str:
     return EARLY_STOPPING[text.lower()]
 
 
+def read_ids(text: str) -> tuple[int, ...] | int:
+    """Reads a token's id, or several with commas between them. InputError for anything else."""
+    try:
+        ids = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InputError(f"the token ids are {text!r}; give numbers with commas between them, say 2,5.") from None
+    return ids if len(ids) > 1 else ids[0]
+
+
 @dataclass(frozen=True)
 class SamplingParams:
-    """Temperature 0 is greedy. The defaults switch every filter and penalty off; they follow Hugging Face's order
-    (penalties and prohibitions, temperature, top-k, top-p, min-p)."""
+    """Temperature 0 is greedy. The defaults switch every filter and penalty off; they are applied in Hugging Face's
+    order, whose names and meanings they have (`vlm.ops.controls`, then `vlm.ops.sample`)."""
 
     max_new_tokens: int | None = option(
         None, "Tokens to generate at most.", default="the model's, or as many as the engine holds"
@@ -39,17 +49,34 @@ class SamplingParams:
         None, "The same with the prompt's; --max-new-tokens comes before it.", default="the model's"
     )
     usual_new_tokens: int | None = None  # a model's own limit: so many, or as many as the engine holds
-    temperature: float = option(0.0, "0 is greedy; above it tokens are drawn at random.")
-    top_k: int = option(0, "Draw from the k likeliest; 0: all.")
-    top_p: float = option(1.0, "Draw from the likeliest that make up p.")
-    min_p: float = option(0.0, "Draw from those of at least p times the likeliest's chance.")
+    temperature: float = option(0.0, "0 is greedy; above it tokens are drawn at random.", default=f"{MODELS}, or 0")
+    top_k: int = option(0, "Draw from the k likeliest; 0: all.", default=f"{MODELS}, or 0")
+    top_p: float = option(1.0, "Draw from the likeliest that make up p.", default=f"{MODELS}, or 1")
+    min_p: float = option(0.0, "Draw from those of at least p times the likeliest's chance.", default=MODELS)
+    top_h: float = option(0.0, "Draw from the likeliest that make up this part of the entropy; 0: all.", default=MODELS)
+    typical_p: float = option(1.0, "Draw from those of about the expected surprise that make up p.", default=MODELS)
+    epsilon_cutoff: float = option(0.0, "Draw from those of at least this chance.", default=MODELS)
+    eta_cutoff: float = option(0.0, "The same, less where the next token is uncertain.", default=MODELS)
     repetition_penalty: float = option(1.0, "Above 1: tokens that stand there already count less.", default=MODELS)
     presence_penalty: float = option(0.0, "Taken off what the output holds.")
     frequency_penalty: float = option(0.0, "Taken off for each time that the output holds it.")
     no_repeat_ngram_size: int = option(0, "No n tokens in a row come twice.", default=MODELS)
+    encoder_repetition_penalty: float = option(
+        1.0, "Above 1: the input's tokens count more, of a decoder its prompt's.", default=MODELS
+    )
+    encoder_no_repeat_ngram_size: int = option(0, "No n tokens in a row of the input come.", default=MODELS)
     bad_words: tuple[str, ...] = option((), "A word or string that is not written, with a space before it or not.")
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # each word's tokens
+    sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # added to a last token's logit after the others
+    suppress_tokens: tuple[int, ...] = option((), "The id of a token that never comes.", default=MODELS)
+    begin_suppress_tokens: tuple[int, ...] = option((), "The id of one that does not come first.", default=MODELS)
+    exponential_decay_length_penalty: tuple[int, float] | None = None  # ends get likelier: after n tokens, by a factor
+    remove_invalid_values: bool = False  # NaN and infinite logits become finite
+    renormalize_logits: bool = option(
+        False, "Of beams: chances add up to 1 after penalties and prohibitions.", default=MODELS
+    )
     min_new_tokens: int = option(0, "No end before so many.", default=MODELS)
+    min_length: int = option(0, "The same with the prompt's.", default=MODELS)
     seed: int | None = option(None, "Makes drawing repeatable.", default="drawn at random")
     top_p_decay: float = option(1.0, "With each token --top-p shrinks by this factor (factual nucleus).")
     top_p_min: float = option(0.0, "… to no less than this,")
@@ -58,13 +85,18 @@ class SamplingParams:
     stop: tuple[str, ...] = option((), "A string that ends the output and is left out of its text.")
     stop_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that end the output
     top_logprobs: int = option(0, "Log-probabilities of so many likeliest tokens at each place, in JSON.")
+    return_context_logits: bool = False  # of every token of a decoder's prompt
+    return_generation_logits: bool = False  # that each token was chosen from, before penalties and prohibitions
     forced_bos_token_id: int | None = option(
         None, "The id of the output's first token (mBART-50: the target's language).", default=MODELS
     )
-    forced_eos_token_id: int | None = option(None, "The id of the last one, at full length.", default=MODELS)
+    forced_eos_token_id: int | tuple[int, ...] | None = option(
+        None, "The id of the last one, at full length; several, of which one must come: 2,5.", default=MODELS,
+        read=read_ids,
+    )  # fmt: skip
     ignore_eos: bool = option(False, "Go on after the end token, up to the full length.")
     num_beams: int = option(1, "Above 1: beam search of this width.", default=MODELS)
-    num_return_sequences: int = option(1, "Outputs of each input: the best beams, or so many samples.")
+    num_return_sequences: int = option(1, "Outputs of each input: the best beams, or so many samples.", default=MODELS)
     length_penalty: float = option(  # beams are ranked by sum of log-probabilities / length ** length_penalty
         1.0, "Of beams: above 0 favours long outputs.", default=MODELS
     )
@@ -78,72 +110,40 @@ class SamplingParams:
     loop_detection: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise InputError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1.")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise InputError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
-        if not 0.0 < self.top_p_decay <= 1.0 or not 0.0 <= self.top_p_min <= 1.0:
-            raise InputError("top_p_decay must lie in (0, 1] and top_p_min in [0, 1].")
-        if not 0 <= self.top_logprobs <= MAX_TOP_LOGPROBS:
-            raise InputError(f"top_logprobs is {self.top_logprobs}; it must lie in [0, {MAX_TOP_LOGPROBS}].")
-        if not all(self.stop) or not all(self.stop_words_ids):
-            raise InputError("a stop string or word is empty; leave it out.")
-        if not all(word.strip() for word in self.bad_words):
-            raise InputError("a bad word is empty; leave it out.")
-        if not 0 <= self.top_k < 2**31:
-            raise InputError(f"top_k is {self.top_k}; it must lie in [0, 2^31), 0 is off.")
-        if not 0.0 < self.top_p <= 1.0:
-            raise InputError(f"top_p is {self.top_p}; it must lie in (0, 1].")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise InputError(f"min_p is {self.min_p}; it must lie in [0, 1].")
-        if not 0.0 < self.repetition_penalty < float("inf"):
-            raise InputError(f"repetition_penalty is {self.repetition_penalty}; it must be positive, 1 is none.")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -100.0 <= getattr(self, name) <= 100.0:
-                raise InputError(f"{name} is {getattr(self, name)}; it must lie in [-100, 100], 0 is none.")
-        if not 0 <= self.no_repeat_ngram_size <= MAX_NGRAM:
-            raise InputError(f"no_repeat_ngram_size is {self.no_repeat_ngram_size}; it must lie in [0, {MAX_NGRAM}].")
-        if len(self.bad_words_ids) > MAX_WORDS or not all(1 <= len(word) <= MAX_WORD for word in self.bad_words_ids):
-            raise InputError(f"bad_words_ids takes up to {MAX_WORDS} words of 1 to {MAX_WORD} tokens each.")
-        if not 0 <= self.min_new_tokens < 2**30:
-            raise InputError(f"min_new_tokens is {self.min_new_tokens}; it must lie in [0, 2^30).")
-        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
-            raise InputError(
-                f"min_new_tokens {self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}; lower it."
-            )
-        self._check_beams()
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise InputError(f"seed is {self.seed}; it must lie in [0, 2^63).")
-        if len(self.stop_token_ids) > MAX_STOP_IDS - 4:
-            raise InputError(f"{len(self.stop_token_ids)} stop token ids were given; {MAX_STOP_IDS - 4} are allowed.")
+        check(self)
 
-    def _check_beams(self) -> None:
-        if self.num_beams < 1 or self.num_return_sequences < 1:
-            raise InputError("num_beams and num_return_sequences must be at least 1.")
-        if self.num_beams > 1 and self.temperature > 0:
-            raise InputError("num_beams above 1 and a temperature exclude each other: beam search does not sample.")
-        if self.num_return_sequences > self.num_beams and self.temperature == 0:
-            raise InputError(
-                f"num_return_sequences is {self.num_return_sequences}: give at least as many num_beams (now"
-                f" {self.num_beams}), or a temperature, to get different outputs."
-            )
-        if self.early_stopping not in (False, True, "never"):
-            raise InputError(f"early_stopping is {self.early_stopping!r}; it must be False, True or 'never'.")
-        if not -100.0 <= self.length_penalty <= 100.0:
-            raise InputError(f"length_penalty is {self.length_penalty}; it must lie in [-100, 100].")
-        if not 0.0 <= self.diversity_rate <= 100.0:
-            raise InputError(f"diversity_rate is {self.diversity_rate}; it must lie in [0, 100].")
-        if self.num_beams > 1 and (self.stop or self.stop_words_ids or self.top_logprobs):
-            raise InputError("stop strings, stop words and top_logprobs are for single sequences: set num_beams to 1.")
-        if self.num_beams > 1 and self.loop_detection:
-            raise InputError("loop detection works on one sequence; switch it off for beam search.")
-
-    @property
+    @cached_property
     def controlled(self) -> bool:
-        """Does anything but temperature, top-k, top-p and min-p shape the choice?"""
+        """Does anything but temperature and the filters of a draw shape the choice?"""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        lengths = self.min_new_tokens or self.min_length or self.exponential_decay_length_penalty
         return penalties != (1.0, 0.0, 0.0) or bool(
-            self.no_repeat_ngram_size or self.bad_words_ids or self.min_new_tokens
+            self.no_repeat_ngram_size or lengths or self.names_tokens or self.remove_invalid_values
+        )
+
+    @cached_property
+    def returns_logits(self) -> bool:
+        # the prompt's last token is that of the first step
+        return self.return_generation_logits or self.return_context_logits
+
+    @cached_property
+    def names_tokens(self) -> bool:
+        """Are there rules about certain tokens or sequences of them?"""
+        several_ends = isinstance(self.forced_eos_token_id, tuple)
+        of_prompt = self.encoder_repetition_penalty != 1.0 or self.encoder_no_repeat_ngram_size
+        named = self.bad_words_ids or self.sequence_bias or self.suppress_tokens or self.begin_suppress_tokens
+        return bool(named or several_ends or of_prompt)
+
+    @cached_property
+    def rare(self) -> bool:
+        """Are there settings that change the logits last of all?"""
+        return bool(self.exponential_decay_length_penalty or self.remove_invalid_values or self.renormalize_logits)
+
+    @cached_property
+    def filtered(self) -> bool:
+        """Does a draw go by entropy or by probabilities alone, after top-k, top-p and min-p?"""
+        return self.temperature > 0 and (
+            self.typical_p < 1.0 or bool(self.epsilon_cutoff or self.eta_cutoff or self.top_h)
         )
 
 
@@ -221,8 +221,11 @@ class Sequence:
     finish_reason: str = ""
     seed: int = 0
     num_stop_ids: int = 1
+    rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
     preemptions: int = 0
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
+    context_logits: list[Tensor] = field(default_factory=list)  # of the prompt but its last token, [n, vocab] each
+    generation_logits: list[Tensor] = field(default_factory=list)  # [vocab] each
     hypotheses: list[Hypothesis] = field(default_factory=list)  # of a beam search, once it has ended
 
     def __post_init__(self) -> None:

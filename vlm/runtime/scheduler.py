@@ -147,7 +147,8 @@ class Scheduler:
 
     def _known(self, sequence: Sequence, prompt: int) -> list[int]:
         """Blocks that hold the beginning of its prompt already."""
-        if not self.config.prefix_sharing:
+        # what is known has no logits
+        if not self.config.prefix_sharing or sequence.request.params.return_context_logits:
             return []
         self._make_keys(sequence, prompt)
         return self.blocks.find(sequence.keys[: prompt // self.config.block_size])

@@ -67,6 +67,8 @@ class DecodePass:
 class SlotExecutor(Executor):
     """The graphs of one engine and the state of its slots. networks: by the names of vlm.compile.graph_io"""
 
+    gives_context_logits = False
+
     def __init__(self, networks: Mapping[str, Network], cache: SlotCache, state: BatchState, runtime: RuntimeConfig):
         config: ModelConfig = networks["decoder"].config
         super().__init__(config, networks.get("visual"), networks.get("encoder"), state, state.pending.dtype, runtime)

@@ -11,13 +11,16 @@ from torch import Tensor
 if TYPE_CHECKING:
     from vlm.ops.advance import SlotState
 
+STOP_CHUNK = 128  # end tokens looked at together
+
 
 @triton.jit
 def _advance(
     slots_ptr, token_ptr, logprob_ptr,
     tokens_ptr, logprobs_ptr, lengths_ptr, limits_ptr, finish_ptr, stops_ptr, first_ptr, last_ptr, detect_ptr,
     runs_ptr,
-    width, STOPS: tl.constexpr, PERIODS: tl.constexpr, MIN_LOOP: tl.constexpr, REPEATS: tl.constexpr,
+    width, STOPS: tl.constexpr, CHUNK: tl.constexpr, PERIODS: tl.constexpr, MIN_LOOP: tl.constexpr,
+    REPEATS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
@@ -42,8 +45,10 @@ def _advance(
         tl.store(logprobs_ptr + slot * width + length, logprob)
         tl.store(lengths_ptr + slot, length + 1)
 
-        stops = tl.load(stops_ptr + slot * STOPS + tl.arange(0, STOPS))
-        stopped = tl.max((stops == token).to(tl.int32))
+        stopped = 0
+        for begin in range(0, STOPS, CHUNK):
+            stops = tl.load(stops_ptr + slot * STOPS + begin + tl.arange(0, CHUNK))
+            stopped = tl.maximum(stopped, tl.max((stops == token).to(tl.int32)))
         code = tl.where(length + 1 >= limit, 3, 0)
         code = tl.where((tl.load(detect_ptr + slot) == 1) & (looping == 1), 2, code)
         code = tl.where(stopped == 1, 1, code)
@@ -53,10 +58,11 @@ def _advance(
 def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
     from vlm.ops.advance import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP
 
+    stops = state.stop_ids.shape[1]  # a power of two
     _advance[(len(slots),)](
         slots, tokens, logprobs,
         state.tokens, state.logprobs, state.lengths, state.max_lengths, state.finish, state.stop_ids,
         state.forced_first, state.forced_last, state.detect_loops, state.loop_runs,
-        state.tokens.shape[1], STOPS=state.stop_ids.shape[1], PERIODS=MAX_PERIOD, MIN_LOOP=MIN_LOOP,
+        state.tokens.shape[1], STOPS=stops, CHUNK=min(stops, STOP_CHUNK), PERIODS=MAX_PERIOD, MIN_LOOP=MIN_LOOP,
         REPEATS=LOOP_REPEATS, num_warps=1,
     )  # fmt: skip
