@@ -16,6 +16,7 @@ from vlm.files import read_json
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.registry import converter_of
 from vlm.resolve import locate
+from vlm.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
     from vlm.outputs import Output
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 # what both sides do, over a model's own settings: penalties would count the rows of images in ways of their own
 GREEDY = {"temperature": 0.0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,
           "no_repeat_ngram_size": 0, "loop_detection": False, "top_logprobs": MAX_TOP_LOGPROBS}  # fmt: skip
-# options that shape the choice, and the values that do not
-SHAPING = {"temperature": 0.0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,
-           "no_repeat_ngram_size": 0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "stop": ()}  # fmt: skip
+# options that both sides heed, and one that greedy decoding has no use for; others must be as if they were not there
+COMMON = ("max_new_tokens", "max_length", "min_new_tokens", "forced_bos_token_id", "forced_eos_token_id", "seed",
+          "loop_detection", "top_logprobs")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ class Accuracy:
 
 def greedy(sampling: dict[str, Any]) -> dict[str, Any]:
     """The options with what a comparison needs. InputError for those that cannot be compared."""
-    if wrong := [name for name, plain in SHAPING.items() if sampling.get(name, plain) != plain]:
+    plain = SamplingParams()
+    if wrong := [n for n, value in sampling.items() if n not in COMMON and value != getattr(plain, n)]:
         raise InputError(f"the accuracy check decodes greedily, one output a request; leave {listed(wrong)} out.")
     return {**sampling, **GREEDY}
 

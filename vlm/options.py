@@ -28,3 +28,13 @@ def option(value: Any, /, help: str, **more: Any) -> Any:
 def options_of(config: type) -> dict[str, Option]:
     """Returns the options of a dataclass by its fields' names."""
     return {field.name: field.metadata[KEY] for field in dataclasses.fields(config) if KEY in field.metadata}
+
+
+def flag_of(config: type, name: str) -> str:
+    """Returns what the command line calls a field."""
+    own = options_of(config).get(name)
+    return (own and own.flag) or default_flag(name)
+
+
+def default_flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

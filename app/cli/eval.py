@@ -58,9 +58,9 @@ def evaluate(
     """Score a model: BLEU and chrF (sacrebleu) of translations, ROUGE (rouge-score) of summaries, and exact matches.
 
     A line without a text and a reference, or with a text that the model cannot take, is named on stderr and left out.
-    --compare-hf generates with transformers on the same token ids and settings, and prints its scores, how many tokens
-    agree, and the speed of both: one measurement after a warm-up, Hugging Face in padded batches of 8; vlm bench is
-    what measures speed properly.
+    Of several outputs a text (--num-return-sequences) the best one counts. --compare-hf generates with transformers on
+    the same token ids and settings, and prints its scores, how many tokens agree, and the speed of both: one
+    measurement after a warm-up, Hugging Face in padded batches of 8; vlm bench is what measures speed properly.
 
     \b
     Examples:
@@ -75,6 +75,10 @@ def evaluate(
     thresholds = {"bleu": bleu_threshold, "rouge1": rouge1_threshold, "exact": exact_threshold}
     metrics = _metrics(task, metric, thresholds)
     check_installed(metrics)
+    if compare_hf:
+        from vlm_app.text.evaluation import check_comparable
+
+        check_comparable(sampling)
     texts.check_output("--json", out, [data])
     pairs, wrong = read_pairs(data, limit)
     folder = _hf_folder(model) if compare_hf else None

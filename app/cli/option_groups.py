@@ -16,7 +16,7 @@ from vlm_app import load_options
 from vlm_app.load_options import LoadOptions
 
 from vlm.config import BACKENDS, BuildConfig, RuntimeConfig
-from vlm.options import Option, options_of
+from vlm.options import Option, default_flag, options_of
 from vlm.runtime.request import SamplingParams
 
 
@@ -63,7 +63,7 @@ class Group:
     def _parameter(self, name: str, option: Option) -> inspect.Parameter:
         kind, repeated = _kind(self.types[name]) if option.read is None else (str, False)
         words = [option.help, "Repeat it for more." * repeated, f"[default: {option.default}]" * bool(option.default)]
-        flag = option.flag or f"--{name.replace('_', '-')}"
+        flag = option.flag or default_flag(name)
         info = typer.Option(flag, help=" ".join(filter(None, words)), rich_help_panel=self.title)
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None,

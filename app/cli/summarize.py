@@ -36,13 +36,15 @@ def summarize(
 
     A file, and stdin (-), is one document, or with --lines one a line; a .jsonl file holds one in the field "text" of
     each line. T5 models get "summarize: " before it. A document that fails (not UTF-8, too long) is named on stderr and
-    leaves an empty line; the others are done and the exit code is 1.
+    leaves an empty line; the others are done and the exit code is 1. Of several outputs a document
+    (--num-return-sequences) each is a line, best first; in JSON the others are "alternatives".
 
     \b
     Examples:
       vlm summarize "The meeting on Monday is moved to room 12. It starts at 3:00 p.m."
       vlm summarize --file notices.jsonl -o summaries.txt
       vlm summarize --file article.txt --model facebook/bart-large-cnn --truncate
+      vlm summarize --file article.txt --model openai-community/gpt2 --truncate --suffix " TL;DR:" --max-new-tokens 60
       vlm summarize --file notices.jsonl --prompt-table tuned.npy --tasks 0 --model ./tuned-t5
     """
     if input_ids is not None:

@@ -37,13 +37,15 @@ def translate(
 
     A file, and stdin (-), holds a text a line; a .jsonl file has it in the field "text" of each line. T5 models are
     told the languages in words ("translate English to German: "), multilingual ones by code. A line that fails (not
-    UTF-8, too long) is named on stderr and leaves an empty line; the others are done and the exit code is 1.
+    UTF-8, too long) is named on stderr and leaves an empty line; the others are done and the exit code is 1. Of several
+    outputs a text (--num-return-sequences) each is a line, best first; in JSON the others are "alternatives".
 
     \b
     Examples:
       vlm translate --src-lang en --tgt-lang de "The small house is old."
       vlm translate --src-lang de --tgt-lang en --file saetze.txt -o sentences.txt --num-beams 4
       cat lines.txt | vlm translate - --model facebook/mbart-large-50-many-to-many-mmt --src-lang en_XX --tgt-lang ro_RO
+      vlm translate --input-ids ids.npy --model facebook/bart-base --early-stopping never --num-beams 6
       vlm translate --file lines.txt --prompt-table tuned.npy --tasks 2 --model ./tuned-t5 --prefix ""
     """
     if input_ids is not None:

@@ -15,7 +15,7 @@ from vlm_app.triton import pbtxt
 from vlm_app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER, options_from
 
 from vlm.compile.engine_dir import MANIFEST
-from vlm.errors import ModelNotFoundError, VlmError
+from vlm.errors import ConfigError, ModelNotFoundError, VlmError
 from vlm.resolve import Progress
 
 SIGNS = (MANIFEST, "config.json")  # of an engine; of a checkpoint or a Hugging Face folder
@@ -83,6 +83,8 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
         return Entry(name, version, _place(tree, PurePosixPath(name, version)), tree, own)
     found = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
     engines = [entry for entry in found if isinstance(entry, Entry)]
+    if wrong := [error for error in found if isinstance(error, ConfigError)]:
+        raise wrong[0]
     if len(engines) != 1:
         raise ModelNotFoundError(
             f"{tree.root / name} is an ensemble with {len(engines)} engines of vlm among its steps; it needs one."

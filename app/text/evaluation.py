@@ -14,12 +14,19 @@ from vlm_app.text.scores import Scores, scores
 from vlm_app.text.sources import Item
 from vlm_app.text.tasks import ToInput
 
-from vlm.errors import InputError
+from vlm.errors import InputError, listed
+from vlm.options import flag_of
+from vlm.runtime.request import SamplingParams
 
 if TYPE_CHECKING:
     from vlm_app.text.pairs import Pair
 
     from vlm.pipeline import Pipeline
+
+# settings that Hugging Face is given, too
+COMPARED = ("max_new_tokens", "max_length", "min_new_tokens", "num_beams", "length_penalty", "early_stopping",
+            "repetition_penalty", "no_repeat_ngram_size", "bad_words", "bad_words_ids", "stop_token_ids",
+            "forced_bos_token_id", "forced_eos_token_id", "seed")  # fmt: skip
 
 
 # one output a text, the same at each run, though the model's own settings may sample
@@ -58,6 +65,14 @@ def run_vlm(
     if not kept:
         raise InputError(f"no text of the data can be given to the model; {wrong[0]}.")
     return Run([out.text for out in outputs], [out.token_ids for out in outputs], seconds), kept, wrong
+
+
+def check_comparable(sampling: dict[str, Any]) -> None:
+    """InputError for options that Hugging Face is not run with beside us."""
+    plain = SamplingParams()
+    if wrong := [n for n, value in sampling.items() if n not in COMPARED and value != getattr(plain, n)]:
+        names = [flag_of(SamplingParams, name) for name in wrong]
+        raise InputError(f"--compare-hf is of one likeliest output a text; leave {listed(names)} out.")
 
 
 def run_hugging_face(
@@ -101,10 +116,15 @@ def _batch(model: Any, requests: list[Any], pipeline: Pipeline) -> list[list[int
         early_stopping=params.early_stopping, repetition_penalty=params.repetition_penalty,
         no_repeat_ngram_size=params.no_repeat_ngram_size, num_return_sequences=1,
         min_length=max(prompt + params.min_new_tokens, params.min_length), min_new_tokens=None,
+        eos_token_id=[*_ends(pipeline, params)], bad_words_ids=[list(word) for word in params.bad_words_ids] or None,
         forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
         max_length=limit if params.max_new_tokens is None else prompt + params.max_new_tokens,
     )  # fmt: skip
-    return [_up_to_end(row[prompt:], pipeline.llm.eos_token_ids) for row in out.tolist()]
+    return [_up_to_end(row[prompt:], _ends(pipeline, params)) for row in out.tolist()]
+
+
+def _ends(pipeline: Pipeline, params: SamplingParams) -> tuple[int, ...]:
+    return (*pipeline.llm.eos_token_ids, *params.stop_token_ids)
 
 
 def _up_to_end(tokens: list[int], ends: tuple[int, ...]) -> list[int]:

@@ -27,6 +27,10 @@ CASES = [
     ("top_k", 2, DRAWN, PROMPT),
     ("top_p", 0.3, DRAWN, PROMPT),
     ("min_p", 0.3, DRAWN, PROMPT),
+    ("top_h", 0.3, DRAWN, PROMPT),
+    ("typical_p", 0.3, DRAWN, PROMPT),
+    ("epsilon_cutoff", 0.05, DRAWN, PROMPT),
+    ("eta_cutoff", 0.3, DRAWN, PROMPT),
     ("top_p_decay", 0.3, {**DRAWN, "top_p": 0.9}, PROMPT),
     ("top_p_min", 0.8, {**DRAWN, "top_p": 0.9, "top_p_decay": 0.3}, PROMPT),
     ("top_p_reset_id", ..., {**DRAWN, "top_p": 0.9, "top_p_decay": 0.3}, PROMPT),
@@ -34,6 +38,12 @@ CASES = [
     ("presence_penalty", 8.0, {}, PROMPT),
     ("frequency_penalty", 8.0, {}, PROMPT),
     ("no_repeat_ngram_size", 1, {}, PROMPT),
+    ("encoder_repetition_penalty", 9.0, {}, PROMPT),
+    ("encoder_no_repeat_ngram_size", 1, {}, "w20 w13 w36"),
+    ("suppress_tokens", (26, 19), {}, PROMPT),
+    ("begin_suppress_tokens", (26, 19), {}, PROMPT),
+    ("min_length", 20, {}, PROMPT),
+    ("renormalize_logits", True, {"num_beams": 4, "repetition_penalty": 1.9}, PROMPT),
     ("bad_words", ("w13", "w0 w52"), {}, PROMPT),
     ("min_new_tokens", 12, {}, PROMPT),
     ("ignore_eos", True, {}, PROMPT),
@@ -85,7 +95,7 @@ def flags_of(options) -> list[str]:
         flag = SAMPLING.options[name].flag or f"--{name.replace('_', '-')}"
         for each in value if isinstance(value, tuple) else (value,):
             written = str(each).lower() if name == "early_stopping" else str(each)
-            found += [] if each is None else [flag] if name == "ignore_eos" else [flag, written]
+            found += [] if each is None else [flag] if each is True and name != "early_stopping" else [flag, written]
     return found
 
 
@@ -242,6 +252,15 @@ def test_threads_of_torch(folders):
             assert torch.get_num_threads() == number
     finally:
         torch.set_num_threads(before)
+
+
+def test_lengths_of_a_compiled_engine(folders, tmp_path):
+    pytest.importorskip("onnxruntime")
+    engine, asked = tmp_path / "engine", ("--prefix", "", "--json", "--device", "cpu", "--threads", 1)
+    assert call("build", folders["t5"], "-o", engine, "--backend", "onnxruntime", "--max-seq-len", 60).exit_code == 0
+    row = json.loads(call("translate", PROMPT, "--model", engine, *asked, "--max-seq-len", 7).stdout)
+    want = json.loads(call("translate", PROMPT, "--model", engine, *asked, "--max-new-tokens", 6).stdout)
+    assert (row["token_ids"], row["finish_reason"]) == (want["token_ids"], "length") and row["tokens"] == 6
 
 
 def test_lengths_of_an_engine(folders, tmp_path):

@@ -193,6 +193,7 @@ def _agrees(result, requests):
 @pytest.mark.parametrize(("flags", "says"), [
     (("--temperature", "1"), "leave temperature out"),
     (("--num-beams", "3"), "leave num_beams out"),
+    (("--bad-words", "a"), "leave bad_words out"),
 ])  # fmt: skip
 def test_accuracy_is_of_greedy_decoding(flags, says):
     assert says in one_sentence(call("run", "--text", "a", "--check-accuracy", "--model", "nothing", *flags))

@@ -132,7 +132,8 @@ def test_a_text_for_run():
 
 def test_eval_beside_hugging_face(tmp_path):
     out = tmp_path / "eval.json"
-    result = call("eval", EXAMPLES / "translate.tsv", *EN_DE, "--compare-hf", "--bleu-threshold", "90", "--json", out)
+    result = call("eval", EXAMPLES / "translate.tsv", *EN_DE, "--compare-hf", "--bleu-threshold", "90", "--json", out,
+                  "--bad-words", "nonsense")  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert "token agreement 100.00%, texts with the same tokens 100.00%" in result.stdout
     found = json.loads(out.read_text())
@@ -171,6 +172,18 @@ def test_eval_of_summaries_by_beams_and_a_missed_threshold(tmp_path):
         (("eval", "examples/translate.tsv", "--task", "guess"), "--task is 'guess'"),
         (("eval", "examples/translate.tsv", "--rouge1-threshold", "1"), "does not go with --task translate"),
         (("eval", "examples/notices.jsonl", "--task", "summarize", "--src-lang", "en"), "go with --task translate"),
+        (
+            (
+                "eval",
+                "examples/translate.tsv",
+                "--compare-hf",
+                "--temperature",
+                "1",
+                "--beam-search-diversity-rate",
+                "1",
+            ),
+            "leave --temperature, --beam-search-diversity-rate out",
+        ),
     ],
 )
 def test_mistakes_are_one_sentence(arguments, says, monkeypatch):

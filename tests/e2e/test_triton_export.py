@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
@@ -173,6 +174,31 @@ def test_options_reach_the_configuration(exported, tmp_path):
     assert call("export-triton", "mini-t5", "-o", out, "--device", "cuda:1", "--instances", "2").exit_code == 0
     [group] = config_of(out / "mini-t5-engine").instance_group
     assert (group.count, list(group.gpus)) == (2, [1]) and group.kind == group.KIND_GPU
+
+
+def test_how_an_engine_is_loaded_goes_into_the_configuration(tmp_path):
+    """Triton's process and our server load it so."""
+    from vlm_app.server.repository import scan
+
+    out, given = tmp_path / "r", ("--threads", 1, "--max-seq-len", 9, "--cross-kv-cache-fraction", 0.3)
+    assert call("export-triton", "mini-t5", "-o", out, "--device", "cpu", *given).exit_code == 0
+    config = config_of(out / "mini-t5-engine")
+    assert {name: p.string_value for name, p in config.parameters.items()} == {
+        "threads": "1", "max_seq_len": "9", "cross_kv_cache_fraction": "0.3",
+    }  # fmt: skip
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with running(out / "mini-t5-engine") as engine:
+            [found] = asked(engine, ids_of("translate English to German: twenty-one thousand"))
+        assert torch.get_num_threads() == 1 and found.arrays["sequence_length"].max() <= 9
+    finally:
+        torch.set_num_threads(before)
+    options = scan(str(out))["mini-t5"].options
+    assert options.build == {"max_seq_len": 9, "max_batch_size": 8} and options.runtime["threads"] == 1
+    file = out / "mini-t5-engine" / "config.pbtxt"
+    file.write_text(file.read_text().replace('"1"', '"many"'))
+    assert "the parameter threads is 'many'; it must be a number" in str(scan(str(out))["mini-t5"])
 
 
 def test_a_repository_takes_more_models_and_loses_nothing(tmp_path):

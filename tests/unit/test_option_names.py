@@ -30,6 +30,7 @@ OF_SOME = {
     "--prompt-table": {"run", "generate", "translate", "summarize"},
     "--model": LOADING_VERBS - {"serve", "demo", "export-triton"},
     "--target": {"build"},
+    "--tokenizer": {"convert"},
 }
 
 
