@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,15 +74,28 @@ def _known(model_type: Any) -> bool:
 
 
 def compare(
-    folder: Path, pipeline: Pipeline, inputs: Iterable[Any], outputs: Iterable[Output], sampling: dict[str, Any]
+    folder: Path,
+    pipeline: Pipeline,
+    inputs: Iterable[Any],
+    outputs: Iterable[Output],
+    sampling: dict[str, Any],
+    reference_dtype: str | None = None,
 ) -> Accuracy:
     """inputs, and the outputs that `pipeline` gave for them with `greedy(sampling)` -> how they compare.
 
-    Raises InputError for an input that cannot be compared, and OutOfMemoryError where both do not fit.
+    `reference_dtype`: what Hugging Face computes in; None: the engine's type. Raises InputError for an input that
+    cannot be compared, and OutOfMemoryError where both do not fit.
     """
     requests = [pipeline.request(given, **greedy(sampling)) for given in inputs]
+    with fitting_beside():
+        return compared(Reference.load(folder, pipeline, reference_dtype), requests, list(outputs))
+
+
+@contextmanager
+def fitting_beside() -> Iterator[None]:
+    """Raises OutOfMemoryError with a step to take where two models are too much for the device."""
     try:
-        return compared(Reference.load(folder, pipeline), requests, list(outputs))
+        yield
     except torch.OutOfMemoryError:
         raise OutOfMemoryError(
             "Hugging Face's model does not fit beside ours on this device; check with --device cpu."
@@ -122,11 +136,12 @@ class Reference:
         self.vocab_size = (executor.encoder or executor.decoder).config.vocab_size
 
     @classmethod
-    def load(cls, folder: Path, pipeline: Pipeline) -> Reference:
+    def load(cls, folder: Path, pipeline: Pipeline, dtype: str | None = None) -> Reference:
+        """Loads the folder's model; `dtype` None: the engine's computing type."""
         from vlm_app.bench.huggingface import quiet
 
         quiet()
-        dtype = getattr(torch, pipeline.engine.build.dtype)
+        dtype = getattr(torch, dtype or pipeline.engine.build.dtype)
         model = model_class(folder).from_pretrained(folder, dtype=dtype)
         return cls(model.to(pipeline.device).eval(), pipeline)
 

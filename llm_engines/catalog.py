@@ -19,8 +19,14 @@ MODELS = (
 )
 
 
-def _is_fairseq(folder: Path) -> bool:
-    return any(folder.glob("*.pt")) and any(folder.glob("dict.*.txt")) and not (folder / "config.json").exists()
+TAR_ENDINGS = (".tar", ".tar.bz2", ".tar.gz", ".tar.xz", ".tbz", ".tbz2", ".tgz", ".txz")
+
+
+def _is_fairseq(path: Path) -> bool:
+    if path.is_file():
+        return path.name.lower().endswith(TAR_ENDINGS)
+    has_dictionary = (path / "dict.txt").is_file() or any(path.glob("dict.*.txt"))
+    return has_dictionary and any(path.glob("*.pt")) and not (path / "config.json").exists()
 
 
 def _is_nemo(path: Path) -> bool:
@@ -30,7 +36,7 @@ def _is_nemo(path: Path) -> bool:
 
 
 CONVERTERS = (
-    ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq),
+    ConverterRef("fairseq", "llm_engines.converters.fairseq:convert", _is_fairseq, options=("tokenizer",)),
     ConverterRef("nemo", "llm_engines.converters.nemo:convert", _is_nemo),
 )
 
@@ -174,8 +180,12 @@ FAMILIES = (
         name="t5",
         summary="Text to text: T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2 (google-t5/t5-*, google/flan-t5-*, …)",
         roles={
-            "encoder": Role("t5-encoder", weight_prefix="encoder.", shared=("shared.weight",)),
-            "decoder": Role("t5"),
+            "encoder": Role(
+                "t5-encoder",
+                weight_prefix="encoder.",
+                shared=("shared.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+            ),
+            "decoder": Role("t5", shared=("encoder.embed_tokens.weight",)),
         },
         matches=_is("t5", "mt5"),
         inputs=("text",),
@@ -191,11 +201,16 @@ FAMILIES = (
         name="bart",
         summary="Text to text: BART, mBART, mBART-50 (facebook/bart-*, facebook/mbart-large-*)",
         roles={
-            "encoder": Role("bart-encoder", weight_prefix="model.encoder.", shared=("model.shared.weight",)),
-            "decoder": Role("bart"),
+            "encoder": Role(
+                "bart-encoder",
+                weight_prefix="model.encoder.",
+                shared=("model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
+            ),
+            "decoder": Role("bart", shared=("model.encoder.embed_tokens.weight",)),
         },
         matches=_is("bart", "mbart"),
         inputs=("text",),
+        base_prefixes=("model.",),
         architectures={
             "bart-large-cnn": lambda: _bart("bart", 50264, forced_eos_token_id=2),
             "mbart-large-50": lambda: _bart("mbart", 250054, scale_embedding=True, forced_eos_token_id=2),
@@ -203,7 +218,7 @@ FAMILIES = (
     ),
     FamilySpec(
         name="fairseq",
-        summary="Translation: FairSeq's transformers, from a folder with model.pt, dict.*.txt and bpecodes",
+        summary="Translation: FairSeq's transformers, archives or folders (.pt, dict.*.txt, BPE or SentencePiece)",
         roles={"encoder": Role("bart-encoder"), "decoder": Role("bart")},
         matches=lambda config: False,  # its folders have no config.json
         inputs=("text",),
@@ -214,6 +229,7 @@ FAMILIES = (
         roles={"decoder": Role("llama")},
         matches=lambda config: config.get("model_type") in ("llama", "mistral"),
         inputs=("text",),
+        base_prefixes=("model.",),
         prompt=PromptFormat(),
         architectures={
             "vicuna-7b": lambda: _llama(4096, 11008, 32, 32),
@@ -235,6 +251,7 @@ FAMILIES = (
         roles={"decoder": Role("opt")},
         matches=lambda config: config.get("model_type") == "opt",
         inputs=("text",),
+        base_prefixes=("model.",),
         prompt=PromptFormat(),
         architectures={"opt-2.7b": lambda: _opt(2560, 32, 32), "opt-6.7b": lambda: _opt(4096, 32, 32)},
     ),
@@ -244,6 +261,7 @@ FAMILIES = (
         roles={"decoder": Role("gpt2")},
         matches=lambda config: config.get("model_type") in ("gpt2", "gpt_bigcode", "nemo_gpt"),
         inputs=("text",),
+        base_prefixes=("transformer.", "model.language_model."),  # Hugging Face's, NeMo's
         prompt=PromptFormat(),
         architectures={
             "gpt2-medium": lambda: _gpt2(1024, 24, 16),

@@ -15,7 +15,8 @@ WORDS = [f"w{i}" for i in range(36)]
 class Published:
     """A state dict under FairSeq's names, written as its modules save them."""
 
-    def __init__(self, seed: int = 0, **options):
+    def __init__(self, seed: int = 0, entries: list[str] | None = None, unlisted: int = 0, **options):
+        """`unlisted`: how many of the entries the dictionary's file does not hold."""
         self.options = {
             "arch": "transformer", "source_lang": "en", "target_lang": "fr", "encoder_embed_dim": 16,
             "encoder_ffn_embed_dim": 24, "encoder_layers": 2, "encoder_attention_heads": 2, "decoder_embed_dim": 16,
@@ -25,9 +26,11 @@ class Published:
             "share_decoder_input_output_embed": False, "max_source_positions": 60, "max_target_positions": 50,
         } | options  # fmt: skip
         self.generator = torch.Generator().manual_seed(seed)
-        self.sizes = {"encoder": len(WORDS) + 4, "decoder": len(WORDS) + 4}
+        self.unlisted = unlisted
+        self.entries = WORDS if entries is None else entries
+        self.sizes = {"encoder": len(self.entries) + 4, "decoder": len(self.entries) + 4}
         if not self.options["share_all_embeddings"] and options.get("separate"):
-            self.sizes["decoder"] = len(WORDS) - 6
+            self.sizes["decoder"] = len(self.entries) - 6
         self.state: dict[str, torch.Tensor] = {}
         for side in ("encoder", "decoder"):
             self._side(side)
@@ -147,14 +150,16 @@ class Published:
         return self._linear(f"{layer}.fc2", act(self._linear(f"{layer}.fc1", x)))
 
     @torch.no_grad()
-    def greedy(self, source: list[int], new_tokens: int) -> tuple[list[int], list[float]]:
-        """Tokens up to and with the end, and their log-probabilities."""
-        tokens, found = [2], []
-        while len(found) < new_tokens and (len(tokens) == 1 or tokens[-1] != 2):
+    def greedy(
+        self, source: list[int], new_tokens: int, start: tuple[int, ...] = (2,)
+    ) -> tuple[list[int], list[float]]:
+        """Tokens after `start` up to and with the end, and their log-probabilities."""
+        tokens, found = [*start], []
+        while len(found) < new_tokens and (not found or tokens[-1] != 2):
             logprobs = self.logits(source, tokens)[-1].log_softmax(-1)
             tokens.append(int(logprobs.argmax()))
             found.append(float(logprobs.max()))
-        return tokens[1:], found
+        return tokens[len(start) :], found
 
     # --- the files ---
     def write(self, folder: Path, *, newer=False, nested=False, fused=False, old_names=False) -> Path:
@@ -177,9 +182,9 @@ class Published:
             content = {"args": argparse.Namespace(**options)}
         torch.save(content | {"model": state, "extra_state": {"epoch": 3}}, folder / "model.pt")
         for side, language in (("encoder", "en"), ("decoder", "fr")):
-            entries = WORDS[: self.sizes[side] - 4]
+            entries = self.entries[: self.sizes[side] - 4 - self.unlisted]
             (folder / f"dict.{language}.txt").write_text(
-                "".join(f"{word} {99 - i}\n" for i, word in enumerate(entries))
+                "".join(f"{word} {999 - i}\n" for i, word in enumerate(entries))
             )
         return folder
 

@@ -107,7 +107,7 @@ def hf_tokens(model, pixel_values, max_new_tokens: int, **options) -> list[list[
     return found
 
 
-def _pulled_apart(model, seed: int, spread: float, end: int | None = None):
+def pull_apart(model, seed: int, spread: float, end: int | None = None):
     """Initial weights are so small that every token would look alike; a longer row is the likeliest more often."""
     generator = torch.Generator().manual_seed(seed + 1)
     for parameter in model.parameters():
@@ -128,7 +128,7 @@ def t5(seed: int = 2, spread: float = 0.5, tied: bool = True, multilingual: bool
     if not tied:
         model.lm_head.weight = torch.nn.Parameter(torch.randn(config.vocab_size, config.d_model))
     model.generation_config.decoder_start_token_id = 0
-    return _pulled_apart(model, seed, spread, end=1)
+    return pull_apart(model, seed, spread, end=1)
 
 
 def bart(seed: int = 0, spread: float = 0.25, multilingual: bool = False, logits_bias: bool = False, **options):
@@ -142,7 +142,7 @@ def bart(seed: int = 0, spread: float = 0.25, multilingual: bool = False, logits
     model = kinds[1](config)
     if logits_bias:
         model.final_logits_bias = torch.randn(1, config.vocab_size)
-    return _pulled_apart(model, seed, spread, end=2)
+    return pull_apart(model, seed, spread, end=2)
 
 
 def texts(model, lengths, seed: int = 0) -> list[list[int]]:
@@ -174,7 +174,7 @@ def llama(seed: int = 0, spread: float = 0.3, kind: str = "llama", **options):
              "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128}  # fmt: skip
     kinds = (MistralConfig, MistralForCausalLM) if kind == "mistral" else (LlamaConfig, LlamaForCausalLM)
     torch.manual_seed(seed)
-    return _pulled_apart(kinds[1](kinds[0](**shape | options)), seed, spread, end=2)
+    return pull_apart(kinds[1](kinds[0](**shape | options)), seed, spread, end=2)
 
 
 def opt(seed: int = 0, spread: float = 0.25, **options):
@@ -182,7 +182,7 @@ def opt(seed: int = 0, spread: float = 0.25, **options):
     shape = {"vocab_size": 60, "hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48, "num_hidden_layers": 2,
              "num_attention_heads": 4, "max_position_embeddings": 128}  # fmt: skip
     torch.manual_seed(seed)
-    return _pulled_apart(OPTForCausalLM(OPTConfig(**shape | options)), seed, spread, end=2)
+    return pull_apart(OPTForCausalLM(OPTConfig(**shape | options)), seed, spread, end=2)
 
 
 def gpt2(seed: int = 0, spread: float = 0.25, **options):
@@ -192,7 +192,7 @@ def gpt2(seed: int = 0, spread: float = 0.25, **options):
     code = "multi_query" in options
     kinds = (GPTBigCodeConfig, GPTBigCodeForCausalLM) if code else (GPT2Config, GPT2LMHeadModel)
     torch.manual_seed(seed)
-    return _pulled_apart(kinds[1](kinds[0](**shape | options)), seed, spread, end=2)
+    return pull_apart(kinds[1](kinds[0](**shape | options)), seed, spread, end=2)
 
 
 def prompts(model, lengths, seed: int = 0) -> list[list[int]]:
@@ -224,7 +224,7 @@ def llava(seed: int = 0, spread: float = 0.25, tower: dict | None = None, text: 
     config = LlavaConfig(vision_config=kind(**tower), text_config=LlamaConfig(**shape | (text or {})),
                          image_token_index=59, **options)  # fmt: skip
     torch.manual_seed(seed)
-    return _pulled_apart(LlavaForConditionalGeneration(config), seed, spread, end=2)
+    return pull_apart(LlavaForConditionalGeneration(config), seed, spread, end=2)
 
 
 def blip2(language: str = "opt", seed: int = 0, spread: float = 0.25, tower: dict | None = None,
@@ -245,4 +245,4 @@ def blip2(language: str = "opt", seed: int = 0, spread: float = 0.25, tower: dic
     torch.manual_seed(seed)
     model = Blip2ForConditionalGeneration(config)
     model.generation_config.decoder_start_token_id = 0
-    return _pulled_apart(model, seed, spread, end=2)
+    return pull_apart(model, seed, spread, end=2)

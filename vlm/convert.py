@@ -137,7 +137,8 @@ class Split(Rule):
 
 @dataclass(frozen=True)
 class Tied(Rule):
-    """One tensor that a checkpoint may hold under several names: `source`, and those in `also`, which must equal it."""
+    """One tensor that a checkpoint may hold under several names: the first of `source` and those in `also` that is
+    there. The others are its copies, or were saved and are never read."""
 
     to: str
     also: tuple[str, ...] = ()
@@ -148,9 +149,14 @@ class Tied(Rule):
         return [Step(found, (self.to,), self.run)] if found else []
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
-        if not all(torch.equal(tensors[0], t) for t in tensors[1:]):
-            raise ValueError("the configuration ties them, but they differ")
         return tensors[:1]
+
+
+def is_tied(head: str, embeddings: Iterable[str], tensors: Mapping[str, Tensor]) -> bool:
+    """Says whether a head's weights are an embedding's: not stored, or equal to the first of `embeddings` that is, or
+    all that is stored of both."""
+    embedding = next((name for name in embeddings if name in tensors), None)
+    return head not in tensors or embedding is None or torch.equal(tensors[head], tensors[embedding])
 
 
 @dataclass(frozen=True)

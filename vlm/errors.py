@@ -36,7 +36,14 @@ class DocumentError(InputError):
 
 
 class LimitError(InputError):
-    """A request asks for more than the engine was built for."""
+    """A request asks for more than the engine was built for.
+
+    `remedy`: what whoever runs the engine can do besides; `for_clients` of a server says nothing of it.
+    """
+
+    def __init__(self, message: str, remedy: str = ""):
+        self.for_clients = f"{message.removesuffix('.')}."
+        super().__init__(f"{message}, {remedy}." if remedy else self.for_clients)
 
 
 class ModelNotFoundError(VlmError):
@@ -61,6 +68,10 @@ class EngineError(VlmError):
 
 class OutOfMemoryError(VlmError):
     """The device cannot hold the model or its cache."""
+
+
+class VlmWarning(UserWarning):
+    """What goes on, though not as the caller may expect; the command line prints it as one line."""
 
 
 def listed(items: Iterable[object], limit: int = 8) -> str:

@@ -1,66 +1,85 @@
-"""Reads a foreign model configuration strictly: every field is taken, checked, or known not to change inference."""
+"""Reads a foreign model configuration as Hugging Face's class of its model_type does.
+
+A key that the class does not read changes nothing. One that it reads and that changes the maths is honoured, or has its
+values checked and is refused by name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vlm.errors import ConfigError, listed
 
-# of transformers' PretrainedConfig: bookkeeping, training, generation defaults (those come from generation_config.json)
-BOOKKEEPING = frozenset(
-    """_name_or_path _attn_implementation architectures auto_map bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype
-    early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
-    forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_range init_std is_decoder
-    is_encoder_decoder label2id length_penalty max_length min_length model_type no_repeat_ngram_size num_beam_groups
-    num_beams num_return_sequences output_attentions output_hidden_states output_scores pad_token_id prefix
-    problem_type pruned_heads remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id
-    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings
-    tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p use_bfloat16 use_cache
-    add_cross_attention""".split()
-)
+REQUIRED = object()
+# names of one function, as Hugging Face's ACT2FN has them -> vlm.ops.gated.ACTIVATIONS
+ACTIVATION_NAMES = {
+    "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu",
+    "gelu_accurate": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "gelu_python_tanh": "gelu_new", "silu": "silu",
+    "swish": "silu",
+}  # fmt: skip
 
 
-class ForeignConfig:
-    """Collects what is wrong with a configuration and raises once."""
+class ConfigReader:
+    """Reads keys, collects what is wrong with them and raises once. `aliases`: other names of keys, as `attribute_map`
+    has them; a value under such a name prevails."""
 
-    def __init__(self, values: dict[str, Any], what: str):
-        self.values, self.what = values, what
-        self.seen: set[str] = set(BOOKKEEPING)
-        self.wrong: list[str] = []
+    def __init__(self, values: dict[str, Any], what: str, aliases: Mapping[str, str] | None = None):
+        theirs = {key: values[alias] for alias, key in (aliases or {}).items() if values.get(alias) is not None}
+        self.values, self.what = values | theirs, what
+        self.errors: list[str] = []
+        self.choice("per_layer_config", [None])
 
-    def take(self, name: str, default: Any = None) -> Any:
-        """A field's value; without a default the field must be there."""
-        self.seen.add(name)
+    def get(self, name: str, default: Any = REQUIRED) -> Any:
+        """Returns a key's value; absent, it has `default`."""
         value = self.values.get(name, default)
-        if value is None and default is None and name not in self.values:
-            self.wrong.append(f"{name} is missing")
+        if value is REQUIRED:
+            self.errors.append(f"{name} is missing")
+        elif value is None and default is not None:
+            self.errors.append(f"{name} is null")
         return value
 
-    def allow(self, name: str, allowed: Iterable[Any], default: Any = None) -> Any:
-        """A field that may only have certain values; absent, it has `default`."""
-        self.seen.add(name)
+    def size(self, name: str, default: Any = REQUIRED) -> int:
+        """Returns a key's value, which must be a whole number above 0 (else 1); absent or null, it has `default`."""
+        value = default if self.values.get(name) is None else self.values[name]
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+        missing = value is REQUIRED
+        self.errors.append(
+            f"{name} is missing" if missing else f"{name} is {value!r}, it must be a whole number above 0"
+        )
+        return 1
+
+    def choice(self, name: str, allowed: Iterable[Any], default: Any = None) -> Any:
+        """Returns the value of a key that may only have certain ones; absent, it has `default`."""
         value = self.values.get(name, default)
         if value not in (choices := list(allowed)):
-            self.wrong.append(f"{name} is {value!r}, supported is {listed(map(repr, choices))}")
+            self.errors.append(f"{name} is {_short(value)}, supported is {listed(map(repr, choices))}")
         return value
 
-    def ignore(self, *names: str) -> None:
-        """Fields that do not change inference (dropout and its like)."""
-        self.seen.update(names)
+    def activation(self, name: str, default: str) -> str:
+        """Returns the function that a key names, by our name."""
+        return ACTIVATION_NAMES.get(self.choice(name, ACTIVATION_NAMES, default), default)
 
-    def finish(self) -> None:
-        """Raises ConfigError with every reason found, unknown fields included."""
-        for name in sorted(set(self.values) - self.seen):
-            self.wrong.append(f"{name} is unknown (set to {self.values[name]!r})")
-        if self.wrong:
-            raise ConfigError(f"this {self.what} configuration cannot be run exactly: {listed(self.wrong)}.")
+    def multiple(self, name: str, value: int, parts: str, count: int) -> None:
+        """Checks that a size can be divided into so many parts."""
+        if value % count:
+            self.errors.append(f"{name} {value} is no multiple of {parts} {count}")
+
+    def raise_errors(self) -> None:
+        """Raises ConfigError with every reason."""
+        if self.errors:
+            raise ConfigError(f"this {self.what} configuration cannot be run exactly: {listed(self.errors)}.")
+
+
+def _short(value: Any, limit: int = 100) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def token_id(values: dict[str, Any], name: str, default: int) -> int:
-    """A token id of a configuration; the first where it lists several."""
+    """Returns a token id of a configuration; the first where it lists several."""
     value = values.get(name)
     if isinstance(value, list):
-        value = value[0]
+        value = value[0] if value else None
     return default if value is None else value

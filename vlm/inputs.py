@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 INPUT_KEYS = (
     "images",
     "text",
+    "suffix",
+    "input_ids",
     "src_lang",
     "tgt_lang",
     "truncate",
@@ -53,6 +55,7 @@ class InputReader:
     max_encoder_len: int
     has_encoder: bool  # of tokens
     source_vocab_size: int | None = None  # the encoder's; None: the decoder's
+    max_seq_len: int = 0
 
     def request(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
@@ -94,12 +97,16 @@ class InputReader:
         table = _table(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
+        suffix = fields.get("suffix", "")
+        limit = self._prompt_limit(params) if fields.get("truncate") else None
         if turns is not None:
             ids = self.prompts.ids(self.prompts.of_messages(turns, len(images)), len(images), rows)
         elif "raw_prompt" in fields:
-            ids = self.prompts.ids(fields["raw_prompt"], len(images), rows)
+            text = fields["raw_prompt"]
+            ids = self.prompts.ids(text + suffix, len(images), rows, limit=limit, cut=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
-            ids = self.prompts.ids(self.prompts.of_prompt(_text_of(prompt), len(images)), len(images), rows)
+            whole = self.prompts.of_prompt(_text_of(prompt) + suffix, len(images))
+            ids = self.prompts.ids(whole, len(images), rows, limit=limit, cut=prompt)
         strange = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if given := sorted(strange & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
@@ -111,12 +118,20 @@ class InputReader:
         if len(ids) > self.max_encoder_len:
             raise LimitError(
                 f"the prompt has {len(ids)} tokens with its images, {len(ids) - self.max_encoder_len} more than the"
-                f" engine was built for; shorten it, or build with --max-encoder-input-len {len(ids)}."
+                " engine was built for; shorten it",
+                f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
             )
         start = self._decoder_prompt({k: v for k, v in fields.items() if k == "decoder_prompt_token_ids"})
         return Request(
             start, encoder_input_ids=tuple(ids), params=params, stops=stops, images=images, prompt_table=table
         )
+
+    def _prompt_limit(self, params: SamplingParams) -> int:
+        """Tokens that a prompt may have: an encoder's, or what a decoder holds besides the new ones."""
+        if self.has_encoder:
+            return self.max_encoder_len
+        new = params.max_new_tokens or params.usual_new_tokens or params.min_new_tokens
+        return max(1, self.max_seq_len - max(1, new))
 
     def images(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Those of a prompt; `sources`: of its conversation."""
@@ -136,7 +151,7 @@ class InputReader:
             return {key: source} if is_text else {"images": [source]}
         if unknown := [k for k in source if k not in INPUT_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
-        fields = {k: v for k, v in source.items() if v is not None}
+        fields = self._with_named_ids({k: v for k, v in source.items() if v is not None})
         if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
         if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
@@ -149,6 +164,24 @@ class InputReader:
                 raise InputError(f"{listed(given)} were given together; an input has one of them.")
         return fields
 
+    def _with_named_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """`input_ids` are the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""
+        if "input_ids" not in fields:
+            return fields
+        if not self.has_encoder and self.config.cross_attention:
+            raise InputError(f"{self.family.name} takes images, not token ids.")
+        name = "encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids"
+        others = ("text", name, *(() if self.prompts is None else ("prompt", "raw_prompt", "messages")))
+        if both := [key for key in others if key in fields]:
+            raise InputError(f"input_ids, {listed(both)} were given together; an input has one of them.")
+        ids, known = [int(token) for token in fields["input_ids"]], self.source_vocab_size or self.config.vocab_size
+        if not ids:
+            raise InputError("the input_ids are empty; give at least one token.")
+        if bad := [token for token in ids if not 0 <= token < known]:
+            raise InputError(f"token id {bad[0]} is outside the vocabulary of {known}; give ids of this model.")
+        rest = {key: value for key, value in fields.items() if key != "input_ids"}
+        return {**rest, name: [*_rows_of(_table(fields), known), *ids]}
+
     def _source_ids(self, fields: dict[str, Any]) -> list[int]:
         """The encoder's tokens of a text, after the rows of its prompt table."""
         text, limit = fields["text"], self.max_encoder_len
@@ -160,11 +193,16 @@ class InputReader:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
         rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
         cut = max(0, limit - len(rows)) if fields.get("truncate") else None
-        ids = [*rows, *self.tokenizer.encode_source(text, language=fields.get("src_lang"), limit=cut)]
+        if cut is None and (least := self.tokenizer.least_tokens(text)) > limit:
+            raise LimitError(
+                f"the text has {least} words, the engine was built for {limit} tokens; shorten or split it."
+            )
+        put = {"language": fields.get("src_lang"), "suffix": fields.get("suffix", "")}
+        ids = [*rows, *self.tokenizer.encode_source(text, limit=cut, **put)]
         if len(ids) > limit:
             raise LimitError(
-                f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it, cut its end with"
-                f" --truncate (truncate=True), or build with --max-encoder-input-len {len(ids)}."
+                f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it",
+                f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
             )
         return ids
 

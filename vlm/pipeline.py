@@ -95,9 +95,10 @@ class Pipeline:
         """One input gives an Output, a list of inputs a list of Outputs in order.
 
         An input is an image (path, bytes, PIL image, array), for a model of texts a string, or a mapping with `images`,
-        `text` (with `src_lang`, `tgt_lang`, `truncate`), `prompt` (where the output begins), `pixel_values` [C, H, W],
-        `encoder_input_ids`, `encoder_output` [rows, hidden], `decoder_prompt_token_ids`; the same names work as options
-        for a single input. The other options are those of SamplingParams.
+        `text` (with `src_lang`, `tgt_lang`, `suffix`, `truncate`), `prompt` (where the output begins), `input_ids` (of
+        the text, or of a decoder's prompt), `pixel_values` [C, H, W], `encoder_input_ids`, `encoder_output` [rows,
+        hidden], `decoder_prompt_token_ids`; the same names work as options for a single input. The other options are
+        those of SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
         conversation), with several `images` (or `pixel_values` [n, C, H, W]), which stand where the text says <image>,

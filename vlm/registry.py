@@ -73,6 +73,7 @@ class ConverterRef:
     name: str  # the kind of model: "fairseq"
     target: str  # `module:function`, (path, out, *, progress) -> Checkpoint
     matches: Callable[[Path], bool]  # is this folder or file, which exists, one of them?
+    options: tuple[str, ...] = ()  # keywords of its own: "tokenizer"
 
     def load(self) -> Callable[..., Any]:
         module, _, attribute = self.target.partition(":")
@@ -109,6 +110,8 @@ class FamilySpec:
     matches: Callable[[dict[str, Any]], bool]  # is this Hugging Face config.json of this family?
     inputs: tuple[str, ...]  # ("image",), ("text",), ("image", "text")
     prompt: PromptFormat | None = None  # of decoders alone and of models that take images in a text
+    # of every tensor's name but the heads'; a checkpoint saved as the base model alone has none: it gets the first
+    base_prefixes: tuple[str, ...] = ()
     image_processor: str = "NougatImageProcessor"  # where the folder does not say
     postprocess: str | None = None  # `module:function`, text -> text
     loop_detection: bool = False  # on by default for the family's requests

@@ -78,10 +78,10 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     name, path = str(model), Path(model).expanduser()
     if name in packaged_models():
         path = packaged_models()[name]
-    elif not path.exists() and (repo := hub.repo_id(name)) is not None:
+    elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
         path = hub.download(repo, progress=progress)
     kind = kind_of(path)
-    if kind not in ("engine", "checkpoint") and path.exists():
+    if kind not in ("engine", "checkpoint") and os.path.exists(path):
         check_model(path)
     if kind is None:
         raise ModelNotFoundError(_unknown(name, path))
@@ -101,9 +101,9 @@ def cache_root(cache_dir: str | Path | None = None) -> Path:
 
 def _unknown(name: str, path: Path) -> str:
     state = "does not exist"
-    if path.is_dir():
+    if os.path.isdir(path):  # of os.path, which raises for no name, however long
         state = "is a folder that holds neither an engine, nor a checkpoint, nor a config.json"
-    elif path.exists():
+    elif os.path.exists(path):
         state = "is a file that is no model"
     packaged = listed(packaged_models()) or "none"
     near = f" (is it {listed(found)}?)" if state == "does not exist" and (found := similar_names(name)) else ""

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import UnsupportedModelError, listed
+from vlm.errors import CheckpointError, UnsupportedModelError, listed
 
 MOST_NAMES = 10_000  # of a folder's; a model has fewer
 
@@ -29,7 +29,12 @@ class ModelFiles:
 
     @classmethod
     def from_path(cls, path: Path) -> ModelFiles:
-        names = frozenset(entry.name for entry in islice(path.iterdir(), MOST_NAMES)) if path.is_dir() else frozenset()
+        """Raises CheckpointError for a folder that may not be read."""
+        try:
+            entries = islice(path.iterdir(), MOST_NAMES) if path.is_dir() else ()
+            names = frozenset(entry.name for entry in entries)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
         return cls(str(path), names, read_object(path / "config.json"), path)
 
     def read(self, name: str) -> dict[str, Any]:

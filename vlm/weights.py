@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vlm.errors import CheckpointError, VlmError, listed
+from vlm.errors import CheckpointError, VlmError
 
 CODES = {
     torch.float64: "F64",
@@ -39,17 +39,15 @@ Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 class TensorFiles(Mapping[str, Tensor]):
     """The tensors of safetensors files under one set of names; a look-up maps the file, it copies nothing on the CPU.
 
-    Raises `error` for a file that is missing, truncated or not of the format, and for a name in two files.
+    Of a name in two files the last one counts, as Hugging Face has it. Raises `error` for a file that is missing,
+    truncated or not of the format.
     """
 
     def __init__(self, paths: Iterable[Path], device: Any = "cpu", error: type[VlmError] = CheckpointError):
         self._files: dict[str, Any] = {}
         for path in paths:
             file = _open(path, device, error)
-            names = list(file.keys())
-            if twice := sorted(set(names) & set(self._files)):
-                raise error(f"{path} repeats tensors of another file of its set: {listed(twice)}.")
-            self._files |= dict.fromkeys(names, file)
+            self._files |= dict.fromkeys(file.keys(), file)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._files[name].get_tensor(name)

@@ -1,4 +1,4 @@
-"""Results of texts and prompts -> CSV, a line for every row and backend."""
+"""Results -> CSV, a line for every row and backend; a header for each kind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,45 @@ PROMPT_CSV_HEADER = (
     *("hf_encode_ms", "hf_first_token_ms", "hf_ms_per_token", "hf_tokens_per_s", "times_faster"),
     *("floor_ms_per_token", "floor_tokens_per_s", "of_floor", "hf_measured_tokens", "backend"),
 )
+LATENCY_CSV_HEADER = (
+    *("subject", "dtype", "batch", "new_tokens", "encode_ms", "first_token_ms", "ms_per_token"),
+    *("hf_encode_ms", "hf_first_token_ms", "hf_ms_per_token", "hf_new_tokens", "times_faster"),
+    *("floor_ms_per_token", "of_floor", "backend"),
+)
+THROUGHPUT_CSV_HEADER = (
+    *("subject", "dtype", "batch", "pages", "new_tokens", "pages_per_s", "tokens_per_s"),
+    *("hf_pages_per_s", "hf_tokens_per_s", "hf_batch", "hf_new_tokens", "times_faster"),
+    *("floor_pages_per_s", "floor_tokens_per_s", "of_floor", "backend"),
+)
 
 
 def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
-    """A result of texts or prompts: names, then values; nothing stands for what was not measured."""
-    header, line = (PROMPT_CSV_HEADER, _prompt_csv_row) if result["kind"] == "prompt" else (CSV_HEADER, _csv_row)
-    return [list(header), *(line(result, one) for row in result["rows"] for one in by_backend(result, row))]
+    """Returns names, then values; nothing stands for what was not measured."""
+    header, line = KINDS[result["kind"]]
+    parts = [part for row in result.get("rows", [result]) for part in by_backend(result, row)]
+    return [list(header), *(line(result, part) for part in parts)]
+
+
+def _latency_csv_row(result: dict[str, Any], part: dict[str, Any]) -> list[Any]:
+    ours, hf, floor = part["vlm"], part["hf"] or {}, part["floor"]["ms_per_token"]
+    fields = ("encode_ms", "first_token_ms", "ms_per_token")
+    asked = [result["subject"], result["config"]["dtype"], ours["batch_size"], ours["new_tokens"]]
+    speed = [_exact(ours[name]) for name in fields] + [_exact(hf.get(name)) for name in fields]
+    faster = _exact(hf and hf["ms_per_token"] / ours["ms_per_token"])
+    floored = [_exact(value if part["floored"] else None) for value in (floor, floor / ours["ms_per_token"])]
+    return [*asked, *speed, hf.get("new_tokens"), faster, *floored, part["backend"]]
+
+
+def _throughput_csv_row(result: dict[str, Any], part: dict[str, Any]) -> list[Any]:
+    ours, hf, floor = part["vlm"], part["hf"] or {}, part["floor"]
+    fields = ("pages_per_s", "tokens_per_s")
+    asked = [ours[name] for name in ("batch_size", "pages", "new_tokens")]
+    speed = [_exact(ours[name]) for name in fields] + [_exact(hf.get(name)) for name in fields]
+    faster = _exact(hf and ours["pages_per_s"] / hf["pages_per_s"])
+    floored = [*(floor[name] for name in fields), ours["pages_per_s"] / floor["pages_per_s"]]
+    floored = [_exact(value if part["floored"] else None) for value in floored]
+    theirs = [hf.get("batch_size"), hf.get("new_tokens")]
+    return [result["subject"], result["config"]["dtype"], *asked, *speed, *theirs, faster, *floored, part["backend"]]
 
 
 def _prompt_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
@@ -50,3 +83,11 @@ def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     floored = floored if row["floored"] else [None, None]
     how = [hf.get("batch_size"), hf.get("measured_tokens"), row["backend"]]
     return [result["subject"], result["config"]["dtype"], *asked, *speed, *beside, *floored, *how]
+
+
+KINDS = {
+    "latency": (LATENCY_CSV_HEADER, _latency_csv_row),
+    "throughput": (THROUGHPUT_CSV_HEADER, _throughput_csv_row),
+    "text": (CSV_HEADER, _csv_row),
+    "prompt": (PROMPT_CSV_HEADER, _prompt_csv_row),
+}

@@ -65,6 +65,7 @@ def latency(
     seed: Seed = BenchConfig.seed,
     no_hf: NoHF = not BenchConfig.hf,
     hf_new_tokens: HFNewTokens = BenchConfig.hf_new_tokens,
+    csv: CSV = False,
     out: Out = None,
 ) -> None:
     """One page at a time: milliseconds of the encoder, to the first token, and for each further token.
@@ -75,13 +76,13 @@ def latency(
     \b
     Examples:
       vlm bench latency --arch nougat-base --random-weights --json latency.json
-      vlm bench latency --model mini-nougat --new-tokens 200 --no-hf
+      vlm bench latency --model mini-nougat --new-tokens 200 --no-hf --csv
       vlm bench latency --model mini-nougat --backend torch,onnxruntime --threads 2 --device cpu --new-tokens 200
     """
     config = _config(arch, random_weights, model, backends=names(backend), threads=threads, device=device,
                      dtype=dtype, new_tokens=new_tokens, repeats=repeats, seed=seed, hf=not no_hf,
                      hf_new_tokens=hf_new_tokens)  # fmt: skip
-    _measure("latency", config, out)
+    _measure("latency", config, out, as_csv=csv)
 
 
 @app.command()
@@ -102,6 +103,7 @@ def throughput(
     no_hf: NoHF = not BenchConfig.hf,
     hf_new_tokens: HFNewTokens = BenchConfig.hf_new_tokens,
     hf_batch_size: HFBatchSize = BenchConfig.hf_batch_size,
+    csv: CSV = False,
     out: Out = None,
 ) -> None:
     """Many pages through a full batch: pages and tokens a second.
@@ -118,7 +120,7 @@ def throughput(
                      dtype=dtype, new_tokens=new_tokens, repeats=repeats, seed=seed, hf=not no_hf,
                      hf_new_tokens=hf_new_tokens, hf_batch_size=hf_batch_size, batch_size=batch_size,
                      pages=2 * batch_size if pages is None else pages)  # fmt: skip
-    _measure("throughput", config, out)
+    _measure("throughput", config, out, as_csv=csv)
 
 
 @app.command()

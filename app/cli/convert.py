@@ -15,9 +15,16 @@ from vlm.errors import InputError
 @verb
 def convert(
     source: Annotated[
-        str, typer.Argument(help="A Hugging Face or FairSeq folder, a .nemo archive, a Hub id or a packaged name.")
+        str,
+        typer.Argument(
+            help="A Hugging Face or FairSeq folder, a FairSeq or .nemo archive, a Hub id or a packaged name."
+        ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the checkpoint goes.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="FairSeq: what splits texts before BPE, moses or none. [default: as the model was trained]"),
+    ] = None,
 ) -> None:
     """Convert a model into a checkpoint.
 
@@ -28,7 +35,7 @@ def convert(
     Examples:
       vlm convert facebook/nougat-base -o nougat-base.ckpt
       vlm convert ./my-finetuned-nougat -o nougat.ckpt
-      vlm convert ./wmt14.en-fr.joined-dict.transformer -o en-fr.ckpt    # model.pt, dict.*.txt, bpecodes
+      vlm convert wmt14.en-fr.joined-dict.transformer.tar.bz2 -o en-fr.ckpt
       vlm convert GPT-2B-001_bf16_tp1.nemo -o gpt-next.ckpt
     """
     from vlm.compile.builder import convert_folder
@@ -38,5 +45,5 @@ def convert(
         found = locate(source, progress=progress)
         if found.kind in ("engine", "checkpoint"):
             raise InputError(f"{source} is converted already ({found.kind}); give a model's folder or Hub id.")
-        checkpoint = convert_folder(found.path, out, progress=progress)
+        checkpoint = convert_folder(found.path, out, progress=progress, tokenizer=tokenizer)
     print(checkpoint.path)

@@ -52,8 +52,8 @@ def check_asked(pipeline: Pipeline, what: str) -> None:
     """InputError for a model that is not asked in words."""
     family = pipeline.family
     if family.prompt is None:
-        other = "--image" if "image" in family.inputs else "--text"
-        raise InputError(f"{what} is for models that are asked in words; {family.name} takes {other}.")
+        other = "vlm run --image FILE" if "image" in family.inputs else 'vlm run --text "A text."'
+        raise InputError(f"{what} is for models that are asked in words; {family.name} is for {other}.")
 
 
 def one_prompt(argument: str, verbatim: bool = False) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import typer
 
-from vlm.errors import VlmError
+from vlm.errors import VlmError, VlmWarning
 
 PARTLY_FAILED = 1  # some pages of a job
 USER_ERROR = 2
@@ -34,7 +36,8 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            with _warnings_in_a_line():
+                return function(*args, **kwargs)
         except typer.Exit:
             raise
         except BrokenPipeError:
@@ -50,6 +53,24 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(_explain(error)) from None
 
     return guarded
+
+
+@contextlib.contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """Ours are for users, so without a file and line of Python."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if issubclass(category, VlmWarning):
+            complain(f"warning: {message}")
+        else:
+            shown(message, category, *rest, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown
 
 
 def _explain(error: Exception) -> int:

@@ -11,7 +11,7 @@ import typer
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import PARTLY_FAILED, complain, verb
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
-from vlm_app.cli.options import Model
+from vlm_app.cli.options import Model, ReferenceDType, check_reference_dtype
 from vlm_app.cli.progress import Progress
 from vlm_app.load_options import LoadOptions
 
@@ -43,8 +43,10 @@ def evaluate(
     src_lang: Annotated[str | None, typer.Option(help="As in vlm translate.")] = None,
     tgt_lang: Annotated[str | None, typer.Option(help="As in vlm translate.")] = None,
     prefix: texts.Prefix = None,
+    suffix: texts.Suffix = None,
     truncate: texts.Truncate = False,
     compare_hf: Annotated[bool, typer.Option("--compare-hf", help="Run Hugging Face on the same texts.")] = False,
+    reference_dtype: ReferenceDType = None,
     limit: Annotated[int | None, typer.Option(help="The first so many pairs.", min=1)] = None,
     sampling: dict[str, Any],
     bleu_threshold: Threshold = None,
@@ -69,6 +71,7 @@ def evaluate(
     from vlm_app.text.pairs import read_pairs
     from vlm_app.text.scores import check_installed
 
+    check_reference_dtype(reference_dtype, None if compare_hf else "--compare-hf")
     thresholds = {"bleu": bleu_threshold, "rouge1": rouge1_threshold, "exact": exact_threshold}
     metrics = _metrics(task, metric, thresholds)
     check_installed(metrics)
@@ -76,8 +79,8 @@ def evaluate(
     pairs, wrong = read_pairs(data, limit)
     folder = _hf_folder(model) if compare_hf else None
     pipeline = texts.load_text_model(model, options)
-    asked = (src_lang, tgt_lang, prefix, truncate)
-    result = {"model": model, **_run(pipeline, task, asked, pairs, sampling, metrics, folder)}
+    asked = (src_lang, tgt_lang, prefix, truncate, suffix)
+    result = {"model": model, **_run(pipeline, task, asked, pairs, sampling, metrics, folder, reference_dtype)}
     result["left_out"] = [*wrong, *result["left_out"]]
     _print(result)
     if out is not None:
@@ -113,7 +116,7 @@ def _hf_folder(model: str) -> Path:
 
 def _run(
     pipeline: Pipeline, task: str, asked: tuple[Any, ...], pairs: list[Any], sampling: dict[str, Any],
-    metrics: tuple[str, ...], folder: Path | None,
+    metrics: tuple[str, ...], folder: Path | None, reference_dtype: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     from vlm_app.text.evaluation import agreement, outputs, run_hugging_face, run_vlm
 
@@ -126,22 +129,29 @@ def _run(
     result |= {"device": str(pipeline.device), "sampling": sampling}
     result["vlm"] = {**ours.summary(metrics, references), "batch_size": pipeline.llm.max_batch_size}
     if folder is not None:
-        theirs = run_hugging_face(folder, pipeline, pairs, to_input, sampling, HF_BATCH_SIZE)
-        result["hf"] = {**theirs.summary(metrics, references), "batch_size": HF_BATCH_SIZE}
+        dtype = reference_dtype or pipeline.engine.build.dtype
+        theirs = run_hugging_face(folder, pipeline, pairs, to_input, sampling, HF_BATCH_SIZE, dtype)
+        result["hf"] = {**theirs.summary(metrics, references), "batch_size": HF_BATCH_SIZE, "dtype": dtype}
         result["agreement"] = agreement(ours, theirs)
     return result | {"outputs": outputs(pairs, ours, theirs)}
 
 
 def _to_input(
-    pipeline: Pipeline, task: str, source: str | None, target: str | None, prefix: str | None, truncate: bool
+    pipeline: Pipeline,
+    task: str,
+    source: str | None,
+    target: str | None,
+    prefix: str | None,
+    truncate: bool,
+    suffix: str | None,
 ) -> ToInput:
     from vlm_app.text.tasks import summary, translation
 
     if task == "translate":
-        return translation(pipeline, source, target, prefix, truncate)
+        return translation(pipeline, source, target, prefix, truncate, suffix)
     if source or target:
         raise InputError("--src-lang and --tgt-lang go with --task translate.")
-    return summary(pipeline, prefix, truncate)
+    return summary(pipeline, prefix, truncate, suffix)
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -163,7 +173,9 @@ def _table(result: dict[str, Any]) -> Table:
     table = Table()
     table.add_column("speed: one measurement")
     for name, system in systems.items():
-        table.add_column(f"{name}, batch {system['batch_size']}", justify="right")
+        dtype = system.get("dtype", result["dtype"])
+        other = "" if dtype == result["dtype"] else f", {dtype}"
+        table.add_column(f"{name}{other}, batch {system['batch_size']}", justify="right")
     for name in result["vlm"]["scores"]:
         table.add_row(name, *(f"{system['scores'][name]:.2f}" for system in systems.values()))
     for name, label in (("texts_per_s", "texts/s, once"), ("tokens_per_s", "tokens/s, once")):

@@ -11,7 +11,6 @@ from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import verb
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import MODEL_HELP, Json
-from vlm_app.cli.prompt_job import PromptJob
 from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
 from vlm_app.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
@@ -25,11 +24,14 @@ def generate(
     *,
     prompt: Annotated[list[str] | None, typer.Argument(help="Prompts; - reads stdin, as --file reads a file.")] = None,
     file: texts.Files = None,
+    input_ids: texts.InputIds = None,
     out: texts.OutFile = None,
     model: Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP)] = None,
     raw_prompt: Annotated[
         bool, typer.Option("--raw-prompt", help="The prompts as they are, not in the model's chat template.")
     ] = False,
+    suffix: texts.Suffix = None,
+    truncate: texts.Truncate = False,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
     prompt_table: TableFile = None,
@@ -57,14 +59,18 @@ def generate(
       vlm generate --chat --model lmsys/vicuna-7b-v1.5
       vlm generate "A review:" "A poem:" --prompt-table tuned.npy --tasks 0,1 --model facebook/opt-2.7b
     """
-    several = sampling.get("num_return_sequences", 1) > 1
     if chat:
         _check_chat({
             "the prompts": bool(prompt), "--file": bool(file), "--out": out is not None, "--raw-prompt": raw_prompt,
-            "--num-return-sequences": several,
+            "--input-ids": input_ids is not None, "--suffix": suffix is not None, "--truncate": truncate,
+            "--num-return-sequences": sampling.get("num_return_sequences", 1) > 1,
         })  # fmt: skip
-    of_json = partial(prompt_of, raw=raw_prompt)
-    items = iter(()) if chat else texts.items_of(prompt, file, out, of_json=of_json)
+        items = iter(())
+    elif input_ids is not None:
+        others = {"--raw-prompt": raw_prompt, "--suffix": suffix, "--truncate": truncate}
+        items = texts.ids_of(input_ids, out, {"prompts": prompt, "--file": file, **others})
+    else:
+        items = texts.items_of(prompt, file, out, of_json=partial(prompt_of, raw=raw_prompt))
     tuned = TunedPrompts.read(prompt_table, tasks)
     name = model or decoding.asked_model()
     if name is None:
@@ -76,12 +82,12 @@ def generate(
 
         converse(pipeline, sampling, [], tuned, as_json, profiling=False)
         return
-    alone = prompt is not None and len(prompt) == 1 and prompt != ["-"]
-    stream = texts.streams(prompt, out, as_json) and not several
+    put = {"suffix": suffix, "truncate": truncate}
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
-        pipeline, with_rows(tuned, items), lambda text: {key: text}, out, stream, job=partial(PromptJob, alone=alone),
-        what="prompts", sampling=sampling, as_json=as_json,
+        pipeline, with_rows(tuned, items), lambda text: {key: text, **put}, out,
+        texts.streams(prompt, out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
+        alone=texts.is_alone(prompt),
     )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 def describe_folder(path: Path) -> dict[str, Any]:
     """What a Hugging Face folder would become; ConfigError when its model is not supported."""
-    from vlm.compile.builder import role_configs, share_out
+    from vlm.compile.builder import role_configs, share_out, with_base_prefix
     from vlm.compile.hf_folder import HFFolder
     from vlm.registry import match_family
     from vlm.weights import Scoped
@@ -95,7 +95,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
     folder = HFFolder(path)
     family = match_family(folder.config)
     role_configs(family, folder.config)
-    tensors = folder.tensors
+    tensors = with_base_prefix(folder.tensors, family.base_prefixes)
     owned = share_out(tensors, family.roles)
     parts = {role: _role(part.model, Scoped(tensors, owned[role], "")) for role, part in family.roles.items()}
     return {

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from vlm.config import DTYPES
+from vlm.errors import InputError
 
 DEFAULT_MODEL = "mini-nougat"
 
@@ -23,4 +24,18 @@ Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: as man
 MaxNewTokens = Annotated[
     int | None, typer.Option(help="Tokens to generate at most. [default: as many as the engine holds]")
 ]
+ReferenceDType = Annotated[
+    str | None,
+    typer.Option(
+        "--reference-dtype", help=f"What Hugging Face computes in: {_dtypes}. [default: the engine's computing type]"
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def check_reference_dtype(dtype: str | None, wanted_by: str | None = None) -> None:
+    """InputError for an unknown type, and for any where `wanted_by`, the option that it goes with, is not given."""
+    if dtype is not None and dtype not in DTYPES:
+        raise InputError(f"--reference-dtype is {dtype!r}; allowed are {_dtypes}.")
+    if dtype is not None and wanted_by is not None:
+        raise InputError(f"--reference-dtype is about Hugging Face, which {wanted_by} runs; add {wanted_by}.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm_app.cli.errors import complain
 from vlm_app.cli.profiling import STAGES, Profile, tokens_of
+from vlm_app.text.job import output_fields
 
 from vlm.errors import VlmError
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 class Printer:
     """Runs inputs and prints what comes. Keeps the inputs that were answered, with their outputs."""
 
-    def __init__(self, pipeline: Pipeline, sampling: dict[str, Any]):
-        self.pipeline, self.sampling = pipeline, sampling
+    def __init__(self, pipeline: Pipeline, sampling: dict[str, Any], *, raw: bool = False):
+        """`raw`: the texts as decoded."""
+        self.pipeline, self.sampling, self.raw = pipeline, sampling, raw
         self.done: list[tuple[dict[str, Any], Output]] = []
         self.failed = 0
         self.profile = Profile()
@@ -37,21 +39,24 @@ class Printer:
             except VlmError as error:
                 self._fail(error)
 
-    def whole(self, inputs: list[dict[str, Any]], json_lines: bool) -> None:
-        """Whole outputs in the order of the inputs."""
+    def whole(self, inputs: list[dict[str, Any]], json_lines: bool, places: list[str] | None = None) -> None:
+        """Whole outputs in the order of the inputs, of several outputs one after the other; `places` name the inputs in
+        errors."""
         results = self.pipeline.as_completed(inputs, on_error="yield", **self.sampling)
         for index, result in _in_order(results):
             if isinstance(result, VlmError):
-                self._fail(result)
+                self._fail(f"{places[index]}: {result}" if places else result)
                 continue
             self._keep(inputs[index], result)
-            print(as_json(inputs[index], result) if json_lines else result.text, flush=True)
+            outputs = (result, *getattr(result, "alternatives", ()))
+            texts = [output.raw_text if self.raw else output.text for output in outputs]
+            print(as_json(inputs[index], result) if json_lines else "\n".join(texts), flush=True)
         self._report([output for _, output in self.done])
 
     def _keep(self, given: dict[str, Any], output: Output) -> None:
         self.done.append((given, output))
 
-    def _fail(self, error: VlmError) -> None:
+    def _fail(self, error: object) -> None:
         complain(error)
         self.failed += 1
 
@@ -80,17 +85,25 @@ def as_json(given: dict[str, Any], output: Output) -> str:
     """An object on one line: what was given, then the output."""
     import json
 
-    from vlm.outputs import json_fields
-
-    fields = {**_names(given), **json_fields(output), "tokens": len(output.token_ids)}
-    return json.dumps(fields, ensure_ascii=False)
+    return json.dumps({**_names(given), **output_fields(output)}, ensure_ascii=False)
 
 
 def _names(given: dict[str, Any]) -> dict[str, Any]:
-    """Of an input. What came over stdin is `-`."""
+    """Of an input. What came over stdin is `-`, a page of a document has its number beside it."""
+    if "input_ids" in given:
+        return {"input_ids": given["input_ids"]}
     if "text" in given:
         return {"input": given["text"]}
-    images = [source if isinstance(source, str) else "-" for source in given.get("images") or ()]
+    images = [_name(source) for source in given.get("images") or ()]
+    pages = [getattr(source, "page", None) for source in given.get("images") or ()]
+    numbers = [None if page is None else page + 1 for page in pages]
     found = {"image": images[0]} if len(images) == 1 else {"images": images} if images else {}
+    if any(numbers):
+        found |= {"page": numbers[0]} if len(images) == 1 else {"pages": numbers}
     asked = next((given[name] for name in ("prompt", "raw_prompt") if given.get(name) is not None), None)
     return found if asked is None else {**found, "prompt": asked}
+
+
+def _name(source: Any) -> str:
+    of = getattr(source, "source", source)  # a page's document
+    return of if isinstance(of, str) else "-"

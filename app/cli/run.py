@@ -10,11 +10,11 @@ from vlm_app.cli import decoding
 from vlm_app.cli.asked import Asked
 from vlm_app.cli.errors import USER_ERROR, verb
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
-from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, Json
+from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, Json, ReferenceDType, check_reference_dtype
 from vlm_app.cli.outputs import Printer
 from vlm_app.cli.profiling import print_profile
 from vlm_app.cli.progress import Progress
-from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL
+from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, InputIds, Suffix, Truncate
 from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, put_first
 from vlm_app.load_options import LoadOptions
 
@@ -28,9 +28,13 @@ def run(
         typer.Option(
             "--image",
             "-i",
-            help="An image file, or - for stdin; repeat it for several, which belong to one prompt (for nougat, which"
-            " takes no prompt about them: to a request each).",
+            help="An image or PDF file, or - for stdin; repeat it for several, which belong to one prompt (for nougat,"
+            " which takes no prompt about them: to a request each, as do a PDF's pages).",
         ),
+    ] = None,
+    pages: Annotated[
+        str | None,
+        typer.Option("--pages", "--page", help="Of every PDF and TIFF, as in vlm ocr: 3 or 1-4,7. [default: all]"),
     ] = None,
     text: Annotated[
         list[str] | None,
@@ -53,6 +57,9 @@ def run(
         ),
     ] = None,
     raw_prompt: Annotated[str | None, typer.Option(help="The prompt as the model reads it, in no template.")] = None,
+    input_ids: InputIds = None,
+    suffix: Suffix = None,
+    truncate: Truncate = False,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
     prompt_table: TableFile = None,
@@ -63,18 +70,20 @@ def run(
     check_accuracy: Annotated[
         bool, typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels, greedily.")
     ] = False,
+    reference_dtype: ReferenceDType = None,
     options: LoadOptions,
 ) -> None:
     """Give images, a prompt, or texts to a model; what it makes of them goes to stdout.
 
     On a terminal, and with --raw, the text appears as it is decoded. A pipe or file gets each text when it is whole,
-    post-processed (nougat: markdown). --json prints one object an input: image or input, text, raw_text, finish_reason,
-    tokens, token_ids, logprobs, seed.
+    post-processed (nougat: markdown). --json prints one object an input: image (and page) or input, text, raw_text,
+    finish_reason, tokens, token_ids, logprobs, seed.
 
     \b
     Examples:
       vlm run --image page.png
       vlm run --image a.png --image b.png --json > pages.jsonl
+      vlm run --image report.pdf --pages 3
       cat page.png | vlm run --image - --max-new-tokens 200
       vlm run --image page.png --model facebook/nougat-base --dtype bfloat16
       vlm run --text "translate English to German: The old ship is small."
@@ -83,7 +92,9 @@ def run(
       vlm run --image page.png --backend auto --threads 4
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
     """
-    asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat)
+    check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
+    framing = {"suffix": suffix, "truncate": truncate or None}
+    asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat, input_ids, framing, pages)
     tuned = TunedPrompts.read(prompt_table, tasks)
     name = model or asked.default_model()
     folder = None
@@ -97,17 +108,19 @@ def run(
     if chat:
         from vlm_app.cli.chat import converse
 
+        asked.check_pages(pipeline)
         converse(pipeline, sampling, asked.images, tuned, as_json, run_profiling)
         return
-    printer = Printer(pipeline, sampling)
+    printer = Printer(pipeline, sampling, raw=raw)
     inputs = put_first(tuned, asked.inputs(pipeline))
-    if not as_json and (raw or sys.stdout.isatty()):
+    if not as_json and sampling.get("num_return_sequences", 1) == 1 and (raw or sys.stdout.isatty()):
         printer.stream(inputs)
     else:
-        printer.whole(inputs, as_json)
+        printer.whole(inputs, as_json, asked.places)
     if run_profiling and printer.done:
         print_profile(printer.profile, pipeline)
     if folder is not None and printer.done:
-        print(accuracy.compare(folder, pipeline, *zip(*printer.done, strict=True), sampling), file=sys.stderr)
+        inputs, outputs = zip(*printer.done, strict=True)
+        print(accuracy.compare(folder, pipeline, inputs, outputs, sampling, reference_dtype), file=sys.stderr)
     if printer.failed:
         raise typer.Exit(USER_ERROR)

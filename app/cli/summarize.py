@@ -19,10 +19,12 @@ def summarize(
     *,
     text: texts.Texts = None,
     file: texts.Files = None,
+    input_ids: texts.InputIds = None,
     out: texts.OutFile = None,
     model: Model = texts.DEFAULT_TEXT_MODEL,
     by_line: Annotated[bool, typer.Option("--lines", help="A document a line, not one a file.")] = False,
     prefix: texts.Prefix = None,
+    suffix: texts.Suffix = None,
     truncate: texts.Truncate = False,
     sampling: dict[str, Any],
     prompt_table: TableFile = None,
@@ -43,11 +45,15 @@ def summarize(
       vlm summarize --file article.txt --model facebook/bart-large-cnn --truncate
       vlm summarize --file notices.jsonl --prompt-table tuned.npy --tasks 0 --model ./tuned-t5
     """
-    items = texts.items_of(text, file, out, whole=not by_line)
+    if input_ids is not None:
+        others = {"--lines": by_line, "--prefix": prefix, "--suffix": suffix, "--truncate": truncate}
+        items = texts.ids_of(input_ids, out, {"texts": text, "--file": file, **others})
+    else:
+        items = texts.items_of(text, file, out, whole=not by_line)
     items = with_rows(TunedPrompts.read(prompt_table, tasks), items)
     pipeline = texts.load_text_model(model, options)
     from vlm_app.text.tasks import summary
 
-    to_input = summary(pipeline, prefix, truncate)
-    stream = texts.streams(text, out, as_json)
+    to_input = summary(pipeline, prefix, truncate, suffix)
+    stream = texts.streams(text, out, as_json, sampling)
     texts.run_job(pipeline, items, to_input, out, stream, sampling=sampling, as_json=as_json)

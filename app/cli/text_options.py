@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -15,23 +15,36 @@ from vlm_app.cli import decoding
 from vlm_app.cli.errors import PARTLY_FAILED, complain
 from vlm_app.cli.progress import Progress
 
-from vlm.errors import InputError
+from vlm.errors import InputError, listed
 
 if TYPE_CHECKING:
     from vlm_app.load_options import LoadOptions
-    from vlm_app.text.job import Report, TextJob
+    from vlm_app.text.job import Report
     from vlm_app.text.sources import Item
     from vlm_app.text.tasks import ToInput
 
     from vlm.pipeline import Pipeline
 
 DEFAULT_TEXT_MODEL = "mini-t5"
+ONE: Mapping[str, Any] = {}  # sampling options that ask for one output
 
 Texts = Annotated[list[str] | None, typer.Argument(help="Texts; - reads stdin, as --file reads a file.")]
 Files = Annotated[list[Path] | None, typer.Option("--file", "-f", help="Read this file; repeat it.")]
 OutFile = Annotated[Path | None, typer.Option("--out", "-o", help="Write here. [default: stdout]")]
 Prefix = Annotated[str | None, typer.Option(help="What is put before each text, in place of T5's own words.")]
-Truncate = Annotated[bool, typer.Option("--truncate", help="Cut the end off texts that are too long.")]
+Suffix = Annotated[str | None, typer.Option(help='What is put after each text, as it is: " TL;DR:".')]
+Truncate = Annotated[
+    bool,
+    typer.Option(
+        "--truncate",
+        help="Cut texts that are too long, at the side that the model's tokenizer says (truncation_side; mostly the"
+        " end). A suffix stays; a prompt leaves room for --max-new-tokens.",
+    ),
+]
+InputIds = Annotated[
+    Path | None,
+    typer.Option("--input-ids", help="Instead of texts: token ids, a row an input, of a .csv, .npy or .jsonl file."),
+]
 
 
 def items_of(
@@ -53,6 +66,17 @@ def items_of(
     if files:
         return chain.from_iterable(from_file(file, whole, of_json or text_of) for file in files)
     return from_arguments(texts, whole)
+
+
+def ids_of(file: Path, out: Path | None, others: Mapping[str, object]) -> list[Item]:
+    """The token ids of a file. InputError, before a model is loaded, for what is none, and for the `others`, options of
+    texts by their names, that were given."""
+    from vlm_app.text.token_ids import read_token_ids
+
+    if wrong := [name for name, value in others.items() if value not in (None, False, [])]:
+        raise InputError(f"--input-ids stands for the texts as the model reads them; leave {listed(wrong)} out.")
+    check_output("--out", out, [file])
+    return read_token_ids(file)
 
 
 def _check_readable(file: Path) -> None:
@@ -80,10 +104,15 @@ def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> 
         out.unlink()
 
 
-def streams(texts: list[str] | None, out: Path | None, as_json: bool) -> bool:
-    """A lone text on a terminal appears as it is decoded."""
-    alone = texts is not None and len(texts) == 1 and texts != ["-"]
-    return alone and not as_json and _on_terminal(out)
+def streams(texts: list[str] | None, out: Path | None, as_json: bool, sampling: Mapping[str, Any] = ONE) -> bool:
+    """A lone text's only output on a terminal appears as it is decoded."""
+    several = sampling.get("num_return_sequences", 1) > 1
+    return is_alone(texts) and not as_json and not several and _on_terminal(out)
+
+
+def is_alone(texts: list[str] | None) -> bool:
+    """Is it one text, not a file's or stdin's?"""
+    return texts is not None and len(texts) == 1 and texts != ["-"]
 
 
 def _on_terminal(out: Path | None) -> bool:
@@ -97,18 +126,19 @@ def run_job(
     out: Path | None,
     stream: bool,
     *,
-    job: Callable[..., TextJob] | None = None,
     what: str = "texts",
     **options: Any,
 ) -> None:
-    """Writes what `job` (a TextJob, with these options) makes of each item and reports on stderr, where the items are
-    called `what`; exits with 1 if some failed."""
+    """Writes what a TextJob with these options makes of each item and reports on stderr, where the items are called
+    `what`; exits with 1 if some failed."""
     from vlm_app.text.job import TextJob
+    from vlm_app.text.token_ids import without_padding
 
+    items = without_padding(items, pipeline.config.pad_token_id)
     with _opened(out) as file, Progress() as progress:
         if not _on_terminal(out):  # where lines would run through the bar
             options["show"] = lambda report: progress(what.capitalize(), report.texts, 0, _rate(report))
-        running = (job or TextJob)(pipeline, to_input, file, **options)
+        running = TextJob(pipeline, to_input, file, **options)
         report = running.stream(next(iter(items))) if stream else running.run(items)
     rate = _rate(report, ", ")
     print(f"{report.texts} {what}, {report.tokens} tokens in {report.seconds:.2f} s{rate}", file=sys.stderr)

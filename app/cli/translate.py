@@ -19,11 +19,13 @@ def translate(
     *,
     text: texts.Texts = None,
     file: texts.Files = None,
+    input_ids: texts.InputIds = None,
     out: texts.OutFile = None,
     model: Model = texts.DEFAULT_TEXT_MODEL,
     src_lang: Annotated[str | None, typer.Option(help="Of the texts: en, or a model's own code such as en_XX.")] = None,
     tgt_lang: Annotated[str | None, typer.Option(help="Of the translations.")] = None,
     prefix: texts.Prefix = None,
+    suffix: texts.Suffix = None,
     truncate: texts.Truncate = False,
     sampling: dict[str, Any],
     prompt_table: TableFile = None,
@@ -44,11 +46,18 @@ def translate(
       cat lines.txt | vlm translate - --model facebook/mbart-large-50-many-to-many-mmt --src-lang en_XX --tgt-lang ro_RO
       vlm translate --file lines.txt --prompt-table tuned.npy --tasks 2 --model ./tuned-t5 --prefix ""
     """
-    items = texts.items_of(text, file, out)
+    if input_ids is not None:
+        others = {"--src-lang": src_lang, "--prefix": prefix, "--suffix": suffix, "--truncate": truncate}
+        items = texts.ids_of(input_ids, out, {"texts": text, "--file": file, **others})
+    else:
+        items = texts.items_of(text, file, out)
     items = with_rows(TunedPrompts.read(prompt_table, tasks), items)
     pipeline = texts.load_text_model(model, options)
-    from vlm_app.text.tasks import translation
+    from vlm_app.text.tasks import translation, translation_of_ids
 
-    to_input = translation(pipeline, src_lang, tgt_lang, prefix, truncate)
-    stream = texts.streams(text, out, as_json)
+    if input_ids is None:
+        to_input = translation(pipeline, src_lang, tgt_lang, prefix, truncate, suffix)
+    else:
+        to_input = translation_of_ids(pipeline, tgt_lang)
+    stream = texts.streams(text, out, as_json, sampling)
     texts.run_job(pipeline, items, to_input, out, stream, sampling=sampling, as_json=as_json)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from vlm_app.text.sources import Item
 
+BASE = -1  # the task of a request without rows
+
 TableFile = Annotated[
     Path | None,
     typer.Option(
@@ -23,7 +25,10 @@ TableFile = Annotated[
     ),
 ]
 TaskNumbers = Annotated[
-    str | None, typer.Option("--tasks", help="Whose rows go before the text: one number, or one for each: 0,1,0.")
+    str | None,
+    typer.Option(
+        "--tasks", help="Whose rows go before the text: one number, or one for each: 0,1,0; -1: none, the base model."
+    ),
 ]
 
 
@@ -46,15 +51,19 @@ class TunedPrompts:
         if tasks is None and count > 1:
             raise InputError(f"--prompt-table {file} holds {count} tasks; say which one with --tasks 0 (or 0,1,…).")
         numbers = _numbers(tasks or "0")
-        if wrong := [n for n in numbers if not 0 <= n < count]:
-            raise InputError(f"--tasks names {wrong[0]}; {file} holds {count}, from 0 to {count - 1}.")
+        if wrong := [n for n in numbers if not BASE <= n < count]:
+            raise InputError(
+                f"--tasks names {wrong[0]}; {file} holds {count}, from 0 to {count - 1}, and {BASE} is the base model."
+            )
         return cls(tables, numbers)
 
-    def per_request(self, count: int) -> list[np.ndarray]:
-        """Each request's rows [rows, hidden]. InputError unless there is a task for each, or one for all."""
+    def per_request(self, count: int) -> list[np.ndarray | None]:
+        """Each request's rows [rows, hidden], None for the base model. InputError unless there is a task for each, or
+        one for all."""
         if len(self.tasks) not in (1, count):
             raise InputError(f"--tasks names {len(self.tasks)} tasks for {count} requests; give one for each, or one.")
-        return [self.tables[n] for n in (self.tasks * count if len(self.tasks) == 1 else self.tasks)]
+        tasks = self.tasks * count if len(self.tasks) == 1 else self.tasks
+        return [None if n == BASE else self.tables[n] for n in tasks]
 
 
 def put_first(tuned: TunedPrompts | None, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -62,7 +71,8 @@ def put_first(tuned: TunedPrompts | None, inputs: list[dict[str, Any]]) -> list[
     if tuned is None:
         return inputs
     rows = tuned.per_request(len(inputs))
-    return [{**given, "prompt_table": table} for given, table in zip(inputs, rows, strict=True)]
+    pairs = zip(inputs, rows, strict=True)
+    return [given if table is None else {**given, "prompt_table": table} for given, table in pairs]
 
 
 def with_rows(tuned: TunedPrompts | None, items: Iterable[Item]) -> Iterable[Item]:
@@ -77,8 +87,8 @@ def with_rows(tuned: TunedPrompts | None, items: Iterable[Item]) -> Iterable[Ite
     return [_with(item, table) for item, table in zip(items, tuned.per_request(len(items)), strict=True)]
 
 
-def _with(item: Item, table: np.ndarray) -> Item:
-    return replace(item, given={**item.given, "prompt_table": table})
+def _with(item: Item, table: np.ndarray | None) -> Item:
+    return item if table is None else replace(item, given={**item.given, "prompt_table": table})
 
 
 def _numbers(tasks: str) -> tuple[int, ...]:

@@ -50,7 +50,8 @@ def sentence(error: Exception) -> str:
     elif isinstance(error, HTTPException):
         text = f"{error.detail}".rstrip(".") + "."
     else:
-        text = str(error) if isinstance(error, VlmError) else "the server failed; its log says where."
+        said = getattr(error, "for_clients", str(error))
+        text = said if isinstance(error, VlmError) else "the server failed; its log says where."
     return text.encode("utf-8", "replace").decode()
 
 

@@ -61,15 +61,20 @@ def run_vlm(
 
 
 def run_hugging_face(
-    folder: Path, pipeline: Pipeline, pairs: list[Pair], to_input: ToInput, sampling: dict[str, Any], batch_size: int
+    folder: Path,
+    pipeline: Pipeline,
+    pairs: list[Pair],
+    to_input: ToInput,
+    sampling: dict[str, Any],
+    batch_size: int,
+    dtype: str,
 ) -> Run:
-    """The same token ids, padded to batches, through transformers' own generate: same device, type and settings."""
+    """The same token ids, padded to batches, through transformers' own generate: same device and settings."""
     from transformers import AutoModelForSeq2SeqLM
     from vlm_app.bench.huggingface import quiet
 
     quiet()
-    dtype = getattr(torch, pipeline.engine.build.dtype)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).to(pipeline.device).eval()
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(pipeline.device).eval()
     request = lambda pair: pipeline.request(to_input(pair.text), **(SCORED | sampling))  # noqa: E731
     _batch(model, [request(pair) for pair in pairs[:batch_size]], pipeline)  # warm-up
     # from text to text, as ours is timed

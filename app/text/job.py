@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import time
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from vlm.pipeline import Output, Pipeline
 
 
+TEXTS = ("text", "prompt", "raw_prompt", "src_lang", "suffix", "truncate")  # what token ids stand for
+
+
 @dataclass
 class Report:
     """What was done."""
@@ -29,7 +33,8 @@ class Report:
 
 
 class TextJob:
-    """Runs items through a pipeline and writes a line each."""
+    """Runs items through a pipeline and writes a line each, or where each gives several outputs a line an output; a
+    lone item's output is written as it is."""
 
     def __init__(
         self,
@@ -39,10 +44,12 @@ class TextJob:
         *,
         sampling: dict[str, Any],
         as_json: bool = False,
+        alone: bool = False,
         show: Callable[[Report], None] = lambda report: None,
     ):
         self.pipeline, self.to_input, self.out = pipeline, to_input, out
-        self.sampling, self.as_json, self.show = sampling, as_json, show
+        self.sampling, self.as_json, self.alone, self.show = sampling, as_json, alone, show
+        self.count = sampling.get("num_return_sequences") or 1
         self.report = Report()
 
     def run(self, items: Iterable[Item]) -> Report:
@@ -76,14 +83,22 @@ class TextJob:
         if isinstance(result, str):
             self._fail(item, result)
         elif result is not None:
-            self.report.tokens += len(result.token_ids)
-        line = _json(item, result) if self.as_json else _line(result)
-        print(line, file=self.out, flush=True)
+            self.report.tokens += sum(len(output.token_ids) for output in (result, *result.alternatives))
+        for line in [_json(item, result)] if self.as_json else self._lines(result):
+            print(line, file=self.out, flush=True)
+
+    def _lines(self, result: Output | str | None) -> list[str]:
+        """A line an output, whatever its text holds; as many empty ones where there is none."""
+        if result is None or isinstance(result, str):
+            return [""] * self.count
+        texts = [output.text for output in (result, *result.alternatives)]
+        return texts if self.alone and len(texts) == 1 else [" ".join(text.splitlines()) for text in texts]
 
 
 def input_of(item: Item, to_input: ToInput) -> dict[str, Any]:
-    """What its text becomes, with what else it has; a conversation has its texts in it."""
-    return {**({} if "messages" in item.given else to_input(item.text)), **item.given}
+    """What its text becomes, with what else it has; a conversation has its texts in it, and ids stand for one."""
+    made = {} if "messages" in item.given else to_input(item.text)
+    return {**{k: v for k, v in made.items() if k not in TEXTS or "input_ids" not in item.given}, **item.given}
 
 
 def in_order(
@@ -113,19 +128,21 @@ def in_order(
     yield from (held[number] for number in sorted(held))
 
 
-def _line(result: Output | str | None) -> str:
-    """A line a text, whatever the text holds."""
-    return " ".join(result.text.splitlines()) if result is not None and not isinstance(result, str) else ""
+def output_fields(output: Output) -> dict[str, Any]:
+    """Returns what an output's JSON has, its alternatives the same; what there is nothing of, and logits, are left
+    out."""
+    names = [field.name for field in dataclasses.fields(output) if not field.name.endswith("_logits")]
+    fields = {name: getattr(output, name) for name in names}
+    fields["alternatives"] = [output_fields(other) for other in fields.get("alternatives", ())]
+    return {**{k: v for k, v in fields.items() if v not in (None, [])}, "tokens": len(output.token_ids)}
 
 
 def _json(item: Item, result: Output | str | None) -> str:
-    fields: dict[str, Any] = {"source": item.text, "file": item.source or None, "line": item.line}
+    said = {name: item.given[name] for name in ("input_ids",) if name in item.given} or {"source": item.text}
+    fields: dict[str, Any] = {**said, "file": item.source or None, "line": item.line}
     fields = {name: value for name, value in fields.items() if value is not None}
     if isinstance(result, str):
         fields["error"] = result
     elif result is not None:
-        from vlm.outputs import json_fields
-
-        fields |= {k: v for k, v in json_fields(result).items() if v not in (None, ())}
-        fields["tokens"] = len(result.token_ids)
+        fields |= output_fields(result)
     return json.dumps(fields, ensure_ascii=False)

@@ -27,7 +27,7 @@ class Item:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text.strip() or "messages" in self.given or "images" in self.given)
+        return not (self.text.strip() or {"messages", "images", "input_ids"} & self.given.keys())
 
     @property
     def place(self) -> str:

@@ -15,11 +15,16 @@ NAMES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}  # T
 
 
 def translation(
-    pipeline: Pipeline, source: str | None, target: str | None, prefix: str | None, truncate: bool
+    pipeline: Pipeline,
+    source: str | None,
+    target: str | None,
+    prefix: str | None,
+    truncate: bool,
+    suffix: str | None = None,
 ) -> ToInput:
     """text -> input of the pipeline. InputError where the model needs to be told the languages, or cannot be."""
     if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
-        return _with_codes(pipeline.tokenizer.languages.ids, source, target, prefix, truncate)
+        return _with_codes(pipeline.tokenizer.languages.ids, source, target, prefix, truncate, suffix)
     if pipeline.family.name == "t5" and prefix is None:
         if source is None or target is None:
             raise InputError("a T5 model is told the languages: give --src-lang en --tgt-lang de (or --prefix).")
@@ -27,30 +32,54 @@ def translation(
     elif source is not None or target is not None:
         why = "--prefix says the task already" if prefix is not None else "this model knows one pair of languages"
         raise InputError(f"{why}; leave --src-lang and --tgt-lang out.")
-    return _with_prefix(prefix or "", truncate)
+    return _with_prefix(prefix or "", truncate, suffix)
 
 
-def summary(pipeline: Pipeline, prefix: str | None, truncate: bool) -> ToInput:
+def translation_of_ids(pipeline: Pipeline, target: str | None) -> ToInput:
+    """Anything -> what goes with token ids: a multilingual model is told the target. InputError as of `translation`."""
+    if target is None:
+        return lambda text: {}
+    if pipeline.tokenizer is None or pipeline.tokenizer.languages is None:
+        raise InputError("the token ids say the languages to this model; leave --tgt-lang out.")
+    _check_codes(pipeline.tokenizer.languages.ids, target)
+    return lambda text: {"tgt_lang": target}
+
+
+def summary(pipeline: Pipeline, prefix: str | None, truncate: bool, suffix: str | None = None) -> ToInput:
     if prefix is None:
         prefix = "summarize: " if pipeline.family.name == "t5" else ""
-    return _with_prefix(prefix, truncate)
+    return _with_prefix(prefix, truncate, suffix)
 
 
-def _with_prefix(prefix: str, truncate: bool) -> ToInput:
-    return lambda text: {"text": prefix + text, "truncate": truncate}
+def _with_prefix(prefix: str, truncate: bool, suffix: str | None) -> ToInput:
+    return lambda text: {"text": prefix + text, "truncate": truncate, **_end(suffix)}
+
+
+def _end(suffix: str | None) -> dict[str, str]:
+    return {} if suffix is None else {"suffix": suffix}
 
 
 def _with_codes(
-    ids: dict[str, int], source: str | None, target: str | None, prefix: str | None, truncate: bool
+    ids: dict[str, int],
+    source: str | None,
+    target: str | None,
+    prefix: str | None,
+    truncate: bool,
+    suffix: str | None,
 ) -> ToInput:
     if prefix is not None:
         raise InputError("this model has language codes; give --src-lang and --tgt-lang instead of --prefix.")
     if target is None:
         raise InputError(f"--tgt-lang is missing; this model knows {listed(sorted(ids), 60)}.")
-    for code in (source, target):
+    _check_codes(ids, source, target)
+    fields = {"src_lang": source, "tgt_lang": target, "truncate": truncate, **_end(suffix)}
+    return lambda text: {"text": text, **fields}
+
+
+def _check_codes(ids: dict[str, int], *codes: str | None) -> None:
+    for code in codes:
         if code is not None and code not in ids:
             raise InputError(f"language {code!r} is unknown; this model knows {listed(sorted(ids), 60)}.")
-    return lambda text: {"text": text, "src_lang": source, "tgt_lang": target, "truncate": truncate}
 
 
 def _name(language: str) -> str:

@@ -58,7 +58,9 @@ def response(tensors: Tensors, config: Mapping[str, Any]) -> Any:
 
 def failure(error: Exception) -> Any:
     """One sentence for what the client can mend; else what it was, for who looks after the server."""
-    text = str(error) if isinstance(error, VlmError) else f"{type(error).__name__}: {error}"
+    text = (
+        getattr(error, "for_clients", str(error)) if isinstance(error, VlmError) else f"{type(error).__name__}: {error}"
+    )
     return utils().InferenceResponse([], error=utils().TritonError(text))
 
 

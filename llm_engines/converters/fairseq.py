@@ -1,31 +1,41 @@
-"""FairSeq's translation transformers (Ott et al., arXiv:1904.01038): a folder with a .pt file, dictionaries, BPE codes.
+"""FairSeq's translation transformers (Ott et al., arXiv:1904.01038): a .pt file, dictionaries and BPE codes or a
+SentencePiece model, in a folder or a tar archive.
 
 The networks are those of `llm_engines.models.bart`, each side with its own configuration.
 """
 
 from __future__ import annotations
 
-import argparse
-import pickle
 import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from llm_engines.converters.fairseq_tokenizer import read_dictionary, tokenizer_files
+from llm_engines.converters.fairseq_file import read_checkpoint, weights_file
+from llm_engines.converters.fairseq_languages import MBART, LanguageTokens
+from llm_engines.converters.fairseq_tokenizer import (
+    CODES,
+    SENTENCEPIECE,
+    TextFiles,
+    languages,
+    read_dictionary,
+    tokenizer_files,
+)
 from llm_engines.models.bart import BartConfig, cross_rules, stack_rules
+from vlm.archives import unpacked
 from vlm.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
 from vlm.compile.builder import module_layout
 from vlm.convert import Drop, Rename, attempt
 from vlm.errors import CheckpointError, ConfigError, listed
+from vlm.processing.moses import Moses
 from vlm.registry import model_spec
 from vlm.weights import TensorSource
 
-WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
+WANTED = re.compile(rf".+\.pt|dict(\..+)?\.txt|{CODES.pattern}|{SENTENCEPIECE.pattern}")  # of an archive's files
+GENERATION = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 MODELS = {"encoder": "bart-encoder", "decoder": "bart"}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "swish": "silu"}
 # options that change the maths and that nothing here honours, and the values that ask for nothing
@@ -39,14 +49,21 @@ UNSUPPORTED = {
 INHERITED = ("embed_dim", "ffn_embed_dim")
 
 
-def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """A FairSeq folder -> our checkpoint at `out`, written whole or not at all.
+def convert(source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None) -> Checkpoint:
+    """A FairSeq folder, or a tar archive of one -> our checkpoint at `out`, written whole or not at all.
 
-    Raises CheckpointError for a file that is missing, damaged, unsafe or does not fit, ConfigError that names every
-    option which cannot be honoured.
+    `tokenizer` ("moses", "none") overrules what the folder says of its texts. Raises CheckpointError for a file that is
+    missing, damaged, unsafe or does not fit, ConfigError that names every option which cannot be honoured.
     """
-    options, state = read_checkpoint(weights_file(folder))
-    dictionaries = {side: read_dictionary(folder, options, side) for side in MODELS}
+    folder = _unpacked(source) if source.is_file() else source
+    weights = weights_file(folder)
+    options, state = read_checkpoint(weights)
+    check_kind(options, source)
+    options |= languages(folder, options)
+    text = TextFiles.from_folder(folder, options, tokenizer)
+    Moses.from_config(text.moses)  # says that it is not installed before the work
+    tokens = LanguageTokens.from_options(options)
+    dictionaries = {side: read_dictionary(folder, options, side, tokens) for side in MODELS}
     state = modern(state)
     configs = {side: parse(options, side, len(dictionaries[side]), version(state, side)) for side in MODELS}
     roles = _convert_roles(state, configs, folder)
@@ -55,62 +72,47 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
             Path(out),
             family="fairseq",
             roles=roles,
-            generation={"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
-            source=folder.resolve().name,
-            processor_files=tokenizer_files(folder, dictionaries["encoder"], dictionaries["decoder"], Path(made)),
+            generation=GENERATION | (tokens.generation(dictionaries["decoder"]) if tokens else {}),
+            source=f"{source.resolve().name}, {weights.name}; texts: {text.summary}",
+            processor_files=tokenizer_files(
+                folder, dictionaries["encoder"], dictionaries["decoder"], Path(made), text, tokens
+            ),
             progress=progress,
         )
 
 
-def weights_file(folder: Path) -> Path:
-    """The one to convert; CheckpointError where it is not clear which."""
-    for name in WEIGHTS:
-        if (folder / name).is_file():
-            return folder / name
-    found = sorted(folder.glob("*.pt"))
-    if len(found) != 1:
-        names = listed(p.name for p in found) or "none"
-        raise CheckpointError(f"{folder} should hold model.pt, or one .pt file; it holds {names}.")
-    return found[0]
-
-
-def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(options of the model, its tensors), by torch's restricted unpickler: argparse.Namespace is all it may build."""
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL ([\w.]+)", str(error))
-        what = f" of the kind {asked[1]}" if asked else ""
+def _unpacked(archive: Path) -> Path:
+    """Raises CheckpointError for an archive without a FairSeq model in it."""
+    folder = unpacked(archive, lambda name: WANTED.fullmatch(name) is not None)
+    if not any(folder.glob("*.pt")) or not any(folder.glob("dict*.txt")):
         raise CheckpointError(
-            f"{path} is damaged, or holds Python objects{what} that could run code, so it is not loaded; keep its"
-            ' "args" and "model" alone and save it again.'
-        ) from None
-    except Exception as error:  # a damaged file may end in any of them
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        raise CheckpointError(f'{path} is no FairSeq checkpoint: it has no "model".')
-    return _options(path, content), content["model"]
+            f"{archive} holds no FairSeq model (a .pt file and dict.<language>.txt); unpack what it holds and give the"
+            " model's folder."
+        )
+    return folder
 
 
-def _options(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Of the older `args`, or of the newer `cfg`, whose task names the languages."""
-    found: dict[str, Any] = {}
-    cfg = content.get("cfg") or {}
-    for part in (cfg.get("task"), cfg.get("model"), content.get("args")):
-        found |= _flat(part if isinstance(part, Mapping) else vars(part or argparse.Namespace()))
-    if not found:
-        raise CheckpointError(f'{path} does not say what it is: it has neither "args" nor "cfg".')
-    return found
+KINDS = {
+    "fconv": "a convolutional network", "lightconv": "a network of light convolutions", "lstm": "a recurrent network",
+    "transformer_lm": "a language model", "transformer_pointer": "a pointer-generator", "roberta": "an encoder",
+    "camembert": "an encoder", "xlmr": "an encoder", "bart": "which Hugging Face has converted (facebook/bart-large)",
+    "mbart": "which Hugging Face has converted (facebook/mbart-large-50-many-to-many-mmt)",
+    "wav2vec": "a model of speech", "s2t": "a model of speech", "hubert": "a model of speech",
+    "nonautoregressive": "a non-autoregressive model", "levenshtein": "a non-autoregressive model",
+}  # fmt: skip
 
 
-def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """{"encoder": {"layers": 6}} -> {"encoder_layers": 6}: the newest releases nest them"""
-    found: dict[str, Any] = {}
-    for name, value in options.items():
-        found |= {f"{name}_{n}": x for n, x in value.items()} if isinstance(value, Mapping) else {name: value}
-    return found
+def check_kind(options: dict[str, Any], folder: Path) -> None:
+    """Raises ConfigError that names a network which is no translation transformer."""
+    arch = str(options.get("arch") or options.get("_name") or "transformer")
+    known = sorted((name for name in KINDS if arch.startswith(name)), key=len)
+    if arch.startswith("mbart") and options.get("task") == MBART:
+        return
+    if known or not arch.startswith("transformer"):
+        what = f", {KINDS[known[-1]]}" if known else ""
+        raise ConfigError(
+            f"{folder} cannot be run: its arch is {arch!r}{what}; supported are translation transformers."
+        )
 
 
 def version(state: Mapping[str, Tensor], side: str) -> float:
@@ -127,9 +129,6 @@ def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -
         return options.get(f"{side}_{name}", default)
 
     wrong = [f"{n} is {options[n]!r}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
-    kind = str(options.get("arch") or options.get("_name") or "transformer")
-    if not kind.startswith("transformer"):
-        wrong.append(f"arch is {kind!r}, supported are transformer…")
     width, heads = own("embed_dim", 512), own("attention_heads", 8)
     widths = {options.get(n, width) for n in ("encoder_embed_dim", "decoder_embed_dim", "decoder_output_dim",
                                               "decoder_input_dim")}  # fmt: skip
@@ -186,6 +185,7 @@ def rules(config: BartConfig, side: str) -> list[Any]:
         Rename(f"{side}.embed_tokens.weight", "embedding.weight"),
         Drop(f"{side}.version", "a number of FairSeq's own", optional=True),
         Drop(f"{side}.embed_positions._float_tensor", "empty: it marks a type", optional=True),
+        *([Drop(f"{side}.embed_positions.weights", "computed", optional=True)] if config.sinusoidal else []),
         *stack_rules(f"{side}.", {"self_attn": ours}, config),
     ]
     if side == "encoder":

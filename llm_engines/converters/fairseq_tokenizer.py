@@ -1,38 +1,117 @@
-"""FairSeq's dictionaries and BPE codes -> tokenizer.json, which is all that the runtime reads.
+"""FairSeq's dictionaries with BPE codes or a SentencePiece model -> tokenizer.json, all that the runtime reads.
 
-Texts must be tokenized as they were for training (Moses, mostly): words are what stands between blanks. A piece is
-written `xyz</w>` where it ends a word, as BPE codes do; the dictionary's `xyz@@` is the piece `xyz`.
+Of BPE a piece is written `xyz</w>` where it ends a word, as codes do; the dictionary's `xyz@@` is the piece `xyz`.
+Moses, where a model was trained so, comes before it: the runtime applies it (`vlm.processing.moses`).
 """
 
 from __future__ import annotations
 
 import json
+import re
+import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import CheckpointError, listed
+from llm_engines.converters.fairseq_languages import LanguageTokens
+from llm_engines.converters.fairseq_sentencepiece import source_tokenizer, target_tokenizer
+from vlm.errors import CheckpointError, ConfigError, VlmWarning, listed
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
-CODES = ("bpecodes", "code", "codes", "bpe.codes", "bpecode")
+CODES = re.compile(r"(.+\.)?(bpe[._-]?)?codes?")  # bpecodes, code, ende30k.fastbpe.code
+SENTENCEPIECE = re.compile(r"(spm|sentencepiece|sentence)(\..+)?\.model|.+\.spm(\.model)?|spm\..+|.+\.model")
 END = "</w>"
-SENTENCEPIECE = ("sentencepiece.bpe.model", "spm.model", "sentencepiece.model")
+TOKENIZERS = {"moses": True, "space": False, "none": False}  # by name: do they take Moses?
+BPES = ("fastbpe", "subword_nmt", "sentencepiece")
 
 
-def read_dictionary(folder: Path, options: dict[str, Any], side: str) -> list[str]:
-    """The entries in the order of their ids, the special ones first."""
+@dataclass(frozen=True)
+class TextFiles:
+    """How a folder's model splits texts."""
+
+    codes: Path | None
+    sentencepiece: Path | None
+    moses: dict[str, Any] | None  # settings of vlm.processing.moses
+
+    @classmethod
+    def from_folder(cls, folder: Path, options: dict[str, Any], tokenizer: str | None = None) -> TextFiles:
+        """Finds them; what neither the options nor `tokenizer` say is as FairSeq's published models are used: Moses
+        with BPE codes, nothing besides SentencePiece. Raises ConfigError for another tokenization."""
+        bpe, name = _name(options.get("bpe")), tokenizer or _name(options.get("tokenizer"))
+        wrong = (
+            [f"its tokenizer is {name!r}, supported are {listed(TOKENIZERS)}"]
+            if name not in (None, *TOKENIZERS)
+            else []
+        )
+        wrong += [f"its bpe is {bpe!r}, supported are {listed(BPES)}"] if bpe not in (None, *BPES) else []
+        if wrong:
+            raise ConfigError(f"the texts of this FairSeq model cannot be split as it was trained: {'; '.join(wrong)}.")
+        codes = _named(folder, CODES) if bpe != "sentencepiece" else None
+        sentencepiece = _named(folder, SENTENCEPIECE) if codes is None else None
+        takes_moses = codes is not None if name is None else TOKENIZERS[name]
+        return cls(codes, sentencepiece, _moses(options) if takes_moses else None)
+
+    @property
+    def summary(self) -> str:
+        """Says in words what a text goes through."""
+        moses = f"Moses ({self.moses['source']} to {self.moses['target']}), " if self.moses else ""
+        kind = "BPE codes" if self.codes else "SentencePiece" if self.sentencepiece else "words as they are"
+        return moses + kind
+
+
+def _name(option: Any) -> str | None:
+    """FairSeq names a class, or gives its settings with `_name`."""
+    found = option.get("_name") if isinstance(option, dict) else option
+    return None if found in (None, "", "None") else str(found)
+
+
+def _moses(options: dict[str, Any]) -> dict[str, Any]:
+    said = options.get("tokenizer")
+    known = options | said if isinstance(said, dict) else options
+    languages = {side: str(options.get(f"{side}_lang") or "en") for side in ("source", "target")}
+    return languages | {
+        "dash_splits": not known.get("moses_no_dash_splits"),
+        "escape": not known.get("moses_no_escape"),
+    }
+
+
+def _named(folder: Path, pattern: re.Pattern[str]) -> Path | None:
+    """The file whose name matches; of several the one with the shortest name."""
+    found = [path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.is_file()]
+    return min(found, key=lambda path: (len(path.name), path.name), default=None)
+
+
+def languages(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
+    """Returns source_lang and target_lang: the options' own, else what the folder's name says of its dictionaries."""
+    if options.get("source_lang") and options.get("target_lang"):
+        return {name: options[name] for name in ("source_lang", "target_lang")}
+    known = {path.name[len("dict.") : -len(".txt")] for path in folder.glob("dict.*.txt")}
+    pairs = re.findall(r"(?=(?:^|[._-])([a-zA-Z_]+)[-_]([a-zA-Z_]+?)(?:[._-]|$))", folder.name)
+    pair = next((pair for pair in pairs if set(pair) <= known), (None, None))
+    return dict(zip(("source_lang", "target_lang"), pair, strict=True))
+
+
+def read_dictionary(
+    folder: Path, options: dict[str, Any], side: str, tokens: LanguageTokens | None = None
+) -> list[str]:
+    """The entries in the order of their ids, the special ones first, the languages' last."""
     language = options.get("source_lang" if side == "encoder" else "target_lang")
     path = _dictionary_file(folder, language, side)
     entries = list(SPECIAL)
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        entry, blank, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
-        if not blank or not count.isdigit():
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: an entry may hold other separators
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: it is no UTF-8 ({error}).") from None
+    for number, line in enumerate(lines, 1):
+        entry, blank, count = line.rstrip().removesuffix(" #fairseq:overwrite").rpartition(" ")
+        if line.strip() and (not blank or not count.isdigit()):
             raise CheckpointError(f"{path} line {number} is no dictionary entry (a token, a blank, a count).")
-        entries.append(entry)
-    return entries
+        entries += [entry] if line.strip() else []
+    return [*entries, *(token for token in (tokens.added if tokens else ()) if token not in entries)]
 
 
 def _dictionary_file(folder: Path, language: str | None, side: str) -> Path:
-    found = sorted(folder.glob("dict.*.txt"))
+    found = sorted((*folder.glob("dict.*.txt"), *folder.glob("dict.txt")))
     if language and (path := folder / f"dict.{language}.txt") in found:
         return path
     if len(found) == 1:
@@ -42,23 +121,43 @@ def _dictionary_file(folder: Path, language: str | None, side: str) -> Path:
     raise CheckpointError(f"{folder} lacks the {side}'s dictionary {wanted}; it holds {names}.")
 
 
-def tokenizer_files(folder: Path, source: list[str], target: list[str], made: Path) -> list[Path]:
+def tokenizer_files(
+    folder: Path,
+    source: list[str],
+    target: list[str],
+    made: Path,
+    text: TextFiles | None = None,
+    tokens: LanguageTokens | None = None,
+) -> list[Path]:
     """Writes tokenizer.json (and one for the target's ids where its dictionary is another) and its configuration."""
-    codes = next((folder / name for name in CODES if (folder / name).is_file()), None)
-    if codes is None and any((folder / name).is_file() for name in SENTENCEPIECE):
-        raise CheckpointError(f"{folder} has a SentencePiece model; FairSeq models with BPE codes are supported.")
-    files = {"tokenizer.json": _with_codes(source, read_codes(codes)) if codes else _words(source)}
-    if target != source:
-        files["tokenizer_target.json"] = _pieces(target) if codes else _words(target)
-    files["tokenizer_config.json"] = json.dumps({"dictionary_size": len(source), "unk_token_id": 3})
-    for name, text in files.items():
-        (made / name).write_text(text, encoding="utf-8")
+    text = text or TextFiles.from_folder(folder, {}, "none")
+    if text.sentencepiece:
+        files = {"tokenizer.json": source_tokenizer(text.sentencepiece, source),
+                 "tokenizer_target.json": target_tokenizer(target, tokens.added if tokens else [])}  # fmt: skip
+    else:
+        if not text.codes and any(entry.endswith("@@") for entry in source):
+            warnings.warn(
+                f"{folder} has no BPE codes (bpecodes), but pieces in its dictionary: texts must be split already.",
+                VlmWarning,
+                stacklevel=2,
+            )
+        files = {"tokenizer.json": _with_codes(source, read_codes(text.codes)) if text.codes else _words(source)}
+        if target != source:
+            files["tokenizer_target.json"] = _pieces(target) if text.codes else _words(target)
+    config = {"dictionary_size": len(source), "unk_token_id": 3} | ({"moses": text.moses} if text.moses else {})
+    config |= {"languages": tokens.settings(source)} if tokens else {}
+    files["tokenizer_config.json"] = json.dumps(config)
+    for name, content in files.items():
+        (made / name).write_text(content, encoding="utf-8")
     return [made / name for name in files]
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:
     """Merges in their order, of subword-nmt (with its header) or fastBPE (with counts)."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: it is no UTF-8 ({error}).") from None
     if lines and lines[0].startswith("#version:"):
         if lines[0].split(":")[1].strip() != "0.2":
             raise CheckpointError(
@@ -67,9 +166,11 @@ def read_codes(path: Path) -> list[tuple[str, str]]:
         lines = lines[1:]
     merges = []
     for number, line in enumerate(lines, 1):
-        parts = line.split(" ")
+        parts = line.rstrip("\r ").split(" ")
         if len(parts) not in (2, 3):
             raise CheckpointError(f"{path} line {number} is no merge of two pieces.")
+        if END in parts[:2]:
+            raise CheckpointError(f"{path} has BPE codes of version 0.1 ({END} stands alone); 0.2 is supported.")
         merges.append((parts[0], parts[1]))
     return list(dict.fromkeys(merges))
 

@@ -104,9 +104,25 @@ def read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is damaged: it is no valid YAML ({str(error).splitlines()[0]}).") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} is damaged: it holds a {type(config).__name__}, expected is a mapping.")
+    _check_whole(path, config)
     if "GPT" not in (target := str(config.get("target", "GPT"))):
         raise ConfigError(f"{path} is of a {target.rpartition('.')[2]}; of NeMo's models GPTs are supported.")
     return {name: _resolved(value, config) for name, value in config.items()}
+
+
+def _check_whole(path: Path, config: dict[str, Any]) -> None:
+    """Raises ConfigError for what was tuned beside a model and does not hold the model."""
+    base = config.get("language_model_path") or config.get("restore_from_path") or "its base model"
+    if config.get("virtual_prompt_style") or "PromptLearning" in str(config.get("target")):
+        raise ConfigError(
+            f"{path} is of tuned prompts alone (NeMo's prompt learning), which are no model; save their rows as a .npy"
+            f" file and give it with --prompt-table, --model being {base}."
+        )
+    peft = config.get("peft")
+    scheme = peft.get("peft_scheme") if isinstance(peft, dict) else None
+    if scheme not in (None, "none", "None"):
+        merge = " merged with it by NeMo's merge_lora_weights/merge.py" if "lora" in str(scheme) else ""
+        raise ConfigError(f"{path} is of an adapter alone ({scheme}), which is no model; give {base}{merge}.")
 
 
 def _resolved(value: Any, config: dict[str, Any]) -> Any:

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Apply, Drop, Fuse, Rename, Tied
-from vlm.foreign_config import ForeignConfig, token_id
+from vlm.convert import Apply, Drop, Fuse, Rename, Tied, is_tied
+from vlm.foreign_config import ConfigReader, token_id
 from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
@@ -28,6 +28,9 @@ from vlm.ops.gated import ACTIVATIONS
 from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
 
+EMBEDDINGS = ("model.shared.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight")
+# of transformers' first releases: which FairSeq wrote it, and positions that were computed
+RELICS = ("version", "embed_positions._float_tensor")
 POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a relic of fairseq's padding index
 
 
@@ -51,8 +54,14 @@ class BartConfig(ModelConfig):
         return math.sqrt(self.hidden_size) if self.scale_embedding else 1.0
 
 
+# transformers' configuration_bart.py and configuration_mbart.py
+ALIASES = {"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads",
+           "num_hidden_layers": "encoder_layers"}  # fmt: skip
+
+
 def parse_decoder(hf: dict[str, Any]) -> BartConfig:
-    """A Hugging Face `bart` or `mbart` configuration -> BartConfig; ConfigError names every field it cannot honour."""
+    """Returns the BartConfig of a Hugging Face `bart` or `mbart` configuration; ConfigError names every key that it
+    cannot honour."""
     return _parse(hf, "decoder")
 
 
@@ -62,36 +71,20 @@ def parse_encoder(hf: dict[str, Any]) -> BartConfig:
 
 
 def _parse(hf: dict[str, Any], side: str) -> BartConfig:
-    fields = ForeignConfig(hf, f"BART {side}")
-    pre_norm = fields.allow("model_type", ["bart", "mbart"]) == "mbart"
-    fields.ignore("dropout", "attention_dropout", "activation_dropout", "classifier_dropout", "classif_dropout")
-    fields.ignore("num_hidden_layers", "encoder_layerdrop", "decoder_layerdrop", "init_std", "num_labels")
-    fields.ignore("force_bos_token_to_be_generated", "tokenizer_class", "max_new_tokens")
-    for other in ("encoder", "decoder"):
-        fields.ignore(f"{other}_layers", f"{other}_ffn_dim", f"{other}_attention_heads")
-    # what the configurations of the first releases say, and the modules have built in
-    if pre_norm:
-        fields.ignore("normalize_before", "normalize_embedding", "static_position_embeddings", "add_bias_logits")
-        fields.allow("add_final_layer_norm", [True], default=True)
-    else:
-        for name in ("normalize_before", "add_final_layer_norm", "static_position_embeddings", "add_bias_logits"):
-            fields.allow(name, [False], default=False)
-        fields.allow("normalize_embedding", [True], default=True)
-    fields.allow("extra_pos_embeddings", [POSITION_OFFSET], default=POSITION_OFFSET)
-    hidden, heads = fields.take("d_model", 1024), fields.take(f"{side}_attention_heads", 16)
-    if hidden % heads:
-        fields.wrong.append(f"d_model {hidden} is no multiple of {side}_attention_heads {heads}")
+    reader = ConfigReader(hf, f"BART {side}", ALIASES)
+    # where norms stand follows from the class alone: `normalize_before` and its like are read by none
+    pre_norm = reader.choice("model_type", ["bart", "mbart"]) == "mbart"
     bos, eos = token_id(hf, "bos_token_id", 0), token_id(hf, "eos_token_id", 2)
     config = {
-        "vocab_size": fields.take("vocab_size", 50265),
-        "hidden_size": hidden,
-        "num_layers": fields.take(f"{side}_layers", 12),
-        "num_heads": heads,
-        "max_positions": fields.take("max_position_embeddings", 1024),
-        "ffn_size": fields.take(f"{side}_ffn_dim", 4096),
-        "activation": fields.allow("activation_function", ACTIVATIONS, default="gelu"),
-        "scale_embedding": fields.take("scale_embedding", False),
-        "tied": hf.get("tie_word_embeddings", True),
+        "vocab_size": reader.size("vocab_size", 50265),
+        "hidden_size": reader.size("d_model", 1024),
+        "num_layers": reader.size(f"{side}_layers", 12),
+        "num_heads": reader.size(f"{side}_attention_heads", 16),
+        "max_positions": reader.size("max_position_embeddings", 1024),
+        "ffn_size": reader.size(f"{side}_ffn_dim", 4096),
+        "activation": reader.activation("activation_function", "gelu"),
+        "scale_embedding": bool(reader.get("scale_embedding", False)),
+        "tied": bool(reader.get("tie_word_embeddings", True)),
         "pre_norm": pre_norm,
         "final_norm": pre_norm,
         "bos_token_id": bos,
@@ -99,14 +92,20 @@ def _parse(hf: dict[str, Any], side: str) -> BartConfig:
         "pad_token_id": token_id(hf, "pad_token_id", 1),
         "decoder_start_token_id": token_id(hf, "decoder_start_token_id", bos if pre_norm else eos),
     }
-    fields.finish()
+    reader.multiple("d_model", config["hidden_size"], f"{side}_attention_heads", config["num_heads"])
+    reader.raise_errors()
     return BartConfig(**config)
 
 
 def adapt(config: BartConfig, tensors: Mapping[str, Tensor]) -> BartConfig:
-    """A bias of the logits is kept where it is one: published checkpoints hold zeros."""
+    """Returns the configuration with what the weights say: whether the head is tied, and whether a bias of the logits
+    is one (published checkpoints hold zeros)."""
     bias = tensors.get("final_logits_bias")
-    return dataclasses.replace(config, logits_bias=bias is not None and bool(bias.count_nonzero()))
+    return dataclasses.replace(
+        config,
+        tied=config.tied and is_tied("lm_head.weight", EMBEDDINGS, tensors),
+        logits_bias=bias is not None and bool(bias.count_nonzero()),
+    )
 
 
 class FeedForward(nn.Module):
@@ -238,8 +237,8 @@ class BartDecoder(Stack):
 
 def encoder_rules(config: BartConfig) -> list[Any]:
     """Weight rules for the encoder of `(M)BartForConditionalGeneration` (names without `model.encoder.`)."""
-    shared = Tied("model.shared.weight", "embedding.weight", also=("embed_tokens.weight",))
-    return [shared, *stack_rules("", {"self_attn": "attention"}, config)]
+    shared = Tied("embed_tokens.weight", "embedding.weight", also=(*EMBEDDINGS[:2], "lm_head.weight"))
+    return [shared, *_relics(""), *stack_rules("", {"self_attn": "attention"}, config)]
 
 
 def decoder_rules(config: BartConfig) -> list[Any]:
@@ -247,7 +246,8 @@ def decoder_rules(config: BartConfig) -> list[Any]:
     d = "model.decoder"
     head = ("lm_head.weight",) if config.tied else ()
     found = [
-        Tied("model.shared.weight", "embedding.weight", also=(f"{d}.embed_tokens.weight", *head)),
+        Tied(EMBEDDINGS[1], "embedding.weight", also=(EMBEDDINGS[0], EMBEDDINGS[2], *head)),
+        *_relics(f"{d}."),
         *stack_rules(f"{d}.", {"self_attn": "self_attention"}, config),
         *cross_rules(f"{d}."),
     ]
@@ -256,6 +256,10 @@ def decoder_rules(config: BartConfig) -> list[Any]:
     else:
         found.append(Drop("final_logits_bias", "all zeros", optional=True))
     return found if config.tied else [*found, Rename("lm_head.weight", "head.weight")]
+
+
+def _relics(prefix: str) -> list[Drop]:
+    return [Drop(f"{prefix}{name}", "nothing reads it", optional=True) for name in RELICS]
 
 
 def cross_rules(prefix: str) -> list[Any]:

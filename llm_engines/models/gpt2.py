@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from llm_engines.models.nemo_config import nemo_fields
 from vlm.config import ModelConfig
-from vlm.convert import Apply, Drop, Fuse, Rename, Tied, Transpose
-from vlm.foreign_config import ForeignConfig, token_id
+from vlm.convert import Apply, Drop, Fuse, Rename, Tied, Transpose, is_tied
+from vlm.foreign_config import ConfigReader, token_id
 from vlm.layers.attention import PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
@@ -27,8 +27,8 @@ from vlm.ops.gated import ACTIVATIONS, gated
 from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
 
-# what each program calls the functions
-NAMES = {name: name for name in ACTIVATIONS} | {"gelu_pytorch_tanh": "gelu_new", "gelu_fast": "gelu_new"}
+HEADS = ("lm_head.weight", "model.language_model.output_layer.weight")
+EMBEDDINGS = ("transformer.wte.weight", "model.language_model.embedding.word_embeddings.weight")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class GPT2Config(ModelConfig):
     norm_eps: float = 1e-5
     tied: bool = True
     scaled: bool = True  # scores by the root of a head's width
+    scaled_by_layer: bool = False  # and by the layer's number, counted from 1
     rotary: RotaryConfig | None = None  # else positions are learned
     source: tuple[str, ...] = ("gpt2",)  # how its weights are kept: by "gpt2", "gpt_bigcode" or "nemo", and its ways
 
@@ -56,6 +57,11 @@ class GPT2Config(ModelConfig):
     def cross_attention(self) -> bool:
         return False
 
+    def attention_scale(self, layer: int) -> float:
+        """Returns what a layer's scores are multiplied by."""
+        scale = self.head_dim**-0.5 if self.scaled else 1.0
+        return scale / (layer + 1) if self.scaled_by_layer else scale
+
 
 def parse(hf: dict[str, Any]) -> GPT2Config:
     """A Hugging Face `gpt2` or `gpt_bigcode` configuration, or NeMo's of a GPT under `model_type` "nemo_gpt", ->
@@ -65,41 +71,37 @@ def parse(hf: dict[str, Any]) -> GPT2Config:
     return _parse_hf(hf)
 
 
+# transformers' configuration_gpt2.py and configuration_gpt_bigcode.py
+ALIASES = {"hidden_size": "n_embd", "max_position_embeddings": "n_positions", "num_attention_heads": "n_head",
+           "num_hidden_layers": "n_layer"}  # fmt: skip
+
+
 def _parse_hf(hf: dict[str, Any]) -> GPT2Config:
-    fields = ForeignConfig(hf, "GPT-2")
-    layout = fields.allow("model_type", ["gpt2", "gpt_bigcode"])
-    fields.ignore("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_ctx", "n_inner", "reorder_and_upcast_attn")
-    fields.ignore("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads")
-    fields.ignore(
-        "inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache"
-    )
-    fields.ignore("validate_runner_input", "runner_max_sequence_length", "summary_activation", "attention_head_type")
-    fields.ignore("summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj")
-    fields.allow("scale_attn_by_inverse_layer_idx", [False], default=False)
-    hidden, heads = fields.take("n_embd", 768), fields.take("n_head", 12)
+    reader = ConfigReader(hf, "GPT-2", ALIASES)
+    layout = reader.choice("model_type", ["gpt2", "gpt_bigcode"])
+    reader.choice("add_cross_attention", [False], default=False)
+    bigcode = layout == "gpt_bigcode"
     # SantaCoder was first published as a kind of its own of gpt2
-    shared = fields.take("multi_query", layout == "gpt_bigcode" or hf.get("attention_head_type") == "multiquery")
-    activation = fields.allow(
-        "activation_function", NAMES, default="gelu_new" if layout == "gpt2" else "gelu_pytorch_tanh"
-    )
-    if hidden % heads:
-        fields.wrong.append(f"n_embd {hidden} is no multiple of n_head {heads}")
+    shared = reader.get("multi_query", True) if bigcode else hf.get("attention_head_type") == "multiquery"
+    hidden, heads = reader.size("n_embd", 768), reader.size("n_head", 12)
     config = {
-        "vocab_size": fields.take("vocab_size", 50257),
+        "vocab_size": reader.size("vocab_size", 50257),
         "hidden_size": hidden,
-        "num_layers": fields.take("n_layer", 12),
+        "num_layers": reader.size("n_layer", 12),
         "num_heads": heads,
-        "max_positions": fields.take("n_positions", 1024),
-        "ffn_size": hf.get("n_inner") or 4 * hidden,
+        "max_positions": reader.size("n_positions", 1024),
+        "ffn_size": reader.size("n_inner", 4 * hidden),
         "kv_heads": 1 if shared else heads,
-        "activation": NAMES.get(activation, "gelu_new"),
-        "norm_eps": fields.take("layer_norm_epsilon", 1e-5),
-        "tied": bool(hf.get("tie_word_embeddings", True)),
-        "scaled": bool(fields.take("scale_attn_weights", True)),
+        "activation": reader.activation("activation_function", "gelu_pytorch_tanh" if bigcode else "gelu_new"),
+        "norm_eps": reader.get("layer_norm_epsilon", 1e-5),
+        "tied": bool(reader.get("tie_word_embeddings", True)),
+        "scaled": bool(reader.get("scale_attn_weights", True)),
+        "scaled_by_layer": not bigcode and bool(reader.get("scale_attn_by_inverse_layer_idx", False)),
         "source": (layout,),
         **_ends(hf, 50256),
     }
-    fields.finish()
+    reader.multiple("n_embd", hidden, "n_head", heads)
+    reader.raise_errors()
     return GPT2Config(**config)
 
 
@@ -111,9 +113,10 @@ def _ends(hf: dict[str, Any], default: int) -> dict[str, int]:
 
 
 def adapt(config: GPT2Config, tensors: Mapping[str, Tensor]) -> GPT2Config:
-    """A head that is not stored is the embedding's."""
-    names = ("lm_head.weight", "model.language_model.output_layer.weight")
-    return dataclasses.replace(config, tied=config.tied or not any(name in tensors for name in names))
+    """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
+    head = HEADS[1] if config.source[0] == "nemo" else HEADS[0]
+    tied = head not in tensors or (config.tied and is_tied(head, EMBEDDINGS, tensors))
+    return dataclasses.replace(config, tied=tied)
 
 
 class FeedForward(nn.Module):
@@ -133,7 +136,7 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
         self.attention = SelfAttention(
-            config.hidden_size, config.num_heads, layer, bias=config.bias, scale=None if config.scaled else 1.0,
+            config.hidden_size, config.num_heads, layer, bias=config.bias, scale=config.attention_scale(layer),
             num_kv_heads=config.kv_heads,
         )  # fmt: skip
         self.ffn = FeedForward(config)
@@ -215,7 +218,7 @@ def _hf_rules(config: GPT2Config) -> list[Any]:
         found += [Rename(f"{qkv}.{kind}", f"{ours}.{kind}") for kind in ("weight", "bias")]
     else:
         found += [_grouped(f"{qkv}.{kind}", f"{ours}.{kind}", config) for kind in ("weight", "bias")]
-    return [*found, *_head_rules(config, "transformer.wte.weight", "lm_head.weight")]
+    return [*found, *_head_rules(config, EMBEDDINGS[0], HEADS[0])]
 
 
 def _nemo_rules(config: GPT2Config) -> list[Any]:
@@ -245,7 +248,7 @@ def _nemo_rules(config: GPT2Config) -> list[Any]:
         up, ours = f"{layer}.mlp.dense_h_to_4h", f"blocks.{{}}.ffn.up.{kind}"
         halves = Fuse(f"{layer}.mlp.{{dense_h_to_4h,dense_h_to_4h_2}}.{kind}", ours)
         found.append(halves if config.gated and "apart" in config.source else Rename(f"{up}.{kind}", ours))
-    return [*found, *_head_rules(config, f"{root}.embedding.word_embeddings.weight", f"{root}.output_layer.weight")]
+    return [*found, *_head_rules(config, EMBEDDINGS[1], HEADS[1])]
 
 
 def _grouped(source: str, target: str, config: GPT2Config) -> Apply:

@@ -15,16 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Drop, Fuse, Rename, Tied
-from vlm.foreign_config import ForeignConfig, token_id
+from vlm.convert import Drop, Fuse, Rename, Tied, is_tied
+from vlm.foreign_config import ConfigReader, token_id
 from vlm.layers.attention import PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
 from vlm.layers.norm import RmsNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
-from vlm.ops.gated import ACTIVATIONS, gated
+from vlm.ops.gated import gated
 from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -57,48 +59,51 @@ class LlamaConfig(ModelConfig):
 
 
 def parse(hf: dict[str, Any]) -> LlamaConfig:
-    """A Hugging Face `llama` or `mistral` configuration -> LlamaConfig; ConfigError names every field it cannot
-    honour."""
-    fields = ForeignConfig(hf, "LLaMA")
-    mistral = fields.allow("model_type", ["llama", "mistral"], default="llama") == "mistral"
-    fields.ignore("attention_dropout", "pretraining_tp", "rope_theta", "rope_scaling", "rope_parameters")
-    fields.ignore("partial_rotary_factor", "max_sequence_length", "unk_token_id", "use_fused_rms_norm")
-    hidden, heads = fields.take("hidden_size", 4096), fields.take("num_attention_heads", 32)
-    head_size = fields.take("head_dim", None) if hf.get("head_dim") else hidden // heads
-    fields.ignore("head_dim", "num_key_value_heads", "sliding_window")
-    kv_heads = hf.get("num_key_value_heads") or (8 if mistral and "num_key_value_heads" not in hf else heads)
-    if heads % kv_heads:
-        fields.wrong.append(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
-    positions = fields.take("max_position_embeddings", 4096 * 32 if mistral else 2048)
-    # within its window a sliding attention is a full one
-    window = (hf.get("sliding_window", 4096) if mistral else None) or positions
+    """Returns the LlamaConfig of a Hugging Face `llama` or `mistral` configuration; ConfigError names every key that
+    it cannot honour."""
+    reader = ConfigReader(hf, "LLaMA")
+    mistral = reader.choice("model_type", ["llama", "mistral"], default="llama") == "mistral"
+    hidden, heads = reader.size("hidden_size", 4096), reader.size("num_attention_heads", 32)
+    head_size = reader.size("head_dim", hidden // heads)
+    # null stands for as many as of queries, and in Mistral's class absence for 8
+    kv_heads = reader.size("num_key_value_heads", 8 if mistral and "num_key_value_heads" not in hf else heads)
+    positions = reader.size("max_position_embeddings", 4096 * 32 if mistral else 2048)
     config = {
-        "vocab_size": fields.take("vocab_size", 32000),
+        "vocab_size": reader.size("vocab_size", 32000),
         "hidden_size": hidden,
-        "num_layers": fields.take("num_hidden_layers", 32),
+        "num_layers": reader.size("num_hidden_layers", 32),
         "num_heads": heads,
-        "max_positions": min(positions, window),
+        "max_positions": min(positions, _window(hf) or positions) if mistral else positions,
         "kv_heads": kv_heads,
         "head_size": head_size,
-        "ffn_size": fields.take("intermediate_size", 14336 if mistral else 11008),
+        "ffn_size": reader.size("intermediate_size", 14336 if mistral else 11008),
         "rotary": RotaryConfig.parse(hf, head_size, positions),
-        "activation": fields.allow("hidden_act", ACTIVATIONS, default="silu"),
-        "norm_eps": fields.take("rms_norm_eps", 1e-6),
-        "tied": bool(hf.get("tie_word_embeddings", False)),
-        "attention_bias": bool(fields.take("attention_bias", False)),
-        "mlp_bias": bool(fields.take("mlp_bias", False)),
+        "activation": reader.activation("hidden_act", "silu"),
+        "norm_eps": reader.get("rms_norm_eps", 1e-6),
+        "tied": bool(reader.get("tie_word_embeddings", False)),
+        # Mistral's class has no biases, whatever its configuration says
+        "attention_bias": not mistral and bool(reader.get("attention_bias", False)),
+        "mlp_bias": not mistral and bool(reader.get("mlp_bias", False)),
         "bos_token_id": token_id(hf, "bos_token_id", 1),
         "eos_token_id": token_id(hf, "eos_token_id", 2),
         "pad_token_id": token_id(hf, "pad_token_id", 0),
         "decoder_start_token_id": token_id(hf, "bos_token_id", 1),
     }
-    fields.finish()
+    reader.multiple("num_attention_heads", heads, "num_key_value_heads", kv_heads)
+    reader.raise_errors()
     return LlamaConfig(**config)
 
 
+def _window(hf: dict[str, Any]) -> int | None:
+    """Returns how far Mistral's attention looks back, absent 4096, null as far as there is. Within it a sliding
+    attention is a full one, and no longer context is allowed."""
+    return hf.get("sliding_window", 4096)
+
+
 def adapt(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
-    """A head that is not stored is the embedding's."""
-    return dataclasses.replace(config, tied=config.tied or "lm_head.weight" not in tensors)
+    """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
+    tied = HEAD not in tensors or (config.tied and is_tied(HEAD, [EMBEDDING], tensors))
+    return dataclasses.replace(config, tied=tied)
 
 
 def _norm(config: LlamaConfig) -> RmsNorm:
@@ -184,8 +189,8 @@ def rules(config: LlamaConfig) -> list[Any]:
         found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() if has[a.split(".")[3]]]
         found += [Fuse(f"{a}.{kind}", f"{b}.{kind}") for a, b in fused.items() if has[a.split(".")[3]]]
     if config.tied:
-        return [*found, Tied("model.embed_tokens.weight", "embedding.weight", also=("lm_head.weight",))]
-    return [*found, Rename("model.embed_tokens.weight", "embedding.weight"), Rename("lm_head.weight", "head.weight")]
+        return [*found, Tied(EMBEDDING, "embedding.weight", also=(HEAD,))]
+    return [*found, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]
 
 
 SPEC = ModelSpec("llama", LlamaConfig, parse, Llama, rules, adapt)

@@ -5,14 +5,16 @@ The 350m variant normalizes after each sublayer, and its embeddings are narrower
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Fuse, Rename, Tied
-from vlm.foreign_config import ForeignConfig, token_id
+from vlm.convert import Drop, Fuse, Rename, Tied, is_tied
+from vlm.foreign_config import ConfigReader, token_id
 from vlm.layers.attention import PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
@@ -21,6 +23,7 @@ from vlm.ops.gated import ACTIVATIONS
 from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
 
+HEAD, EMBEDDING = "lm_head.weight", "model.decoder.embed_tokens.weight"
 POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a relic of fairseq's padding index
 
 
@@ -44,36 +47,40 @@ class OPTConfig(ModelConfig):
 
 
 def parse(hf: dict[str, Any]) -> OPTConfig:
-    """A Hugging Face `opt` configuration -> OPTConfig; ConfigError names every field it cannot honour."""
-    fields = ForeignConfig(hf, "OPT")
-    fields.allow("model_type", ["opt"], default="opt")
-    fields.allow("layer_norm_elementwise_affine", [True], default=True)
-    fields.ignore("dropout", "attention_dropout", "activation_dropout", "layerdrop", "word_embed_proj_dim")
-    fields.ignore("_remove_final_layer_norm")
-    hidden, heads = fields.take("hidden_size", 768), fields.take("num_attention_heads", 12)
-    if hidden % heads:
-        fields.wrong.append(f"hidden_size {hidden} is no multiple of num_attention_heads {heads}")
-    pre_norm = bool(fields.take("do_layer_norm_before", True))
+    """Returns the OPTConfig of a Hugging Face `opt` configuration; ConfigError names every key that it cannot
+    honour."""
+    reader = ConfigReader(hf, "OPT")
+    reader.choice("model_type", ["opt"], default="opt")
+    reader.choice("layer_norm_elementwise_affine", [True], default=True)
+    hidden, heads = reader.size("hidden_size", 768), reader.size("num_attention_heads", 12)
+    pre_norm = bool(reader.get("do_layer_norm_before", True))
     config = {
-        "vocab_size": fields.take("vocab_size", 50272),
+        "vocab_size": reader.size("vocab_size", 50272),
         "hidden_size": hidden,
-        "num_layers": fields.take("num_hidden_layers", 12),
+        "num_layers": reader.size("num_hidden_layers", 12),
         "num_heads": heads,
-        "max_positions": fields.take("max_position_embeddings", 2048),
-        "ffn_size": fields.take("ffn_dim", 3072),
-        "embedding_width": hf.get("word_embed_proj_dim") or hidden,
-        "activation": fields.allow("activation_function", ACTIVATIONS, default="relu"),
+        "max_positions": reader.size("max_position_embeddings", 2048),
+        "ffn_size": reader.size("ffn_dim", 3072),
+        "embedding_width": reader.size("word_embed_proj_dim", hidden),
+        "activation": reader.activation("activation_function", "relu"),
         "pre_norm": pre_norm,
-        "final_norm": pre_norm and not hf.get("_remove_final_layer_norm"),
-        "bias": bool(fields.take("enable_bias", True)),
-        "tied": bool(hf.get("tie_word_embeddings", True)),
+        "final_norm": pre_norm and not reader.get("_remove_final_layer_norm", False),
+        "bias": bool(reader.get("enable_bias", True)),
+        "tied": bool(reader.get("tie_word_embeddings", True)),
         "bos_token_id": token_id(hf, "bos_token_id", 2),
         "eos_token_id": token_id(hf, "eos_token_id", 2),
         "pad_token_id": token_id(hf, "pad_token_id", 1),
         "decoder_start_token_id": token_id(hf, "bos_token_id", 2),
     }
-    fields.finish()
+    reader.multiple("hidden_size", hidden, "num_attention_heads", heads)
+    reader.raise_errors()
     return OPTConfig(**config)
+
+
+def adapt(config: OPTConfig, tensors: Mapping[str, Tensor]) -> OPTConfig:
+    """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
+    tied = HEAD not in tensors or (config.tied and is_tied(HEAD, [EMBEDDING], tensors))
+    return dataclasses.replace(config, tied=tied)
 
 
 class FeedForward(nn.Module):
@@ -154,9 +161,14 @@ def rules(config: OPTConfig) -> list[Any]:
         f"{layer}.self_attn_layer_norm": "blocks.{}.attention_norm",
         f"{layer}.final_layer_norm": "blocks.{}.ffn_norm",
     }
+    found: list[Any] = [
+        Rename(f"{d}.embed_positions.weight", "positions.weight"),
+        Drop(f"{d}.version", "which FairSeq wrote it", optional=True),
+    ]
     if config.final_norm:
         norms[f"{d}.final_layer_norm"] = "final_norm"
-    found: list[Any] = [Rename(f"{d}.embed_positions.weight", "positions.weight")]
+    else:
+        found.append(Drop(f"{d}.final_layer_norm.{{weight,bias}}", "the configuration leaves it out", optional=True))
     for kind in ("weight", "bias"):
         found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in norms.items()]
         if kind == "weight" or config.bias:
@@ -165,8 +177,8 @@ def rules(config: OPTConfig) -> list[Any]:
     if config.embedding_width != config.hidden_size:
         found += [Rename(f"{d}.project_{way}.weight", f"project_{way}.weight") for way in ("in", "out")]
     if config.tied:
-        return [*found, Tied(f"{d}.embed_tokens.weight", "embedding.weight", also=("lm_head.weight",))]
-    return [*found, Rename(f"{d}.embed_tokens.weight", "embedding.weight"), Rename("lm_head.weight", "head.weight")]
+        return [*found, Tied(EMBEDDING, "embedding.weight", also=(HEAD,))]
+    return [*found, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]
 
 
-SPEC = ModelSpec("opt", OPTConfig, parse, OPT, rules)
+SPEC = ModelSpec("opt", OPTConfig, parse, OPT, rules, adapt)

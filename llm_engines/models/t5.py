@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Drop, Fuse, Rename, Tied
-from vlm.foreign_config import ForeignConfig, token_id
+from vlm.convert import Drop, Fuse, Rename, Tied, is_tied
+from vlm.foreign_config import ConfigReader, token_id
 from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
@@ -27,6 +27,7 @@ from vlm.ops.gated import ACTIVATIONS, gated
 from vlm.ops.linear import linear
 from vlm.registry import ModelSpec
 
+EMBEDDINGS = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 DEFAULT_LENGTH = 512  # tokens; a limit of memory alone, positions are relative
 
 
@@ -53,57 +54,69 @@ class T5Config(ModelConfig):
         return None
 
 
+# transformers' configuration_t5.py and configuration_mt5.py
+ALIASES = {"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
+           "head_dim": "d_kv"}  # fmt: skip
+
+
 def parse_decoder(hf: dict[str, Any]) -> T5Config:
-    """A Hugging Face `t5` or `mt5` configuration -> T5Config; ConfigError names every field it cannot honour."""
-    return _parse(hf, hf.get("num_decoder_layers") or hf.get("num_layers", 6))
+    """Returns the T5Config of a Hugging Face `t5` or `mt5` configuration; ConfigError names every key that it cannot
+    honour."""
+    return _parse(hf, "num_decoder_layers")
 
 
 def parse_encoder(hf: dict[str, Any]) -> T5Config:
     """As `parse_decoder`, with the encoder's number of layers."""
-    return _parse(hf, hf.get("num_layers", 6))
+    return _parse(hf, "num_layers")
 
 
-def _parse(hf: dict[str, Any], num_layers: int) -> T5Config:
-    fields = ForeignConfig(hf, "T5")
-    multilingual = fields.allow("model_type", ["t5", "mt5"]) == "mt5"
-    fields.ignore("dropout_rate", "classifier_dropout", "initializer_factor", "num_layers", "num_decoder_layers")
-    fields.ignore("output_past", "dense_act_fn", "is_gated_act", "scale_decoder_outputs", "n_positions", "d_inner")
-    kind = fields.take("feed_forward_proj", "gated-gelu" if multilingual else "relu")
-    kinds = {f"{prefix}{name}": name for name in ACTIVATIONS for prefix in ("", "gated-")} | {"gated-gelu": "gelu_new"}
-    if kind not in kinds:
-        fields.wrong.append(f"feed_forward_proj is {kind!r}, supported is {', '.join(kinds)}")
-    # a configuration saved by transformers 5 ties always and says apart whether the head is scaled
-    scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings", True) is not False)
+def _parse(hf: dict[str, Any], layers: str) -> T5Config:
+    reader = ConfigReader(hf, "T5", ALIASES)
+    multilingual = reader.choice("model_type", ["t5", "mt5"]) == "mt5"
+    activation, gated = _feed_forward(reader, "gated-gelu" if multilingual else "relu")
+    # v1.1 says that its head is not tied, and means that the logits are not scaled; the weights say whether it is
+    scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False)
     pad = token_id(hf, "pad_token_id", 0)
     config = {
-        "vocab_size": fields.take("vocab_size", 250112 if multilingual else 32128),
-        "hidden_size": fields.take("d_model", 512),
-        "num_layers": num_layers,
-        "num_heads": fields.take("num_heads", 6 if multilingual else 8),
+        "vocab_size": reader.size("vocab_size", 250112 if multilingual else 32128),
+        "hidden_size": reader.size("d_model", 512),
+        "num_layers": reader.size(layers, reader.size("num_layers", 8 if multilingual else 6)),
+        "num_heads": reader.size("num_heads", 6 if multilingual else 8),
         "max_positions": hf.get("n_positions") or DEFAULT_LENGTH,
-        "d_kv": fields.take("d_kv", 64),
-        "ffn_size": fields.take("d_ff", 1024 if multilingual else 2048),
-        "activation": kinds.get(kind, "relu"),
-        "gated": str(kind).startswith("gated-"),
-        "num_buckets": fields.take("relative_attention_num_buckets", 32),
-        "max_distance": fields.take("relative_attention_max_distance", 128),
-        "norm_eps": fields.take("layer_norm_epsilon", 1e-6),
+        "d_kv": reader.size("d_kv", 64),
+        "ffn_size": reader.size("d_ff", 1024 if multilingual else 2048),
+        "activation": activation,
+        "gated": gated,
+        "num_buckets": reader.size("relative_attention_num_buckets", 32),
+        "max_distance": reader.size("relative_attention_max_distance", 128),
+        "norm_eps": reader.get("layer_norm_epsilon", 1e-6),
         "scaled_head": bool(scaled) and not multilingual,
-        "tied": hf.get("tie_word_embeddings", not multilingual) is not False,
         "bos_token_id": token_id(hf, "bos_token_id", pad),
         "eos_token_id": token_id(hf, "eos_token_id", 1),
         "pad_token_id": pad,
         "decoder_start_token_id": token_id(hf, "decoder_start_token_id", pad),
     }
-    fields.finish()
+    if config["num_buckets"] < 4:
+        reader.errors.append(f"relative_attention_num_buckets is {config['num_buckets']}, it must be at least 4")
+    reader.raise_errors()
     return T5Config(**config)
 
 
+def _feed_forward(reader: ConfigReader, default: str) -> tuple[str, bool]:
+    """Returns the activation, by our name, and whether it is gated: from `feed_forward_proj`, and from what a saved
+    configuration says in words of its own, which prevails."""
+    kind = str(reader.get("feed_forward_proj", default))
+    first, _, last = kind.rpartition("-")
+    if first not in ("", "gated"):
+        reader.errors.append(f"feed_forward_proj is {kind!r}, supported is 'gated-' and an activation, or that alone")
+    if "dense_act_fn" not in reader.values:
+        reader.values["dense_act_fn"] = "gelu_new" if kind == "gated-gelu" else last
+    return reader.activation("dense_act_fn", "relu"), bool(reader.get("is_gated_act", first == "gated"))
+
+
 def adapt(config: T5Config, tensors: Mapping[str, Tensor]) -> T5Config:
-    """Whether the head is tied is what the weights say: transformers 5 writes `tie_word_embeddings: true` always."""
-    head, shared = (tensors.get(name) for name in ("lm_head.weight", "shared.weight"))
-    tied = head is None or (shared is not None and torch.equal(head, shared))
-    return dataclasses.replace(config, tied=tied)
+    """Returns the configuration with what the weights say of the head, whatever the configuration says."""
+    return dataclasses.replace(config, tied=is_tied("lm_head.weight", EMBEDDINGS, tensors))
 
 
 def _norm(config: T5Config) -> RmsNorm:
@@ -205,7 +218,8 @@ class T5Decoder(Stack):
 def encoder_rules(config: T5Config) -> list[Any]:
     """Weight rules for the encoder of `T5ForConditionalGeneration` (names without `encoder.`)."""
     found = _stack_rules("", {"0.SelfAttention": "attention"}, config)
-    return [*found, Tied("shared.weight", "embedding.weight", also=("embed_tokens.weight",))]
+    others = ("shared.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+    return [*found, Tied("embed_tokens.weight", "embedding.weight", also=others)]
 
 
 def decoder_rules(config: T5Config) -> list[Any]:
@@ -219,7 +233,7 @@ def decoder_rules(config: T5Config) -> list[Any]:
         Rename(f"{cross}.o.weight", "blocks.{}.cross_attention.out.weight"),
         Rename(f"{d}block.{{}}.layer.1.layer_norm.weight", "blocks.{}.cross_norm.weight"),
         Drop(f"{cross}.relative_attention_bias.weight", "a relic: cross-attention has no bias", optional=True),
-        Tied("shared.weight", "embedding.weight", also=("decoder.embed_tokens.weight", *head)),
+        Tied("decoder.embed_tokens.weight", "embedding.weight", also=("shared.weight", EMBEDDINGS[2], *head)),
     ]
     return found if config.tied else [*found, Rename("lm_head.weight", "head.weight")]
 

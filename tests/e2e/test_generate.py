@@ -283,7 +283,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
         (("flat.npy",), "is float32 of shape [3]"),
         ((three,), "holds 3 tasks; say which one with --tasks 0"),
         ((three, "--tasks", "3"), "--tasks names 3; "),
-        ((three, "--tasks", "-1"), "--tasks names -1; "),
+        ((three, "--tasks", "0,-2"), "--tasks names -2; "),
         ((three, "--tasks", "0,x"), "--tasks is '0,x'; give numbers such as 0"),
     ):  # fmt: skip
         result = call("generate", "w1", "--model", "nothing", "--prompt-table", *options)
@@ -302,8 +302,8 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
     (("--file", "none.txt"), "--file none.txt does not exist"),
     (("w1",), "--model is missing; name a decoder"),
     (("w1", "--model", "nothing"), "model 'nothing' does not exist"),
-    (("w1", "--model", "mini-t5", "--device", "cpu"), "is for models that are asked in words; t5 takes --text"),
-    (("w1", "--model", "mini-nougat", "--device", "cpu"), "asked in words; nougat takes --image"),
+    (("w1", "--model", "mini-t5", "--device", "cpu"), "for models that are asked in words; t5 is for vlm run --text"),
+    (("w1", "--model", "mini-nougat", "--device", "cpu"), "asked in words; nougat is for vlm run --image"),
     (("w1", "--model", "x", "--temperature", "-1"), "temperature is -1.0; it must be 0"),
     (("w1", "--model", "x", "--num-beams", "1", "--num-return-sequences", "2"), "give at least as many num_beams"),
     (("w1", "--model", "x", "-o", "none/x"), "--out none/x cannot be written"),

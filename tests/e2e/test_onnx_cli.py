@@ -26,7 +26,7 @@ def test_built_and_verified(name, tmp_path):
     found = call("verify", engine, "--against", packaged_models()[name], "--json", "--threads", 1)
     assert found.exit_code == 0
     requests = json.loads(found.stdout)["requests"]
-    assert len(requests) >= 3 and all(one["agreement"] == 100.0 and one["error"] < 1e-3 for one in requests)
+    assert len(requests) >= 3 and all(one["agreement"] == 100.0 and one["largest_error"] < 1e-3 for one in requests)
     if name == "mini-nougat":
         page = call("run", "--model", engine, "--image", EXAMPLES / "page.png", "--backend", "auto", "--threads", 1)
         assert page.stdout.strip() == (EXAMPLES / "page.txt").read_text().strip()

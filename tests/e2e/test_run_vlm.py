@@ -172,6 +172,17 @@ def test_accuracy_of_packaged_models():
     _agrees(call("run", "--text", "translate English to German: one", *SHORT, "--check-accuracy"), 1)
 
 
+def test_accuracy_beside_another_type(decoder):
+    """In float32 the reference shows what bfloat16 costs."""
+    _, folder = decoder
+    given = ("run", "--text", "w1 w2 ?", "--model", folder, *SHORT, "--check-accuracy", "--reference-dtype", "float32")
+    _agrees(call(*given), 1)
+    result = call(*given, "--dtype", "bfloat16")
+    assert float(re.search(r"log-probability error (\S+)", result.stderr)[1]) > 1e-3
+    alone = call("run", "--text", "a", "--model", folder, "--reference-dtype", "float32")
+    assert "which --check-accuracy runs; add --check-accuracy" in one_sentence(alone)
+
+
 def _agrees(result, requests):
     assert result.exit_code == 0, result.stderr
     found = re.search(r"agreement with Hugging Face (\S+)%, maximum log-probability error (\S+) \(\d+ tokens of (\d+)",
@@ -257,11 +268,11 @@ def test_rows_before_the_text_of_an_encoder(tmp_path):
     (("--prompt", "a"), "no model that is asked in words is packaged; name one"),
     (("--chat",), "no model that is asked in words is packaged; name one"),
     (("--prompt", "a", "--model", "mini-nougat", "--device", "cpu"), "--prompt alone is for models that are asked in"
-     " words; nougat takes --image"),
+     " words; nougat is for vlm run --image"),
     (("--image", "page.png", "--raw-prompt", "a", "--model", "mini-nougat", "--device", "cpu"),
      "--raw-prompt is for models that are asked in words"),
-    (("--chat", "--model", "mini-t5", "--device", "cpu"), "--chat is for models that are asked in words; t5 takes"
-     " --text"),
+    (("--chat", "--model", "mini-t5", "--device", "cpu"), "--chat is for models that are asked in words; t5 is for"
+     " vlm run --text"),
     (("--tasks", "1", "--text", "a"), "add --prompt-table FILE.npy"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(flags, says, tmp_path, monkeypatch):

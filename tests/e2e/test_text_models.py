@@ -105,6 +105,11 @@ def test_eval_leaves_out_what_the_model_cannot_take(bart, tmp_path):
     result = call("eval", pairs, "--model", bart, *SHORT, "--compare-hf")
     assert result.exit_code == 0 and "2 pairs (2 left out)" in result.stdout and "100.00%" in result.stdout
     assert f"left out: {pairs} line 2: the text has" in result.stderr and f"{pairs} line 4: it is no" in result.stderr
+    options = ("--compare-hf", "--dtype", "bfloat16", "--reference-dtype", "float32")
+    result = call("eval", pairs, "--model", bart, *SHORT, *options)
+    assert result.exit_code == 0 and "Hugging Face, float32, batch 8" in result.stdout
+    result = call("eval", pairs, "--model", bart, *SHORT, "--reference-dtype", "float32")
+    assert result.exit_code == 2 and "which --compare-hf runs; add --compare-hf" in result.stderr
     pairs.write_text(json.dumps(rows[1]))
     result = call("eval", pairs, "--model", bart, *SHORT)
     assert result.exit_code == 2 and "no text of the data can be given" in result.stderr

@@ -52,7 +52,6 @@ def test_features(shape):
     [
         ({"use_absolute_embeddings": True}, "use_absolute_embeddings"),
         ({"window_size": 9}, "window"),
-        ({"rotary_theta": 3}, "rotary_theta"),
         ({"hidden_act": "tanh"}, "hidden_act"),
         ({"num_heads": [3, 4]}, "heads"),
         ({"num_heads": [0, 4]}, "num_heads"),

@@ -30,7 +30,7 @@ class Vila:
                  "image_size": size, "patch_size": 4}  # fmt: skip
         torch.manual_seed(seed)
         kinds = (SiglipVisionConfig, SiglipVisionModel) if siglip else (CLIPVisionConfig, CLIPVisionModel)
-        self.tower = tiny._pulled_apart(kinds[1](kinds[0](**shape)), seed, 0.2)
+        self.tower = tiny.pull_apart(kinds[1](kinds[0](**shape)), seed, 0.2)
         self.llm = tiny.llama(seed=seed + 1, spread=0.25, max_position_embeddings=256)
         self.kind, self.size, self.layer, self.siglip = projector, size, layer, siglip
         width = 96 if projector == "mlp_downsample" else 24

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vlm import registry
 from vlm.config import ModelConfig, VisionConfig
 from vlm.convert import Apply, Drop, Fuse, Rename
-from vlm.foreign_config import ForeignConfig
+from vlm.foreign_config import ConfigReader
 from vlm.registry import FamilySpec, ModelSpec, Role
 
 WIDTH, VOCAB, ROWS = 4, 11, 6
@@ -54,16 +54,16 @@ class Voice(nn.Module):
 
 
 def parse_eye(hf: dict[str, Any]) -> EyeConfig:
-    fields = ForeignConfig(hf, "eye")
-    config = EyeConfig((8, 8), num_channels=fields.take("num_channels", 3), width=fields.take("hidden_size"))
-    fields.finish()
+    fields = ConfigReader(hf, "eye")
+    config = EyeConfig((8, 8), num_channels=fields.get("num_channels", 3), width=fields.get("hidden_size"))
+    fields.raise_errors()
     return config
 
 
 def parse_voice(hf: dict[str, Any]) -> ModelConfig:
-    fields = ForeignConfig(hf, "voice")
-    config = ModelConfig(VOCAB, WIDTH, fields.take("layers", 2), 2, fields.take("max_positions", 16), 0, 2, 1, 0)
-    fields.finish()
+    fields = ConfigReader(hf, "voice")
+    config = ModelConfig(VOCAB, WIDTH, fields.get("layers", 2), 2, fields.get("max_positions", 16), 0, 2, 1, 0)
+    fields.raise_errors()
     return config
 
 

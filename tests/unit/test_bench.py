@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from vlm_app.bench import floor, measure, session, table
 from vlm_app.bench.config import BenchConfig
+from vlm_app.bench.csv_rows import csv_rows
 from vlm_app.cli.main import main
 
 from tests import tiny
@@ -82,6 +84,36 @@ def test_both_systems_get_the_same_weights(arch, tmp_path):
     expected = Baseline(subject.folder, "float32", torch.device("cpu")).generate(image[None], 8)[0, 1:].tolist()
     with session.opened(subject.engine, torch.device("cpu")) as pipeline:
         assert pipeline.generate(pixel_values=image, **measure._fixed(8)).token_ids == expected
+
+
+@pytest.mark.parametrize(("kind", "extra", "floor_field"), [
+    ("latency", ("--hf-new-tokens", "4"), "floor_ms_per_token"),
+    ("throughput", ("--no-hf", "--batch-size", "2"), "floor_pages_per_s"),
+])  # fmt: skip
+def test_csv(kind, extra, floor_field, arch, tmp_path, capsys):
+    out = tmp_path / "result.json"
+    options = ["--new-tokens", "8", "--repeats", "1", "--device", "cpu", "--csv", "--json", str(out), *extra]
+    with pytest.raises(SystemExit) as done:
+        main(["bench", kind, "--arch", arch, "--random-weights", *options])
+    header, *lines = csv.reader(capsys.readouterr().out.splitlines())
+    result, [row] = json.loads(out.read_text()), [dict(zip(header, line, strict=True)) for line in lines]
+    assert not done.value.code and row["dtype"] == "float32" and row["new_tokens"] == "8" and row["backend"] == "torch"
+    for field in ("encode_ms", "ms_per_token") if kind == "latency" else ("pages_per_s", "tokens_per_s"):
+        assert float(row[field]) == pytest.approx(result["vlm"][field], rel=1e-4)
+        hf = result["hf"] and result["hf"][field]
+        assert row[f"hf_{field}"] == (f"{hf:.6g}" if hf else "") and bool(row["times_faster"]) == bool(hf)
+    assert float(row["of_floor"]) == pytest.approx(result["floor"]["reached"], rel=1e-4) and float(row[floor_field]) > 0
+
+
+def test_csv_of_committed_results():
+    """A line for each backend, as wide as the header; each kind has a header of its own."""
+    headers = {}
+    for result in table.load((ROOT / "benchmarks" / "results").glob("*.json")):
+        header, *lines = csv_rows(result)
+        rows = result.get("rows", [result])
+        assert len(lines) == len(rows) * len(result["config"].get("backends") or ["torch"])
+        assert {len(line) for line in lines} == {len(header)} and headers.setdefault(result["kind"], header) == header
+    assert len({tuple(header) for header in headers.values()}) == len(headers) == 4
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -86,7 +86,7 @@ def test_a_head_that_is_tied_in_name_only(tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"decoder": CONFIG["decoder"] | {"rotary": True}}, "rotary is unknown"),
+        ({"decoder": CONFIG["decoder"] | {"per_layer_config": {"0": {}}}}, "per_layer_config is {'0'"),
         ({"encoder": None}, "lacks its part encoder"),
         ({"model_type": "other"}, "model_type 'other' is not supported"),
     ],

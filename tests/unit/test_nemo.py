@@ -159,6 +159,11 @@ def test_other_models_and_tokenizers_from_elsewhere(tmp_path):
     files = gpt2_files(tmp_path)
     other = GPTNext(**CONFIG).unpacked(tmp_path / "t5", files, target="nemo.collections.nlp.MegatronT5Model")
     assert "is of a MegatronT5Model; of NeMo's models GPTs are supported" in refused(other, tmp_path, ConfigError)
+    prompts = {"virtual_prompt_style": "p-tuning", "language_model_path": "gpt.nemo"}
+    tuned = GPTNext(**CONFIG).unpacked(tmp_path / "prompts", files, **prompts)
+    assert "tuned prompts alone" in (said := refused(tuned, tmp_path, ConfigError)) and "--model being gpt.nemo" in said
+    lora = GPTNext(**CONFIG).unpacked(tmp_path / "lora", files, peft={"peft_scheme": "lora"})
+    assert "an adapter alone (lora), which is no model; give its base" in refused(lora, tmp_path, ConfigError)
     named = {"library": "huggingface", "type": "meta-llama/Llama-2-7b-hf"}
     folder = GPTNext(**CONFIG).unpacked(tmp_path / "llama", {}, tokenizer=named)
     assert "holds no tokenizer (it names meta-llama/Llama-2-7b-hf); unpack it" in refused(folder, tmp_path)

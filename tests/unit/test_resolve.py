@@ -89,7 +89,13 @@ def test_packaged_name_comes_first(hf, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("no-such-model", "does not exist"), ("other", "holds neither"), ("file.txt", "is a file"), ("a/b/c", "exist")],
+    [
+        ("no-such-model", "does not exist"),
+        ("other", "holds neither"),
+        ("file.txt", "is a file"),
+        ("a/b/c", "exist"),
+        ("x" * 300, "exist"),
+    ],
 )
 def test_unknown_model(name, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

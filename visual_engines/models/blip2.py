@@ -14,7 +14,7 @@ from visual_engines.models import vit
 from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert import Apply, Drop, Fuse, Rename
-from vlm.foreign_config import ForeignConfig
+from vlm.foreign_config import ConfigReader
 from vlm.layers.norm import LayerNorm
 from vlm.registry import ModelSpec
 
@@ -50,34 +50,30 @@ class Blip2VisionConfig(VisionConfig):
 def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
     """A whole Hugging Face `blip-2` configuration -> Blip2VisionConfig; ConfigError names every field it cannot
     honour."""
-    fields = ForeignConfig(hf, "BLIP-2")
-    fields.allow("model_type", ["blip-2"])
-    fields.ignore("vision_config", "qformer_config", "text_config", "image_token_index", "image_token_id")
-    fields.ignore("num_query_tokens", "image_text_hidden_size", "initializer_factor", "use_decoder_only_language_model")
-    fields.finish()
+    fields = ConfigReader(hf, "BLIP-2")
+    fields.choice("model_type", ["blip-2"])
+    fields.raise_errors()
     text = hf.get("text_config") or {}
     tower = vit.parse(hf.get("vision_config") or {}, kind=vit.KINDS[2])
-    queries = ForeignConfig(hf.get("qformer_config") or {}, "Q-Former")
-    queries.allow("model_type", ["blip_2_qformer"], default="blip_2_qformer")
-    queries.allow("use_qformer_text_input", [False], default=False)
-    queries.allow("position_embedding_type", ["absolute"], default="absolute")
-    queries.ignore("vocab_size", "max_position_embeddings", "hidden_dropout_prob", "attention_probs_dropout_prob")
-    queries.ignore("encoder_hidden_size", "classifier_dropout")
+    queries = ConfigReader(hf.get("qformer_config") or {}, "Q-Former")
+    queries.choice("model_type", ["blip_2_qformer"], default="blip_2_qformer")
+    queries.choice("use_qformer_text_input", [False], default=False)
+    queries.choice("position_embedding_type", ["absolute"], default="absolute")
     config = Blip2VisionConfig(
         image_size=tower.image_size,
         num_channels=tower.num_channels,
         tower=tower,
         text_width=text.get("hidden_size") or text.get("d_model") or (512 if text.get("model_type") == "t5" else 768),
         num_queries=hf.get("num_query_tokens", 32),
-        width=queries.take("hidden_size", 768),
-        ffn_size=queries.take("intermediate_size", 3072),
-        num_layers=queries.take("num_hidden_layers", 12),
-        num_heads=queries.take("num_attention_heads", 12),
-        cross_every=queries.take("cross_attention_frequency", 2),
-        activation=queries.allow("hidden_act", ACTIVATIONS, default="gelu"),
-        norm_eps=queries.take("layer_norm_eps", 1e-12),
+        width=queries.get("hidden_size", 768),
+        ffn_size=queries.get("intermediate_size", 3072),
+        num_layers=queries.get("num_hidden_layers", 12),
+        num_heads=queries.get("num_attention_heads", 12),
+        cross_every=queries.get("cross_attention_frequency", 2),
+        activation=queries.choice("hidden_act", ACTIVATIONS, default="gelu"),
+        norm_eps=queries.get("layer_norm_eps", 1e-12),
     )
-    queries.finish()
+    queries.raise_errors()
     return config
 
 

@@ -11,7 +11,7 @@ from visual_engines.models import vit
 from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert import Rename
-from vlm.foreign_config import ForeignConfig
+from vlm.foreign_config import ConfigReader
 from vlm.registry import ModelSpec
 
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
@@ -45,22 +45,20 @@ class LlavaVisionConfig(VisionConfig):
 def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
     """A whole Hugging Face `llava` configuration -> LlavaVisionConfig; ConfigError names every field it cannot
     honour."""
-    fields = ForeignConfig(hf, "LLaVA")
-    fields.allow("model_type", ["llava"])
-    fields.ignore("vision_config", "text_config", "image_token_index", "image_token_id", "image_seq_length")
-    fields.ignore("ignore_index", "projection_dim", "vocab_size", "pad_token_id")
-    tower = vit.parse(hf.get("vision_config") or TOWER, fields.take("vision_feature_layer", -2))
-    strategy = fields.allow("vision_feature_select_strategy", ["default", "full"], default="default")
+    fields = ConfigReader(hf, "LLaVA")
+    fields.choice("model_type", ["llava"])
+    tower = vit.parse(hf.get("vision_config") or TOWER, fields.get("vision_feature_layer", -2))
+    strategy = fields.choice("vision_feature_select_strategy", ["default", "full"], default="default")
     config = LlavaVisionConfig(
         image_size=tower.image_size,
         num_channels=tower.num_channels,
         tower=tower,
         text_width=(hf.get("text_config") or {}).get("hidden_size", 4096),
-        activation=fields.allow("projector_hidden_act", ACTIVATIONS, default="gelu"),
-        bias=bool(fields.take("multimodal_projector_bias", True)),
+        activation=fields.choice("projector_hidden_act", ACTIVATIONS, default="gelu"),
+        bias=bool(fields.get("multimodal_projector_bias", True)),
         whole=strategy == "full",
     )
-    fields.finish()
+    fields.raise_errors()
     return config
 
 

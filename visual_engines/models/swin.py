@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vlm.config import VisionConfig
 from vlm.convert import Drop, Fuse, Rename
-from vlm.foreign_config import ForeignConfig
+from vlm.foreign_config import ConfigReader
 from vlm.ops.add_layer_norm import add_layer_norm
 from vlm.registry import ModelSpec
 
@@ -61,26 +61,24 @@ class SwinConfig(VisionConfig):
 
 def parse(hf: dict[str, Any]) -> SwinConfig:
     """A Hugging Face `donut-swin` configuration -> SwinConfig; ConfigError names every field it cannot honour."""
-    fields = ForeignConfig(hf, "Swin encoder")
-    fields.allow("model_type", ["donut-swin"])
-    fields.allow("use_absolute_embeddings", [False], default=False)
-    fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "encoder_stride")
-    fields.ignore("hidden_size", "num_layers", "path_norm", "out_features", "out_indices", "stage_names")
+    fields = ConfigReader(hf, "Swin encoder")
+    fields.choice("model_type", ["donut-swin"])
+    fields.choice("use_absolute_embeddings", [False], default=False)
     config = SwinConfig(
-        image_size=_tuple(fields.take("image_size", 224), of=2),
-        num_channels=fields.take("num_channels", 3),
-        patch_size=_tuple(fields.take("patch_size", 4), of=2),
-        embed_dim=fields.take("embed_dim", 96),
-        depths=_tuple(fields.take("depths", (2, 2, 6, 2))),
-        num_heads=_tuple(fields.take("num_heads", (3, 6, 12, 24))),
-        window_size=fields.take("window_size", 7),
-        mlp_ratio=fields.take("mlp_ratio", 4.0),
-        qkv_bias=fields.take("qkv_bias", True),
-        activation=fields.allow("hidden_act", ACTIVATIONS, default="gelu"),
-        layer_norm_eps=fields.take("layer_norm_eps", 1e-5),
+        image_size=_tuple(fields.get("image_size", 224), of=2),
+        num_channels=fields.get("num_channels", 3),
+        patch_size=_tuple(fields.get("patch_size", 4), of=2),
+        embed_dim=fields.get("embed_dim", 96),
+        depths=_tuple(fields.get("depths", (2, 2, 6, 2))),
+        num_heads=_tuple(fields.get("num_heads", (3, 6, 12, 24))),
+        window_size=fields.get("window_size", 7),
+        mlp_ratio=fields.get("mlp_ratio", 4.0),
+        qkv_bias=fields.get("qkv_bias", True),
+        activation=fields.choice("hidden_act", ACTIVATIONS, default="gelu"),
+        layer_norm_eps=fields.get("layer_norm_eps", 1e-5),
     )
-    fields.wrong += _malformed(config) or _contradictions(config)
-    fields.finish()
+    fields.errors += _malformed(config) or _contradictions(config)
+    fields.raise_errors()
     return config
 
 

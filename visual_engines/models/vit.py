@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from vlm.config import VisionConfig
 from vlm.convert import Apply, Drop, Fuse, Rename
-from vlm.foreign_config import ForeignConfig
+from vlm.foreign_config import ConfigReader
 from vlm.layers.norm import LayerNorm
 
 
@@ -100,35 +100,32 @@ def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str =
     `layers`: the feature layers as Hugging Face numbers them, -1 the last; None: the last one, normalized. `kind`: what
     it is where it does not say.
     """
-    fields = ForeignConfig(hf, "vision tower")
-    kind = fields.allow("model_type", KINDS, default=kind)
+    fields = ConfigReader(hf, "vision tower")
+    kind = fields.choice("model_type", KINDS, default=kind)
     width, ffn, depth, heads, image, patch, activation, eps = DEFAULTS.get(kind, DEFAULTS[KINDS[0]])
-    fields.ignore(
-        "attention_dropout", "dropout", "initializer_factor", "projection_dim", "vision_use_head", "vocab_size"
-    )
-    depth = fields.take("num_hidden_layers", depth)
+    depth = fields.get("num_hidden_layers", depth)
     taken = [depth] if layers is None else [layers] if isinstance(layers, int) else list(layers)
     counted = tuple(depth + 1 + layer if layer < 0 else layer for layer in taken)
     config = ViTConfig(
-        image_size=_pair(fields.take("image_size", image)),
-        num_channels=fields.take("num_channels", 3),
-        patch_size=_pair(fields.take("patch_size", patch))[0],
-        width=fields.take("hidden_size", width),
-        ffn_size=fields.take("intermediate_size", ffn),
+        image_size=_pair(fields.get("image_size", image)),
+        num_channels=fields.get("num_channels", 3),
+        patch_size=_pair(fields.get("patch_size", patch))[0],
+        width=fields.get("hidden_size", width),
+        ffn_size=fields.get("intermediate_size", ffn),
         num_layers=depth,
-        num_heads=fields.take("num_attention_heads", heads),
-        activation=fields.allow("hidden_act", ACTIVATIONS, default=activation),
-        norm_eps=fields.take("layer_norm_eps", eps),
+        num_heads=fields.get("num_attention_heads", heads),
+        activation=fields.choice("hidden_act", ACTIVATIONS, default=activation),
+        norm_eps=fields.get("layer_norm_eps", eps),
         layers=counted,
         kind=kind,
-        qkv_bias=bool(fields.take("qkv_bias", True)) if kind == KINDS[2] else True,
+        qkv_bias=bool(fields.get("qkv_bias", True)) if kind == KINDS[2] else True,
         final_norm=layers is None,
     )
     if wrong := [layer for layer, n in zip(taken, counted, strict=True) if not 0 <= n <= depth]:
-        fields.wrong.append(f"feature layer {wrong[0]} does not exist: there are {depth} layers")
+        fields.errors.append(f"feature layer {wrong[0]} does not exist: there are {depth} layers")
     if config.width % config.num_heads:
-        fields.wrong.append(f"hidden_size {config.width} is no multiple of num_attention_heads {config.num_heads}")
-    fields.finish()
+        fields.errors.append(f"hidden_size {config.width} is no multiple of num_attention_heads {config.num_heads}")
+    fields.raise_errors()
     return config
 
 

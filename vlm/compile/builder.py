@@ -21,7 +21,7 @@ from vlm.compile.hf_folder import HFFolder
 from vlm.compile.tokenizer_files import make_tokenizer
 from vlm.config import DTYPES, BuildConfig, Config
 from vlm.convert import attempt
-from vlm.errors import CheckpointError, ConfigError, EngineError, listed
+from vlm.errors import CheckpointError, ConfigError, EngineError, InputError, listed
 from vlm.files import atomic_dir
 from vlm.registry import (
     FamilySpec,
@@ -35,23 +35,34 @@ from vlm.registry import (
     match_family,
     model_spec,
 )
-from vlm.weights import Layout, Scoped, TensorSource
+from vlm.weights import Joined, Layout, Scoped, TensorSource
+
+# what lies outside of the base model in Hugging Face's classes
+HEADS = ("lm_head.", "final_logits_bias")
 
 
-def convert_folder(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
+def convert_folder(
+    source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None
+) -> Checkpoint:
     """A Hugging Face model folder (or what a converter takes) -> our checkpoint at `out`, written whole or not at all.
 
-    Raises ConfigError for a model or field that is not supported; one CheckpointError with every reason why the
-    weights do not fit, or for a folder that is damaged.
+    `tokenizer`: what splits a FairSeq model's texts before BPE, where its folder does not say. Raises ConfigError for a
+    model or field that is not supported; one CheckpointError with every reason why the weights do not fit, or for a
+    folder that is damaged.
     """
     if Path(source).exists():
         check_model(Path(source))
-    if (converter := converter_of(Path(source))) is not None:
-        return converter.load()(Path(source), Path(out), progress=progress)
+    options = {} if tokenizer is None else {"tokenizer": tokenizer}
+    converter = converter_of(Path(source))
+    if options and (converter is None or "tokenizer" not in converter.options):
+        raise InputError(f"--tokenizer is for FairSeq's models, {source} is none; leave it out.")
+    if converter is not None:
+        return converter.load()(Path(source), Path(out), progress=progress, **options)
     folder = HFFolder(Path(source))
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)
-    roles = convert_roles(folder.tensors, spec, configs, folder.path)
+    tensors = with_base_prefix(folder.tensors, spec.base_prefixes)
+    roles = convert_roles(tensors, spec, configs, folder.path)
     with _processor_files(folder, spec) as files:
         return write_checkpoint(
             Path(out),
@@ -112,6 +123,15 @@ def convert_roles(
     if reasons:
         raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(reasons)}.")
     return roles
+
+
+def with_base_prefix(tensors: Mapping[str, Tensor], prefixes: tuple[str, ...]) -> Mapping[str, Tensor]:
+    """Returns the tensors under the names of the whole model, where none has a prefix of its base model."""
+    if not prefixes or any(name.startswith(prefixes) for name in tensors):
+        return tensors
+    heads = [name for name in tensors if name.startswith(HEADS)]
+    inner = [name for name in tensors if not name.startswith(HEADS)]
+    return Joined({prefixes[0]: Scoped(tensors, inner, ""), "": Scoped(tensors, heads, "")})
 
 
 def share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:

@@ -223,6 +223,6 @@ def kind_of(path: str | Path) -> str | None:
         return "engine"
     if is_checkpoint(path):
         return "checkpoint"
-    if path.exists() and (converter := converter_of(path)) is not None:
+    if os.path.exists(path) and (converter := converter_of(path)) is not None:
         return converter.name
-    return "hf" if (path / "config.json").is_file() else None
+    return "hf" if os.path.isfile(path / "config.json") else None

@@ -73,7 +73,7 @@ class HFFolder:
                 return self._indexed(name) if name.endswith(".index.json") else self._read([name])
         others = sorted(p.name for p in self.path.iterdir() if p.suffix in {".h5", ".msgpack", ".gguf", ".pt", ".onnx"})
         instead = f", only {listed(others)}" if others else ""
-        raise CheckpointError(f"{self.path} holds no weights{instead}; expected is {listed(WEIGHTS)}.")
+        raise CheckpointError(f"{self.path} holds no weights{instead}; give a folder with one of {listed(WEIGHTS)}.")
 
     def _indexed(self, name: str) -> Mapping[str, Tensor]:
         places = read_json(self.path / name, CheckpointError, WHAT).get("weight_map")

@@ -18,9 +18,12 @@ def buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distan
     else:
         distances = (-distances).clamp(min=0)
     exact = num_buckets // 2
-    far = torch.log(distances.float() / exact) / math.log(max_distance / exact) * (num_buckets - exact)
-    far = (exact + far.clamp(min=0).long()).clamp(max=num_buckets - 1)
-    return offset + torch.where(distances < exact, distances, far)
+    span = math.log(max_distance / exact)
+    if span == 0:  # what is not exact is beyond the maximum
+        far = torch.full_like(distances, num_buckets - 1)
+    else:
+        far = exact + (torch.log(distances.clamp(min=1).float() / exact) / span * (num_buckets - exact)).long()
+    return offset + torch.where(distances < exact, distances, far.clamp(0, num_buckets - 1))
 
 
 class RelativeBias(nn.Embedding):

@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from vlm.errors import ConfigError, listed
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+# kinds -> the keys that each reads, and those that it cannot do without
+READ = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": (),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+}
+KINDS = tuple(READ)
+NEEDED = {"linear": {"factor"}, "llama3": set(READ["llama3"])}
 
 
 @dataclass(frozen=True)
@@ -28,23 +37,29 @@ class RotaryConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
     truncate: bool = True
 
     @classmethod
     def parse(cls, hf: dict[str, Any], head_dim: int, max_positions: int, theta: float = 10000.0) -> RotaryConfig:
-        """From `rope_parameters` (transformers 5), or `rope_scaling` and `rope_theta` (before); ConfigError for a kind
-        or field that is not known."""
-        said = dict(hf.get("rope_parameters") or hf.get("rope_scaling") or {})
-        kind = said.pop("rope_type", None) or said.pop("type", None) or "default"
-        said.pop("type", None)
-        base = said.pop("rope_theta", None) or hf.get("rope_theta") or theta
-        share = said.pop("partial_rotary_factor", None) or hf.get("partial_rotary_factor") or 1.0
+        """Returns what `rope_scaling` (which prevails) or `rope_parameters` says, with `rope_theta` beside or within;
+        ConfigError for a kind that is not supported. Keys that a kind does not read change nothing."""
+        said = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+        kind = said.get("rope_type") or said.get("type") or "default"
         if kind not in KINDS:
             raise ConfigError(f"rope_type is {kind!r}, supported are {listed(KINDS)}.")
-        original = said.pop("original_max_position_embeddings", None) or max_positions
-        if unknown := sorted(set(said) - set(cls.__dataclass_fields__)):
-            raise ConfigError(f"rope_parameters holds {listed(unknown)}, which {kind} does not take.")
-        return cls(float(base), int(head_dim * share), kind, original_positions=original, **said)
+        share = said.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
+        if kind != "default" and share != 1:
+            raise ConfigError(f"partial_rotary_factor is {share} beside rope_type {kind!r}, supported is 1.")
+        base = said.get("rope_theta") or hf.get("rope_theta") or theta
+        original = said.get("original_max_position_embeddings") or max_positions
+        read = {name: said[name] for name in READ[kind] if said.get(name) is not None}
+        if kind == "yarn":
+            read.setdefault("factor", max_positions / original)
+        if absent := sorted(NEEDED.get(kind, set()) - set(read)):
+            raise ConfigError(f"rope_type is {kind!r}, which needs {listed(absent)} in rope_parameters.")
+        return cls(float(base), head_dim, kind, original_positions=original, **read)
 
     def frequencies(self) -> tuple[Tensor, float]:
         """[dims / 2] float32, and what cosines and sines are multiplied by."""
@@ -72,11 +87,18 @@ class RotaryConfig:
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dims - 1)
-        ramp = (torch.arange(self.dims // 2).float() - low) / max(high - low, 0.001)
+        ramp = (torch.arange(self.dims // 2).float() - low) / (high - low or 0.001)
         kept = 1 - ramp.clamp(0, 1)
-        scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
-        stretched = plain / self.factor * (1 - kept) + plain * kept
-        return stretched, scale if self.attention_factor is None else self.attention_factor
+        return plain / self.factor * (1 - kept) + plain * kept, self._yarn_scale()
+
+    def _yarn_scale(self) -> float:
+        def scale(mscale: float) -> float:
+            return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+        if self.attention_factor is not None:
+            return self.attention_factor
+        both = self.mscale and self.mscale_all_dim
+        return scale(self.mscale) / scale(self.mscale_all_dim) if both else scale(1.0)
 
 
 class Rotary(nn.Module):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from PIL import Image
 
@@ -16,6 +19,9 @@ IMAGE_SUFFIXES = frozenset(
 PDF_SUFFIX = ".pdf"
 DPI = 200  # enough for any model's input after its own scaling down
 POINTS = 72  # of a PDF, per inch
+STDIN = "stdin"
+
+_lock = Lock()  # PDFium is not for several threads, not even to close a document
 
 
 def is_document(path: str | Path) -> bool:
@@ -122,7 +128,51 @@ class ImageDocument(Document):
             return decoded(image, name)
 
 
-def parse_pages(pages: str, num_pages: int) -> list[int]:
+@dataclass(frozen=True)
+class DocumentPage:
+    """A page of a file, or of a PDF's content that came over stdin; it is rendered when its picture is asked for."""
+
+    source: str | bytes
+    page: int  # from 0
+
+    @property
+    def name(self) -> str:
+        return _name(self.source)
+
+    def picture(self) -> Image.Image:
+        """Raises DocumentError and ImageError with the document's name and the page."""
+        with _lock, closing(_opened(self.source)) as document:
+            return document.render(self.page)
+
+
+def is_pdf(source: str | bytes) -> bool:
+    """Says whether a file that is there, or a content, is a PDF."""
+    if isinstance(source, bytes):
+        return b"%PDF-" in source[:1024]
+    path = Path(source)
+    try:
+        return path.is_file() and _is_pdf(path)
+    except OSError:
+        return False
+
+
+def document_pages(source: str | bytes, pages: str | None = None) -> list[DocumentPage]:
+    """Returns the pages that a range names, or all. Raises what `open_document` and `parse_pages` raise."""
+    with _lock, closing(_opened(source)) as document:
+        count = document.num_pages
+    found = range(count) if pages is None else parse_pages(pages, count, _name(source))
+    return [DocumentPage(source, page) for page in found]
+
+
+def _name(source: str | bytes) -> str:
+    return STDIN if isinstance(source, bytes) else source
+
+
+def _opened(source: str | bytes) -> Document:
+    return PdfDocument(source, STDIN) if isinstance(source, bytes) else open_document(source)
+
+
+def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[int]:
     """`1-4,7` -> [0, 1, 2, 3, 6], in the order given, none twice; DocumentError for what is no range or outside."""
     found: dict[int, None] = {}
     for part in pages.split(","):
@@ -135,7 +185,7 @@ def parse_pages(pages: str, num_pages: int) -> list[int]:
         last = first if not match[2] else int(match[3]) if match[3] else num_pages
         if not 1 <= first <= last <= num_pages:
             have = "1 page" if num_pages == 1 else f"{num_pages} pages"
-            raise DocumentError(f"pages {part.strip()} were asked for, the document has {have}.", "page range")
+            raise DocumentError(f"pages {part.strip()} were asked for, {name} has {have}.", "page range")
         found.update(dict.fromkeys(range(first - 1, last)))
     return list(found)
 

@@ -9,7 +9,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -18,7 +18,16 @@ from vlm.errors import ImageError
 from vlm.limits import MAX_PIXELS
 
 _DECODING = (struct.error, zlib.error, ArithmeticError, AttributeError, RuntimeError)
-ImageSource = str | Path | bytes | BinaryIO | Image.Image | np.ndarray
+
+
+@runtime_checkable
+class Rendered(Protocol):
+    """A picture that is made when it is needed, such as a page of a PDF."""
+
+    def picture(self) -> Image.Image: ...
+
+
+ImageSource = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Rendered
 
 
 def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -28,6 +37,8 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
     Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`.
     """
     name = str(source) if isinstance(source, str | Path) else "the image"
+    if isinstance(source, Rendered):
+        source = source.picture()
     if isinstance(source, np.ndarray):
         source = _from_array(source)
     if isinstance(source, Image.Image):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import EngineError, InputError, listed
-from vlm.processing.tokenization import Tokenizer
+from vlm.processing.tokenization import Piece, Tokenizer, ids_without
 from vlm.registry import PromptFormat
 
 PLACEHOLDER = "<image>"
@@ -124,33 +124,52 @@ class Prompts:
             raise InputError(f"the model's chat template does not take this conversation: {error}.") from None
 
     # --- ids ---
-    def ids(self, text: str, num_images: int, given_rows: int = 0) -> list[int]:
+    def ids(
+        self, text: str, num_images: int, given_rows: int = 0, *, limit: int | None = None, cut: str | None = None
+    ) -> list[int]:
         """The tokens of a text, its i-th placeholder the rows of image i; `given_rows` of the prompt table come before
-        them."""
+        them. `limit`: of its part `cut` (None: all of it) so many tokens are left out that the others are within."""
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give token ids instead of text.")
-        if self.form.images == "first":
-            rows = [row for image in range(num_images) for row in self.rows(image, given_rows)]
-            return rows + self.tokenizer.encode_source(text.replace(PLACEHOLDER, ""))
-        _check_count(text.count(PLACEHOLDER), num_images)
         before, after = self.tokenizer.ends
-        if self.tokenizer.bos_token and text.startswith(self.tokenizer.bos_token):
-            before = []
-        return [*before, *self._inline(text, given_rows), *after]
+        if self.form.images == "first":
+            text = text.replace(PLACEHOLDER, "")
+            rows = [Piece(row) for image in range(num_images) for row in self.rows(image, given_rows)]
+            pieces = [*rows, *map(Piece, before), *self.tokenizer.pieces(text), *map(Piece, after)]
+        else:
+            _check_count(text.count(PLACEHOLDER), num_images)
+            if self.tokenizer.bos_token and text.startswith(self.tokenizer.bos_token):
+                before = []
+            pieces = [*map(Piece, before), *self._inline(text, given_rows), *map(Piece, after)]
+        over = 0 if limit is None else len(pieces) + given_rows - limit
+        return ids_without(pieces, over, _span(text, cut), self.tokenizer.truncation_side)
 
-    def _inline(self, text: str, given_rows: int) -> Iterator[int]:
+    def _inline(self, text: str, given_rows: int) -> Iterator[Piece]:
         image = itertools.count()
         if (place := self.tokenizer.id_of(PLACEHOLDER)) is not None:
-            for token in self.tokenizer.encode(text):
-                yield from self.rows(next(image), given_rows) if token == place else (token,)
+            for piece in self.tokenizer.pieces(text):
+                yield from map(Piece, self.rows(next(image), given_rows)) if piece.id == place else (piece,)
             return
-        for piece in split_text(text):
-            yield from self.rows(next(image), given_rows) if piece == PLACEHOLDER else self.tokenizer.encode(piece)
+        at = 0
+        for part in split_text(text):
+            if part == PLACEHOLDER:
+                yield from map(Piece, self.rows(next(image), given_rows))
+            else:
+                yield from (Piece(i, at + start, at + end) for i, start, end in self.tokenizer.pieces(part))
+            at += len(part)
 
     def rows(self, image: int, given_rows: int = 0) -> range:
         """The ids that stand for an image's features."""
         first = self.vocab_size + given_rows + image * self.num_features
         return range(first, first + self.num_features)
+
+
+def _span(text: str, part: str | None) -> tuple[int, int]:
+    """Where a part lies in a text: templates may have stripped it, or lost it among what they made of it."""
+    for found in () if part is None else (part, part.strip()):
+        if (at := text.find(found)) >= 0 and found:
+            return at, at + len(found)
+    return 0, len(text)
 
 
 def _check_count(placed: int, num_images: int, optional: bool = False) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from vlm.errors import EngineError, InputError, listed
+from vlm.errors import EngineError, InputError, VlmWarning, listed
+from vlm.processing.moses import Moses
 
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
+MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
 
 
 @dataclass(frozen=True)
@@ -23,11 +26,27 @@ class Languages:
     ids: dict[str, int]
     place: str  # "prefix": code, text, end; "suffix": text, end, code
     default: str | None
+    end_id: int | None = None  # None: of </s>
 
     def id(self, code: str) -> int:
         if code not in self.ids:
             raise InputError(f"language {code!r} is unknown; this model knows {listed(sorted(self.ids), 60)}.")
         return self.ids[code]
+
+
+class Piece(NamedTuple):
+    """A token and its place in a text; one that is none of a text is nowhere."""
+
+    id: int
+    start: int = -1
+    end: int = -1
+
+
+def ids_without(pieces: list[Piece], over: int, span: tuple[int, int], side: str) -> list[int]:
+    """Returns the tokens without `over` of those that lie in a span of the text, from its `side` on."""
+    inside = [i for i, piece in enumerate(pieces) if span[0] <= piece.start and piece.end <= span[1]]
+    left_out = set() if over <= 0 else set(inside[:over] if side == "left" else inside[-over:])
+    return [piece.id for i, piece in enumerate(pieces) if i not in left_out]
 
 
 class Tokenizer:
@@ -41,8 +60,17 @@ class Tokenizer:
         known: tuple[int, int] | None = None,
         bos_token: str = "",
         eos_token: str = "",
+        moses: Moses | None = None,
+        truncation_side: str | None = None,
     ):
-        """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk."""
+        """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk; `moses`
+        splits texts before that and joins outputs; `truncation_side` None: what the tokenizer's file says, else
+        "right"."""
+        self.moses, self._warnings_left = moses, MOST_WARNINGS
+        own = (fast.truncation or {}).get("direction", "right")
+        self.truncation_side = truncation_side or own
+        fast.no_truncation()  # a published file may say so; Hugging Face does it when it is asked to
+        fast.no_padding()
         self.bos_token, self.eos_token = bos_token, eos_token
         self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
 
@@ -56,23 +84,61 @@ class Tokenizer:
         size, unknown = config.get("dictionary_size"), config.get("unk_token_id")
         known = None if size is None or unknown is None else (size, unknown)
         ends = (_content(config.get("bos_token")), _content(config.get("eos_token")))
-        return cls(fast, _languages(fast, config), _read(path / "tokenizer_target.json"), known, *ends)
+        moses, side = Moses.from_config(config.get("moses")), config.get("truncation_side")
+        target = _read(path / "tokenizer_target.json")
+        return cls(fast, _languages(fast, config), target, known, *ends, moses=moses, truncation_side=side)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens. InputError for what is no text: half of a surrogate pair."""
-        try:
-            ids = self._fast.encode(text, add_special_tokens=False).ids
-        except TypeError:
-            raise InputError(f"the text {text[:20]!r}… is not valid Unicode; give it as UTF-8.") from None
-        if self._known is None:
-            return ids
-        size, unknown = self._known
-        return [token if token < size else unknown for token in ids]
+        return [piece.id for piece in self.pieces(self.split(text))]
 
-    def encode_source(self, text: str, *, language: str | None = None, limit: int | None = None) -> list[int]:
-        """As an encoder takes it, with its special tokens. `limit`: the text's end is cut off so that the whole has at
-        most so many tokens. InputError for a language that the model does not know or need."""
-        body = self.encode(text)
+    def split(self, text: str) -> str:
+        """Returns the text as its pieces are made of it: with Moses, its words and signs between blanks."""
+        if self.moses is None:
+            return text
+        try:
+            return self.moses.tokenize(text)
+        except UnicodeEncodeError:
+            raise _not_unicode(text) from None
+
+    def pieces(self, text: str) -> list[Piece]:
+        """Tokenizes what `split` returns, with the places in it."""
+        try:
+            found = self._fast.encode(text, add_special_tokens=False)
+        except TypeError:
+            raise _not_unicode(text) from None
+        if self._known is None:
+            return [Piece(i, *place) for i, place in zip(found.ids, found.offsets, strict=True)]
+        size, unknown = self._known
+        pieces = [Piece(i if i < size else unknown, *at) for i, at in zip(found.ids, found.offsets, strict=True)]
+        if self._warnings_left and (unread := [text[p.start : p.end] for p in pieces if p.id == unknown]):
+            self._warn_unknown(text, unread)
+        return pieces
+
+    def _warn_unknown(self, text: str, pieces: list[str]) -> None:
+        self._warnings_left -= 1
+        rest = "" if self._warnings_left else "; further texts with such words are not named"
+        begin, unknown = text[:40] + ("…" if len(text) > 40 else ""), listed(map(repr, dict.fromkeys(pieces)))
+        warnings.warn(
+            f"the text {begin!r} has {unknown}, not in the model's dictionary: it reads <unk> there{rest}.",
+            VlmWarning,
+            stacklevel=3,
+        )
+
+    def least_tokens(self, text: str) -> int:
+        """Returns a number of tokens that a text has at least, without tokenizing it: of long ones Moses takes long."""
+        return len(text.split()) if self.moses else 0
+
+    def encode_source(
+        self, text: str, *, language: str | None = None, limit: int | None = None, suffix: str = ""
+    ) -> list[int]:
+        """As an encoder takes it, with its special tokens, the suffix after the text. `limit`: the text is cut at the
+        `truncation_side` so that the whole has at most so many tokens. InputError for a language that the model does
+        not know or need."""
+        if self.moses and limit is not None:  # a word is a token or more; the last ones change the ones before them
+            text = " ".join(text.split(maxsplit=limit + 8)[: limit + 8])
+        body = self.split(text)
+        pieces = self.pieces(f"{body} {self.split(suffix)}".rstrip() if self.moses else body + suffix)
         if self.languages is None:
             if language is not None:
                 raise InputError(
@@ -83,17 +149,23 @@ class Tokenizer:
             code = language or self.languages.default
             if code is None:
                 raise InputError(f"the source's language is missing; give one of {listed(self.languages.ids, 60)}.")
-            end = [self._fast.token_to_id("</s>")]
+            known = self.languages.end_id
+            end = [self._fast.token_to_id("</s>") if known is None else known]
             mark = [self.languages.id(code)]
             before, after = (mark, end) if self.languages.place == "prefix" else ([], end + mark)
-        room = len(body) if limit is None else max(0, limit - len(before) - len(after))
-        return [*before, *body[:room], *after]
+        over = 0 if limit is None else len(pieces) + len(before) + len(after) - limit
+        return [*before, *ids_without(pieces, over, (0, len(body)), self.truncation_side), *after]
 
     def id_of(self, token: str) -> int | None:
         return self._fast.token_to_id(token)
 
     def decode(self, token_ids: list[int]) -> str:
         """Special tokens are left out."""
+        text = self.decode_split(token_ids)
+        return self.moses.detokenize(text) if self.moses else text
+
+    def decode_split(self, token_ids: list[int]) -> str:
+        """Returns the text as the model writes it: with Moses, its words and signs between blanks."""
         return self._target.decode(token_ids, skip_special_tokens=True)
 
     def piece(self, token_id: int, before: int | None = None) -> str:
@@ -101,7 +173,7 @@ class Tokenizer:
         if token_id in self._special:
             return self._target.id_to_token(token_id)
         known = [] if before is None or before in self._special else [before]
-        return self.decode([*known, token_id])[len(self.decode(known)) :]
+        return self.decode_split([*known, token_id])[len(self.decode_split(known)) :]
 
     @functools.cached_property
     def _special(self) -> frozenset[int]:
@@ -114,6 +186,10 @@ class Tokenizer:
         first = whole.special_tokens_mask.index(0) if 0 in whole.special_tokens_mask else len(whole.ids)
         last = len(whole.ids) - whole.special_tokens_mask[::-1].index(0) if first < len(whole.ids) else first
         return whole.ids[:first], whole.ids[last:]
+
+
+def _not_unicode(text: str) -> InputError:
+    return InputError(f"the text {text[:20]!r}… is not valid Unicode; give it as UTF-8.")
 
 
 def _read(file: Path) -> FastTokenizer | None:
@@ -138,6 +214,8 @@ def _content(token: Any) -> str:
 
 
 def _languages(fast: FastTokenizer, config: dict[str, Any]) -> Languages | None:
+    if isinstance(said := config.get("languages"), dict):
+        return Languages(said["ids"], said["place"], said.get("default"), said.get("end_id"))
     place = LANGUAGE_PLACES.get(str(config.get("tokenizer_class")).removesuffix("Fast"))
     if place is None:
         return None
@@ -195,10 +273,19 @@ class TextStream:
     def _grown(self) -> str:
         """The text so far. Only its end is decoded, with what the last visible tokens were: a space may depend on
         them."""
+        if self._tokenizer.moses:
+            return self._joined(self._tokenizer.moses)
         before = self._tokenizer.decode(self._ids[self._begin : self._known])
         after = self._tokenizer.decode(self._ids[self._begin :])
         # an unfinished byte sequence decodes to U+FFFD
         if len(after) > len(before) and not after.endswith("\ufffd"):
             self._text += after[len(before) :]
             self._begin, self._known = self._known, len(self._ids)
+        return self._text
+
+    def _joined(self, moses: Moses) -> str:
+        """How a word joins the text depends on those before it and on the next: the last two wait."""
+        words = self._tokenizer.decode_split(self._ids).split()
+        text = moses.detokenize(" ".join(words[:-2]))
+        self._text = text if text.startswith(self._text) else self._text
         return self._text

@@ -30,12 +30,14 @@ class Admission:
         if features > self.max_encoder_len:
             raise LimitError(
                 f"the encoder's input has {features} rows (tokens), the engine was built for {self.max_encoder_len};"
-                " shorten it, cut it with truncate, or build with a larger --max-encoder-input-len."
+                " shorten it",
+                f"or give --max-encoder-input-len {features}",
             )
         if params.num_beams > self.max_batch_size:
             raise LimitError(
-                f"num_beams is {params.num_beams}, this engine decodes {self.max_batch_size} sequences at once; build"
-                f" with --max-batch-size {params.num_beams} or more."
+                f"num_beams is {params.num_beams}, this engine decodes {self.max_batch_size} sequences at once; ask for"
+                " fewer",
+                f"or give --max-batch-size {params.num_beams} or more",
             )
         _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(table))
         if request.encoder_input_ids is not None:
@@ -83,10 +85,15 @@ class Admission:
             rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.encoder else ""
             raise LimitError(
                 f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - self.max_seq_len} more than the"
-                f" {self.max_seq_len} that the engine was built for; ask for fewer or build with a larger"
-                " --max-seq-len."
+                f" {self.max_seq_len} that the engine was built for; ask for fewer",
+                self._longer(prompt + new),
             )
         return wanted
+
+    def _longer(self, length: int) -> str:
+        """What helps where positions allow such a length."""
+        most = self.config.position_limit
+        return f"or give --max-seq-len {length}" if most is None or length <= most else ""
 
 
 def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:

@@ -141,9 +141,9 @@ class Executor(ABC):
             yield
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
-                f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower max_encoder_batch_size"
-                f" (images at once, now {self.max_encoder_batch_size}), max_encoder_tokens (now"
-                f" {self.max_encoder_tokens}) or kv_cache_free_gpu_memory_fraction."
+                f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
+                " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
+                f" {self.max_encoder_batch_size}) or max_encoder_tokens (now {self.max_encoder_tokens})."
             ) from error
 
     def _features(self, sequences: list[Sequence]) -> Tensor:

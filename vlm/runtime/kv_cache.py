@@ -60,8 +60,8 @@ def plan_cache(
         raise OutOfMemoryError(
             f"the KV cache has room for {shape.num_self} self- and {shape.num_cross} cross-attention blocks of"
             f" {size / 2**20:.2f} MiB, one sequence of {max_seq_len} tokens{over} needs"
-            f" {self_table} and {cross_table}; lower max_seq_len, use a 16-bit dtype, or change"
-            " kv_cache_free_gpu_memory_fraction or cross_kv_cache_fraction."
+            f" {self_table} and {cross_table}; lower --max-seq-len, give --dtype bfloat16, or change"
+            " --kv-cache-free-gpu-memory-fraction or --cross-kv-cache-fraction."
         )
     return shape
 

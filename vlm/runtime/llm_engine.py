@@ -59,7 +59,8 @@ class LLMEngine:
         if self.scheduler.never_fits(sequence.max_length, sequence.num_features, params.num_beams):
             raise LimitError(
                 f"a sequence of {sequence.max_length} tokens over {sequence.num_features} encoder rows does not fit the"
-                " KV cache; lower max_new_tokens or give the cache more memory."
+                " KV cache; ask for fewer new tokens",
+                "or give the cache more memory with --kv-cache-free-gpu-memory-fraction",
             )
         self._sequences[sequence.id] = sequence
         self.scheduler.add(sequence)

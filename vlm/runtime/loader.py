@@ -186,6 +186,5 @@ def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
         free = f"{torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB" if device.type == "cuda" else "too little memory"
         raise OutOfMemoryError(
             f"the engine needs {size / 2**30:.1f} GiB for weights and its KV cache besides, {device} has {free} free;"
-            " lower --max-batch-size, --max-seq-len or kv_cache_free_gpu_memory_fraction, or build with"
-            " --dtype bfloat16."
+            " lower --max-batch-size, --max-seq-len or --kv-cache-free-gpu-memory-fraction, or give --dtype bfloat16."
         ) from error

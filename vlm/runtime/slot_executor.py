@@ -141,7 +141,7 @@ class SlotExecutor(Executor):
     def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
         """Each request's hidden rows [T, hidden] of the encoder; InputError where more is asked for."""
         if trace is not None:
-            raise InputError("a compiled engine gives the last hidden states alone; build it with --backend torch.")
+            raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
         texts = [r.encoder_input_ids for r in requests]
         hidden = self._hidden(list(zip(self._tables(requests), texts, strict=True)))
         return [rows[: len(text)] for rows, text in zip(hidden, texts, strict=True)]

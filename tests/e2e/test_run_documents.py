@@ -1,0 +1,89 @@
+"""`vlm run` on documents: which pages of a PDF, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can be read")
+
+from pathlib import Path
+
+from tests.prompted_kit import call, saved
+
+PAGE = Path(__file__).parents[2] / "examples" / "page.png"
+SHORT = ("--device", "cpu", "--max-new-tokens", "6")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "run-cache"))
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Three pages: an example, an empty one, and the example turned."""
+    path, page = tmp_path_factory.mktemp("documents") / "report.pdf", Image.open(PAGE).convert("RGB")
+    others = [Image.new("RGB", page.size, "white"), page.rotate(180)]
+    page.save(path, save_all=True, append_images=others, resolution=100)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llava")
+    saved("llava", folder)
+    return folder
+
+
+def rows(result):
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_each_page_is_a_request(report):
+    read = rows(call("run", "--image", report, *SHORT, "--json"))
+    assert [(row["image"], row["page"]) for row in read] == [(str(report), page) for page in (1, 2, 3)]
+    assert len({tuple(row["token_ids"]) for row in read}) > 1
+    chosen = rows(call("run", "--image", report, "--pages", "3,1", *SHORT, "--json"))
+    assert [row["page"] for row in chosen] == [3, 1]
+    assert [row["token_ids"] for row in chosen] == [read[2]["token_ids"], read[0]["token_ids"]]
+
+
+def test_a_page_from_stdin_reads_as_its_picture(report):
+    page = call("run", "--image", "-", "--page", 1, *SHORT, "--json", stdin=report.read_bytes())
+    [row], [image] = rows(page), rows(call("run", "--image", PAGE, *SHORT, "--json"))
+    assert (row["image"], row["page"]) == ("-", 1) and row["token_ids"] == image["token_ids"] and "page" not in image
+
+
+def test_pages_stand_in_one_prompt(report, llava):
+    given = ("run", "--image", report, "--prompt", "w1", "--model", llava, *SHORT, "--json")
+    [row] = rows(call(*given, "--pages", "1-2"))
+    assert row["images"] == [str(report)] * 2 and row["pages"] == [1, 2]
+    result = call(*given)
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
+    assert f"{report} has several pages" in result.stderr and "say which with --pages 1" in result.stderr
+
+
+def test_what_is_wrong_is_one_sentence(report, tmp_path):
+    (tmp_path / "cut.pdf").write_bytes(report.read_bytes()[:300])
+    (tmp_path / "empty.pdf").write_bytes(b"")
+    locked = b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Kids[]/Count 1>>endobj\n"
+    locked += b"3 0 obj<</Filter/Standard/V 1/R 2/O(" + b"x" * 32 + b")/U(" + b"y" * 32 + b")/P -4>>endobj\n"
+    locked += b"trailer<</Root 1 0 R/Encrypt 3 0 R/ID[(a)(a)]>>"
+    (tmp_path / "locked.pdf").write_bytes(locked)
+    for arguments, says in (
+        (("--image", report, "--pages", 4), f"pages 4 were asked for, {report} has 3 pages"),
+        (("--image", report, "--pages", "x"), "the page range 'x' is not understood"),
+        (("--image", PAGE, "--pages", 2), f"{PAGE} has 1 page."),
+        (("--image", tmp_path / "none.pdf", "--pages", 1), "none.pdf does not exist"),
+        (("--image", tmp_path / "cut.pdf"), "cut.pdf is no readable PDF"),
+        (("--image", tmp_path / "empty.pdf"), "empty.pdf is empty"),
+        (("--image", tmp_path / "locked.pdf"), "locked.pdf is encrypted; remove its password first"),
+        (("--text", "a", "--pages", 1), "--pages names pages of the documents of --image"),
+    ):
+        result = call("run", *arguments, *SHORT)
+        assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1, result.stderr
+        assert says in result.stderr

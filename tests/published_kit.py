@@ -1,0 +1,298 @@
+"""Published models in small: their configurations but for the sizes, random weights in the layout they have on the Hub.
+
+`tests/published/<owner>__<name>/` holds a publication's configuration files and, where they are known, names of its
+tensors (`tensors.json`); INDEX.md there says where each comes from. `publish` makes a model folder of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.tiny import pull_apart
+
+FOLDER = Path(__file__).parent / "published"
+VOCAB = 96
+Config = dict[str, Any]
+
+# what is neither run nor refused, and why
+LEFT_OUT = {
+    "bigcode__santacoder": "its class is not transformers' own: test_gpt_variants.py has its case",
+    "meta-llama__Llama-3.1-8B__nxp": "a vendor's configuration of two keys",
+    "meta-llama__Meta-Llama-3-8B-Instruct": "a part of a configuration, without model_type",
+    "meta-llama__Meta-Llama-3.1-8B-Instruct": "a part of a configuration, without model_type",
+    "opendatalab__MinerU2.5": "a part of a configuration, without model_type",
+    "quant__awq_zephyr": "a part of a configuration, without model_type",
+}
+# of a supported model_type, and still refused -> what the sentence says
+REFUSED = {
+    "TheBloke__Llama-2-13B-chat-GPTQ": "is quantized (gptq, 4 bits)",
+    "distilbert__distilgpt2__oldest": "names no model_type",
+    "quant__bitsandbytes_nf4_molmo": "is quantized (bitsandbytes)",
+    "quant__compressed-tensors_llama4_fp8": "is quantized (compressed-tensors)",
+    "quant__compressed-tensors_pack-quantized_Kimi-K2.5": "is quantized (compressed-tensors)",
+    "quant__fbgemm_fp8_llama3.1_405b": "is quantized (fbgemm_fp8)",
+    "quant__fp8_block_qwen3_8b": "is quantized (fp8)",
+}
+
+
+@dataclass(frozen=True)
+class Small:
+    """How a model_type's configuration is made small. Values may be functions of the published configuration."""
+
+    sizes: dict[str, Any]  # always set
+    present: dict[str, Any] = field(default_factory=dict)  # set where the publication gives a number
+    parts: dict[str, str] = field(default_factory=dict)  # nested configurations -> the model_type where they name none
+    model: str = ""  # the class in transformers
+    spread: float = 0.3  # of its weights
+
+    def reduce(self, config: Config) -> Config:
+        sizes = self.sizes | {key: size for key, size in self.present.items() if config.get(key) is not None}
+        smaller = {key: size(config) if callable(size) else size for key, size in sizes.items()}
+        parts = {part: reduced(config[part], kind) for part, kind in self.parts.items() if config.get(part)}
+        return config | smaller | parts
+
+
+def _groups(config: Config) -> int:
+    """Heads of keys and values for 4 heads of queries, in the published ratio or near it."""
+    return max(1, 4 * config["num_key_value_heads"] // config["num_attention_heads"])
+
+
+def _head_dim(config: Config) -> int:
+    return 8 if config["head_dim"] * config["num_attention_heads"] == config["hidden_size"] else 12
+
+
+def _sides(layers: int) -> dict[str, int]:
+    sizes = {"layers": layers, "ffn_dim": 48, "attention_heads": 4}
+    return {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sizes.items()}
+
+
+_T5 = {"vocab_size": VOCAB, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+_T5_PRESENT = {"num_decoder_layers": 2, "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+_BART = {"vocab_size": VOCAB, "d_model": 32, **_sides(2)}
+_BART_PRESENT = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+_LLAMA = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+          "num_attention_heads": 4}  # fmt: skip
+_LLAMA_PRESENT = {"num_key_value_heads": _groups, "head_dim": _head_dim}
+_GPT2 = {"vocab_size": VOCAB, "n_embd": 32, "n_layer": 2, "n_head": 4}
+_GPT2_PRESENT = {
+    "n_positions": 1024,
+    "n_inner": lambda config: 128 if config["n_inner"] == 4 * config["n_embd"] else 48,
+}
+_OPT = {"vocab_size": VOCAB, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+_OPT_PRESENT = {
+    "word_embed_proj_dim": lambda config: 32 if config["word_embed_proj_dim"] == config["hidden_size"] else 20
+}
+SMALL = {
+    "t5": Small(_T5, _T5_PRESENT, model="T5ForConditionalGeneration"),
+    "mt5": Small(_T5, _T5_PRESENT, model="MT5ForConditionalGeneration"),
+    "bart": Small(_BART, _BART_PRESENT, model="BartForConditionalGeneration"),
+    "mbart": Small(_BART, _BART_PRESENT, model="MBartForConditionalGeneration", spread=0.4),
+    "llama": Small(_LLAMA, _LLAMA_PRESENT, model="LlamaForCausalLM"),
+    "mistral": Small(_LLAMA, _LLAMA_PRESENT, model="MistralForCausalLM"),
+    "gpt2": Small(_GPT2, _GPT2_PRESENT, model="GPT2LMHeadModel"),
+    "gpt_bigcode": Small(_GPT2, _GPT2_PRESENT, model="GPTBigCodeForCausalLM"),
+    "opt": Small(_OPT, _OPT_PRESENT, model="OPTForCausalLM"),
+}
+TEXT = tuple(SMALL)
+# the cases of these stand in test_published_vision.py
+VISUAL = ("blip-2", "llava", "llava_llama", "vision-encoder-decoder")
+
+
+def reduced(config: Config, model_type: str = "") -> Config:
+    """A published configuration with small sizes, all else as it is."""
+    return SMALL[config.get("model_type", model_type)].reduce(config)
+
+
+def small_ids(*configs: Config) -> tuple[Config, ...]:
+    """Token ids beyond the small vocabulary, the same one everywhere, become its last ids."""
+    large = sorted({i for config in configs for i in _ids(config) if i >= VOCAB}, reverse=True)
+    new = {old: VOCAB - 1 - place for place, old in enumerate(large)}
+    return tuple(_with_ids(config, new) for config in configs)
+
+
+def _is_id(key: str) -> bool:
+    return key.endswith(("token_id", "token_ids", "words_ids", "token_index", "suppress_tokens"))
+
+
+def _ids(value: Any, within: bool = False) -> Iterator[int]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _ids(inner, within=_is_id(key))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _ids(inner, within)
+    elif within and isinstance(value, int):
+        yield value
+
+
+def _with_ids(value: Any, new: dict[int, int], within: bool = False) -> Any:
+    if isinstance(value, dict):
+        return {key: _with_ids(inner, new, within=_is_id(key)) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_with_ids(inner, new, within) for inner in value]
+    return new.get(value, value) if within and isinstance(value, int) else value
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a publication keeps its tensors."""
+
+    file: str = "model.safetensors"
+    prefix: str = ""  # what its names lack: it was saved as the base model
+    renamed: dict[str, str] = field(default_factory=dict)  # beginnings of today's names -> of its names
+    tied: bool = False  # copies of tied tensors are there
+    extra: Callable[[Any], dict[str, Tensor]] = lambda config: {}  # buffers of its time
+    shards: int = 1  # of which the second repeats a tensor of the first
+    dtype: torch.dtype | None = None
+
+    def names(self, model: torch.nn.Module) -> dict[str, Tensor]:
+        """The model's tensors, as the publication names them."""
+        state = {self._name(name): tensor.to(self.dtype or tensor.dtype) for name, tensor in model.state_dict().items()}
+        if not self.tied:
+            for name in model.all_tied_weights_keys:
+                state.pop(self._name(name), None)
+        return {name: tensor.contiguous() for name, tensor in (state | self.extra(model.config)).items()}
+
+    def _name(self, name: str) -> str:
+        name = name.removeprefix(self.prefix)
+        old = next((old for old in self.renamed if name.startswith(old)), "")
+        return self.renamed.get(old, "") + name.removeprefix(old)
+
+    def write(self, model: torch.nn.Module, folder: Path) -> None:
+        state = self.names(model)
+        if self.shards == 1:
+            return self._save(state, folder / self.file)
+        names, stem, suffix = list(state), *self.file.split(".")
+        files = [f"{stem}-{i + 1:05}-of-{self.shards:05}.{suffix}" for i in range(self.shards)]
+        places = {name: files[i * self.shards // len(names)] for i, name in enumerate(names)}
+        for file in files:
+            part = {name: state[name] for name in names if places[name] == file}
+            self._save(part | {names[0]: state[names[0]]}, folder / file)
+        index = {"metadata": {"total_size": sum(t.nbytes for t in state.values())}, "weight_map": places}
+        (folder / f"{self.file}.index.json").write_text(json.dumps(index))
+
+    def _save(self, state: dict[str, Tensor], path: Path) -> None:
+        if self.file.endswith(".bin"):
+            return torch.save(state, path)
+        # tensors that share memory are copied
+        save_file({name: tensor.clone() for name, tensor in state.items()}, path, metadata={"format": "pt"})
+
+
+def _masks(config: Any) -> dict[str, Tensor]:
+    """GPT-2's causal masks, as its first releases kept them."""
+    mask = torch.ones(config.n_positions, config.n_positions).tril()[None, None]
+    layers = range(config.n_layer)
+    return {f"h.{i}.attn.bias": mask for i in layers} | {f"h.{i}.attn.masked_bias": torch.tensor(-1e4) for i in layers}
+
+
+def _frequencies(config: Any) -> dict[str, Tensor]:
+    """LLaMA's rotary frequencies, as transformers kept them before 4.32."""
+    inverse = 1.0 / 10000 ** (torch.arange(0, config.head_dim, 2) / config.head_dim)
+    return {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": inverse for i in range(config.num_hidden_layers)}
+
+
+def _cross_bias(config: Any) -> dict[str, Tensor]:
+    """A bias that T5's cross-attention had once."""
+    bias = torch.randn(config.relative_attention_num_buckets, config.num_heads)
+    return {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": bias}
+
+
+_OLD_T5 = Layout("pytorch_model.bin", tied=True, extra=_cross_bias)
+_OLD_GPT2 = Layout(prefix="transformer.", extra=_masks)
+_OLD_BART = Layout("pytorch_model.bin", tied=True)
+_BART_MODEL = Layout(prefix="model.", tied=True)
+_OLD_LLAMA = Layout("pytorch_model.bin", extra=_frequencies, shards=2, dtype=torch.float16)
+_OLD_OPT = Layout("pytorch_model.bin", prefix="model.", dtype=torch.float16)
+# publications of older layouts; all others: today's safetensors
+LAYOUTS = {
+    "distilbert__distilgpt2": _OLD_GPT2,
+    "facebook__bart-base": _BART_MODEL,
+    "facebook__bart-large": _BART_MODEL,
+    "facebook__bart-large-cnn": _OLD_BART,
+    "facebook__bart-large-xsum": _OLD_BART,
+    "facebook__mbart-large-50-many-to-many-mmt": _OLD_BART,
+    "facebook__mbart-large-cc25": _OLD_BART,
+    "facebook__opt-1.3b": _OLD_OPT,
+    "facebook__opt-350m": _OLD_OPT,
+    "facebook__opt-6.7b": _OLD_OPT,
+    "gogamza__kobart-base-v1": _BART_MODEL,
+    "google-t5__t5-large": _OLD_T5,
+    "google-t5__t5-small": _OLD_T5,
+    "google__byt5-small": _OLD_T5,
+    "lmsys__vicuna-7b-v1.3": _OLD_LLAMA,
+    "lmsys__vicuna-7b-v1.5": _OLD_LLAMA,
+    "meta-llama__Llama-2-7b-hf": _OLD_LLAMA,
+    "meta-llama__Llama-2-7b__squeezellm": _OLD_LLAMA,
+    "mistralai__Mistral-7B-v0.1": Layout(shards=2, dtype=torch.bfloat16),
+    "openai-community__gpt2": _OLD_GPT2,
+    "openai-community__gpt2-xl": _OLD_GPT2,
+}
+
+
+@functools.cache
+def facts(name: str, file: str = "config.json") -> Config | None:
+    """A publication's file; None where it has none."""
+    path = FOLDER / name / file
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def publications() -> list[str]:
+    """Names of all folders."""
+    return sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+
+
+def supported(*model_types: str) -> list[str]:
+    """Names of the folders of these model types that are run."""
+    names = [name for name in publications() if name not in LEFT_OUT and name not in REFUSED]
+    return [name for name in names if facts(name).get("model_type") in model_types]
+
+
+def refused() -> dict[str, str]:
+    """Names of the folders that are refused -> what the sentence says."""
+    types = {name: facts(name).get("model_type") for name in publications() if name not in LEFT_OUT}
+    unknown = {name: kind for name, kind in types.items() if kind not in TEXT + VISUAL}
+    return {name: f"model_type {kind!r} is not supported" for name, kind in unknown.items()} | REFUSED
+
+
+def publish(
+    name: str,
+    folder: Path,
+    layout: Layout | None = None,
+    *,
+    rename: Mapping[str, str] | None = None,
+    untie: bool = False,
+    **changes: Any,
+) -> torch.nn.Module:
+    """Writes the publication in small and returns what `from_pretrained` makes of it, in float32. `changes` are keys
+    of its config.json, `rename` other names for them; `untie` gives the head weights of its own."""
+    config, generation = small_ids(reduced(facts(name) | changes), facts(name, "generation_config.json") or {})
+    write_config({(rename or {}).get(key, key): value for key, value in config.items()}, folder)
+    if generation:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    kind = getattr(transformers, SMALL[config["model_type"]].model)
+    torch.manual_seed(0)
+    made = kind(kind.config_class.from_pretrained(folder)).float()
+    layout = layout or LAYOUTS.get(name, Layout())
+    if untie:
+        made.get_output_embeddings().weight = torch.nn.Parameter(
+            torch.randn(VOCAB, made.get_output_embeddings().in_features)
+        )
+        layout = dataclasses.replace(layout, tied=True)
+    layout.write(pull_apart(made, 0, SMALL[config["model_type"]].spread), folder)
+    return kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def write_config(config: Config, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))

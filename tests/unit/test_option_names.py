@@ -1,0 +1,117 @@
+"""No sentence names an option or a verb that is not there: of code, README and docs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import typer.main
+from vlm_app.cli.main import app
+from vlm_app.cli.option_groups import LOADING
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("vlm", "llm_engines", "visual_engines", "app")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?!\w)")
+COMMAND = re.compile(r"\bvlm ([a-z]+(?:-[a-z]+)?)\b((?:\\\n|[^\n`;|&])*)")  # up to where another sentence or command is
+# of other programs: git, pip, Slurm, docker; of style sheets
+FOREIGN = set(
+    "--short --porcelain --untracked-files --upgrade --requeue --job-name --gpus-per-node --cpus-per-task --time"
+    " --array --head --address --neutral-500 --text-sm --spacing-xl --spacing-xxl".split()
+)
+LOADING_VERBS = {
+    "run", "generate", "translate", "summarize", "eval", "encode", "ocr", "serve", "demo", "export-triton",
+}  # fmt: skip
+# what the core names beside the options of all verbs that load a model -> who can run into it
+OF_SOME = {
+    "--truncate": {"run", "generate", "translate", "summarize", "eval", "encode"},
+    "--prompt-table": {"run", "generate", "translate", "summarize"},
+    "--model": LOADING_VERBS - {"serve", "demo", "export-triton"},
+    "--target": {"build"},
+}
+
+
+OF_RUN = {"--model", "--model-repository"}  # "What --model of `vlm run` takes", "`vlm serve --model-repository`"
+
+
+def commands(group=None, before="") -> dict[str, set[str]]:
+    """Options by verb."""
+    found = {}
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            found |= commands(command, f"{before}{name} ")
+        found[before + name] = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "--debug"}
+    return found
+
+
+VERBS = commands()
+ANY = set().union(*VERBS.values()) | {"--version"}
+
+
+def strings(file: Path) -> list[tuple[int, str]]:
+    """The texts of a module, those of a sentence together, without what is put in."""
+    tree = ast.parse(file.read_text("utf-8"))
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)} - {
+        id(node) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "{}" for part in node.values]
+            found.append((node.lineno, "".join(map(str, parts))))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            found.append((node.lineno, node.value))
+    return found
+
+
+def wrong_in(text: str) -> list[str]:
+    """Options that no verb has, verbs that are not there, and options that a named verb does not have."""
+    errors = [flag for flag in FLAG.findall(text) if flag not in ANY | FOREIGN]
+    for verb, rest in COMMAND.findall(text):
+        words = rest.split()
+        name = f"{verb} {words[0]}" if words and f"{verb} {words[0]}" in VERBS else verb
+        if name in VERBS and verb != "bench":
+            errors += [f"vlm {name} {flag}" for flag in FLAG.findall(rest) if flag not in VERBS[name] | FOREIGN]
+    return errors
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_sentences_of_the_code_name_options_that_are_there(folder):
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}: {error}"
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for line, text in strings(file)
+        for error in wrong_in(text)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_name_options_that_are_there(page):
+    assert not wrong_in(page.read_text("utf-8"))
+
+
+def test_the_core_names_options_of_every_verb_that_loads_a_model():
+    """Its errors come out of any of them."""
+    shared = {f"--{name.replace('_', '-')}" for name in LOADING.options}
+    for verb in LOADING_VERBS:
+        assert shared <= VERBS[verb], verb
+    for flag, verbs in OF_SOME.items():
+        assert all(flag in VERBS[verb] for verb in verbs), flag
+    sentences = [text for file in sorted((ROOT / "vlm").rglob("*.py")) for _, text in strings(file)]
+    errors = [text for text in sentences if text.rstrip().endswith(".") or "; " in text]
+    named = {flag for text in errors if "vlm build" not in text for flag in FLAG.findall(text)}
+    of_sampling = VERBS["run"] & VERBS["generate"] & VERBS["translate"] & VERBS["summarize"] & VERBS["eval"]
+    assert named <= shared | OF_SOME.keys() | of_sampling | FOREIGN
+
+
+def test_a_verbs_own_file_names_its_own_options():
+    wrong = []
+    for name, options in VERBS.items():
+        file = ROOT / "app" / "cli" / f"{name.replace('-', '_')}.py"
+        for line, text in strings(file) if file.is_file() and name != "bench" else ():  # bench: a file of several verbs
+            others = {flag for verb, rest in COMMAND.findall(text) if verb != name for flag in FLAG.findall(rest)}
+            wrong += [f"{name}:{line}: {flag}" for flag in set(FLAG.findall(text)) - others - options - OF_RUN]
+    assert not wrong, "\n".join(wrong)
