@@ -5,10 +5,24 @@ from pathlib import Path
 
 import pytest
 
+from vlm.threads import usable_cpus
+
 GPU = Path(__file__).parent / "gpu"
 
-# two cores: a thread pool a process is slower than none
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# what tests run is small: several threads take longer than one, and beside other work much longer
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+MOST_PROCESSES = 4  # each holds the models that its tests load
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Shares the default run out to the cores, a file each; tests named on the command line run in this process."""
+    if hasattr(config, "workerinput") or "PYTEST_XDIST_WORKER" in os.environ:  # one of those processes
+        return
+    default = config.args_source is pytest.Config.ArgsSource.TESTPATHS and "not gpu" in config.option.markexpr
+    if default and getattr(config.option, "numprocesses", 0) is None and not config.option.usepdb:
+        config.option.numprocesses = min(usable_cpus(), MOST_PROCESSES)
+        config.option.dist = "loadfile"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -72,16 +72,13 @@ class Jobs:
 
     def finish(self, *arguments: object) -> int:
         process = self.start(*arguments)
-        process.join(250)
-        assert process.exitcode is not None, "the job hangs"
+        process.join()
         return process.exitcode
 
     def kill_after_pages(self, out: Path, more: int, delay: float, *arguments: object) -> bool:
         """SIGKILL `delay` seconds after the ledger has so many more pages; False for a job that ended before."""
         wanted, process = len(commits(out)) + more, self.start(*arguments)
-        deadline = time.monotonic() + 120
         while process.is_alive() and len(commits(out)) < wanted:
-            assert time.monotonic() < deadline, "the job gets nowhere"
             time.sleep(0.01)
         process.join(delay)
         alive = process.is_alive()

@@ -82,7 +82,7 @@ def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.P
         threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
         yield process, address
         process.terminate()
-        assert process.wait(60) == 0
+        assert process.wait() == 0
     finally:
         process.kill()
 
@@ -105,11 +105,9 @@ def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return aborted
 
 
-def until(holds, seconds: float = 60) -> None:
-    """Waits for what is bound to come."""
-    end = time.monotonic() + seconds
+def until(holds) -> None:
+    """Waits for what is bound to come; pytest's own limit ends a wait in vain."""
     while not holds():
-        assert time.monotonic() < end, "what was waited for has not come"
         time.sleep(0.01)
 
 

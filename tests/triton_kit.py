@@ -121,7 +121,7 @@ def streamed(model: Any, *requests: dict[str, np.ndarray]) -> list[list[Inferenc
     made = [Request(arrays) for arrays in requests]
     assert model.execute(made) is None
     for request in made:
-        assert request.sender.ended.wait(60)
+        assert request.sender.ended.wait()
     return [request.sender.responses for request in made]
 
 

@@ -172,7 +172,7 @@ class RuntimeConfig(Config):
     prefix_sharing: bool = True  # equal beginnings of prompts are computed and kept once
     encoder_cache_size: int = 256  # images whose features are kept for their next use
     cuda_graphs: bool = True
-    threads: int | None = option(None, "CPU threads.", default="as many as there are cores")
+    threads: int | None = option(None, "CPU threads at most.", default="$OMP_NUM_THREADS, or the usable cores")
 
     def __post_init__(self) -> None:
         wrong = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from vlm.ops.advance import loop_period
 from vlm.processing.tokenization import Tokenizer, before_stop
@@ -35,6 +35,13 @@ class Output:
     def cumulative_logprob(self) -> float:
         """Of the whole output."""
         return sum(self.logprobs)
+
+
+def json_fields(output: Output) -> dict[str, Any]:
+    """Returns what JSON holds of an output: all but logits."""
+    own = {f.name: getattr(output, f.name) for f in fields(output) if not f.name.endswith("_logits")}
+    others = own.get("alternatives", ())
+    return own | ({"alternatives": tuple(map(json_fields, others))} if others else {})
 
 
 @dataclass(frozen=True)

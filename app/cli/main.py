@@ -30,6 +30,7 @@ from vlm_app.cli.eval import evaluate
 from vlm_app.cli.option_groups import GroupedCommand
 
 from vlm import __version__
+from vlm.threads import set_environment
 
 app = typer.Typer(
     name="vlm",
@@ -92,6 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "--debug" in arguments:
         os.environ["VLM_DEBUG"] = "1"
         arguments = [argument for argument in arguments if argument != "--debug"]
+    set_environment()
     _write_utf8()
     try:
         app(arguments)

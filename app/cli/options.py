@@ -20,7 +20,9 @@ DType = Annotated[
     str | None,
     typer.Option(help=f"Computing type: {_dtypes}. [default: float32 on the CPU, bfloat16 on CUDA]"),
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads. [default: as many as there are cores]")]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads at most. [default: $OMP_NUM_THREADS, or the usable cores]")
+]
 MaxNewTokens = Annotated[
     int | None, typer.Option(help="Tokens to generate at most. [default: as many as the engine holds]")
 ]

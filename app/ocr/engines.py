@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,6 +12,7 @@ from vlm_app.ocr.pages import InProcess
 
 from vlm.errors import ConfigError, InputError
 from vlm.files import canonical_json
+from vlm.threads import usable_cpus
 
 if TYPE_CHECKING:
     from vlm_app.ocr.events import Reader
@@ -129,7 +129,7 @@ class EngineConfig:
 
 def usual_workers(engines: int = 1) -> int:
     """Processes that render for one of so many engines: half of the cores."""
-    return max(1, min(16, (os.cpu_count() or 1) // (2 * engines)))
+    return max(1, min(16, usable_cpus() // (2 * engines)))
 
 
 def devices_of(devices: str) -> tuple[str, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
 from vlm_app.listening import check_port
 
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
+from vlm.threads import usable_cpus
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ServerConfig:
     max_body_mb: int = 64
     max_images: int = 16  # a request; pages of PDFs count
     max_image_pixels: int = MAX_PIXELS
-    preprocess_workers: int = field(default_factory=lambda: max(1, min(8, (os.cpu_count() or 2) // 2)))  # 0: threads
+    preprocess_workers: int = field(default_factory=lambda: max(1, min(8, usable_cpus() // 2)))  # 0: threads
     drain_seconds: int = 30  # for what runs when the server is told to end, or a model to go
     model_control: bool = False  # may clients load and unload the models of repositories?
     exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart

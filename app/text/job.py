@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import time
@@ -129,12 +128,12 @@ def in_order(
 
 
 def output_fields(output: Output) -> dict[str, Any]:
-    """Returns what an output's JSON has, its alternatives the same; what there is nothing of, and logits, are left
-    out."""
-    names = [field.name for field in dataclasses.fields(output) if not field.name.endswith("_logits")]
-    fields = {name: getattr(output, name) for name in names}
-    fields["alternatives"] = [output_fields(other) for other in fields.get("alternatives", ())]
-    return {**{k: v for k, v in fields.items() if v not in (None, [])}, "tokens": len(output.token_ids)}
+    """Returns what an output's JSON has, its alternatives the same; what there is nothing of is left out."""
+    from vlm.outputs import json_fields
+
+    others = [output_fields(other) for other in getattr(output, "alternatives", ())]
+    fields = {**json_fields(output), "alternatives": others}
+    return {**{k: v for k, v in fields.items() if v not in (None, [], ())}, "tokens": len(output.token_ids)}
 
 
 def _json(item: Item, result: Output | str | None) -> str:

@@ -28,7 +28,7 @@ from vlm.frontend import Frontend
 VERSION = "1"
 FILES = {BEFORE: FRONTEND_FOLDER, ENGINE: ENGINE_FOLDER, AFTER: FRONTEND_FOLDER}
 MODELS = {BEFORE: "Preprocessing", ENGINE: "Engine", AFTER: "Postprocessing"}
-PROGRAM = '''"""Written by `vlm export-triton`; Triton's Python needs the package vlm."""
+PROGRAM = '''"""Written by `vlm export-triton`; Triton's Python needs the package vlm-runtime."""
 
 from vlm_app.triton.{module} import {name} as TritonPythonModel
 

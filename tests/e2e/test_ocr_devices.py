@@ -53,16 +53,14 @@ def test_a_kill_leaves_nothing_running_and_the_job_goes_on(jobs, source, tmp_pat
     out = tmp_path / "out"
     options = (*SHORT, "--workers", 0, "--devices", "cpu,cpu")
     process = jobs.start(source, "-o", out, *options)
-    deadline = time.monotonic() + 120
     while not commits(out):
-        assert process.is_alive() and time.monotonic() < deadline
+        assert process.is_alive()
         time.sleep(0.02)
     helpers = children(process)
     process.kill()
     process.join()
     assert len(helpers) >= 6  # two engines, four that open documents
     while any(map(running, helpers)):
-        assert time.monotonic() < deadline, "processes are left without their job"
         time.sleep(0.05)
     assert jobs.finish(source, "-o", out, *options) == 1
     assert set(commits(out).values()) == {1} and len(commits(out)) == 16 and len(left(out)) == 3

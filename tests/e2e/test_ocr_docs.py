@@ -64,7 +64,7 @@ def calls_of(folder, blocks, **environment) -> list[list[str]]:
         (shims / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{shims}:{os.environ['PATH']}", **environment}
     script = "\n".join(blocks)
-    subprocess.run(["bash", "-euc", script], cwd=folder, env=environment, check=True, timeout=60)
+    subprocess.run(["bash", "-euc", script], cwd=folder, env=environment, check=True)
     return [json.loads(line) for line in calls.read_text().splitlines()]
 
 

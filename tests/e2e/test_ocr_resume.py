@@ -40,7 +40,6 @@ def test_a_killed_job_goes_on(jobs, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
 def test_300_pages_and_20_kills(jobs, tmp_path):
     options = (*SHORT, "--format", "jsonl", "--workers", "1")
     killed, whole = killed_and_whole(jobs, tmp_path, [120, 1, 60, 40, 79], 20, options)

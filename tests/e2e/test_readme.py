@@ -7,13 +7,11 @@ import re
 import shlex
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"vlm": "vlm", "visual_engines": "visual_engines", "llm_engines": "llm_engines", "app": "vlm_app"}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -22,48 +20,6 @@ def section(name: str) -> str:
     found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README, re.DOTALL)
     assert found, f"the README has no part {name}"
     return re.sub(r"^```.*\n?", "", found[1], flags=re.MULTILINE).strip()
-
-
-def test_the_first_command_prints_what_the_readme_shows(tmp_path):
-    install, _, run = section("run-command").partition(" && ")
-    assert install == "pip install ."
-    arguments = shlex.split(run)
-    assert arguments[0] == "vlm"
-    command = [sys.executable, "-m", "vlm_app.cli.main", *arguments[1:]]
-    environment = {**os.environ, "VLM_CACHE": str(tmp_path)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == section("run-output")
-    assert done.stdout.strip() == (ROOT / "examples" / "page.txt").read_text().strip()
-
-
-def test_what_pip_installs_is_complete(tmp_path):
-    """A wheel, not the checkout, must hold every package and the packaged model."""
-    pytest.importorskip("setuptools", reason="building a wheel offline needs setuptools")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "-q",
-        "-w",
-        str(tmp_path),
-        ".",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
-    [wheel] = tmp_path.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    for folder, package in PACKAGES.items():
-        for file in (ROOT / folder).rglob("*.py"):
-            assert f"{package}/{file.relative_to(ROOT / folder).as_posix()}" in names
-    for file in (ROOT / "vlm" / "assets").rglob("*"):
-        assert not file.is_file() or file.relative_to(ROOT).as_posix() in names
-    for file in (ROOT / "examples").iterdir():
-        assert f"vlm_app/demo/examples/{file.name}" in names
-    assert not [name for name in names if name.startswith(("tests", "training", "app"))]
 
 
 def test_the_second_command_is_what_ci_runs():
@@ -90,7 +46,7 @@ def test_the_readmes_text_commands_run(verb, tmp_path):
     arguments = [str(tmp_path / "states.npz") if argument == "states.npz" else argument for argument in arguments]
     environment = {**os.environ, "VLM_CACHE": str(tmp_path)}
     command = [sys.executable, "-m", "vlm_app.cli.main", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     shown = {"translate": "Das alte Schiff ist klein.", "summarize": "Event: poetry reading", "eval": "100.00%"}
     assert shown.get(verb, "states.npz") in done.stdout

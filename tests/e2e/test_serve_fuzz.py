@@ -56,7 +56,7 @@ def test_what_the_schema_allows_and_what_it_does_not(served, mode):
 
 def post(served, path: str, body: bytes | str, **headers: str) -> int:
     """The status; what is refused says why in one sentence."""
-    connection = http.client.HTTPConnection(served.address, timeout=120)
+    connection = http.client.HTTPConnection(served.address)
     connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
     answer = connection.getresponse()
     text = answer.read()

@@ -237,7 +237,7 @@ def test_models_versions_and_outputs_that_are_not_there(client, t5):
 def test_what_is_no_request_is_refused(served, body):
     import http.client
 
-    connection = http.client.HTTPConnection(served.address, timeout=60)
+    connection = http.client.HTTPConnection(served.address)
     connection.request("POST", "/v2/models/mini-t5/infer", body)
     answer = connection.getresponse()
     assert answer.status == 400 and json.loads(answer.read())["error"].endswith(".")

@@ -69,7 +69,7 @@ async def answer(client: openai.AsyncOpenAI, ask: Ask) -> str | None:
 
 
 async def answers(url: str, asks: list[Ask]) -> list[str | None]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=600) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         return await asyncio.gather(*(answer(client, ask) for ask in asks))
 
 
@@ -88,7 +88,7 @@ def check(pipelines: dict, alone: dict, count: int) -> None:
     assert [text for _, text in stayed] == [expected(alone, ask) for ask, _ in stayed]
 
 
-@pytest.mark.parametrize("count", [18, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("count", [18, pytest.param(200, marks=pytest.mark.slow)])
 def test_streams_are_not_mixed_and_leave_nothing_behind(count):
     pipelines = load("mini-t5") | {"mini-llava": vlm.load("mini-llava", device="cpu", runtime=TIGHT)}
     check(pipelines, {name: alone(name) for name in pipelines}, count)

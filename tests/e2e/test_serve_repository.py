@@ -59,7 +59,7 @@ def served(*urls: str, **config):
     good = [name for name, found in repositories.found.items() if isinstance(found, Entry)]
     with (
         serving({name: repositories.load(name) for name in good}, repositories, **config) as found,
-        triton.InferenceServerClient(found.address, network_timeout=60) as client,
+        triton.InferenceServerClient(found.address, network_timeout=1800) as client,
     ):
         yield found, client
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vlm.compile.graph_io import GraphIO, Port
 from vlm.errors import EngineError, listed
+from vlm.threads import num_threads
 
 TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
 
@@ -24,7 +25,7 @@ def require(*packages: str) -> None:
 
 
 class OnnxGraph:
-    """An exported graph, ready to run. `threads` None: as many as there are cores.
+    """An exported graph, ready to run. `threads` None: as many as torch takes.
 
     Raises EngineError for a file that ONNX Runtime cannot read, and where it is not installed.
     """
@@ -35,7 +36,7 @@ class OnnxGraph:
 
         self.io = io
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or 0
+        options.intra_op_num_threads = threads or num_threads()
         options.log_severity_level = 4  # its errors come as exceptions
         # threads that spin while they wait hold up whoever has work: beside other load that was 2 to 6 times slower
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

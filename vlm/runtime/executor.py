@@ -23,6 +23,7 @@ from vlm.runtime.graph_pool import GraphPool
 from vlm.runtime.packing import PackedSpans, PackedTexts, packed
 from vlm.runtime.prompt_table import virtual_rows
 from vlm.runtime.request import Request, Sequence, Span
+from vlm.threads import num_threads, threads_for
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
@@ -44,6 +45,8 @@ class TorchExecutor(Executor):
     ):
         super().__init__(config, visual, encoder, state, cache.dtype, runtime)
         self.decoder, self.cache = decoder, cache
+        self._threads = num_threads()
+        self._parameters = sum(x.numel() for x in decoder.parameters())
         self.graphs = GraphPool(self.device) if runtime.cuda_graphs and self.asynchronous else None
 
     @torch.inference_mode()
@@ -151,8 +154,9 @@ class TorchExecutor(Executor):
     # --- decode ---
     def _decode(self, rows: DecodeRows, choice: Choice, steps: int) -> None:
         if self.graphs is None:
-            for _ in range(steps):
-                self._step(rows, choice)
+            with threads_for(len(rows.all) * self._parameters, self._threads):
+                for _ in range(steps):
+                    self._step(rows, choice)
             return
         key = ("decode", len(rows.all), choice, self._layout(choice))
         if key not in self.graphs:

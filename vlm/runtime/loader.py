@@ -23,6 +23,7 @@ from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.scheduler import Scheduler, SchedulerConfig
 from vlm.runtime.slot_cache import SlotCache
 from vlm.runtime.slot_executor import Network, SlotExecutor
+from vlm.threads import set_threads
 
 if TYPE_CHECKING:
     from vlm.compile.engine_dir import EngineDir
@@ -50,8 +51,8 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
     """
     build = engine.build
     device = _device_of(build, runtime)
-    if runtime.threads and device.type == "cpu":
-        torch.set_num_threads(runtime.threads)
+    if device.type == "cpu":
+        set_threads(runtime.threads)
     batch_size = runtime.max_batch_size or build.max_batch_size
     if batch_size > build.max_batch_size:
         raise LimitError(
