@@ -40,7 +40,11 @@ def test_every_processor_gives_the_cpus_tokens(subject, beams, graphs):
         settings = [{"num_beams": beams, **given} for given in settings]
         inputs = inputs_of(model)[: len(settings)]
         want, found = (decoded(pipe, model, inputs, settings) for pipe in (on_cpu, on_gpu))
-        assert [out.token_ids for out in found] == [out.token_ids for out in want]
+        for out, expected, given in zip(found, want, settings, strict=True):
+            ends = given.get("forced_eos_token_id", ()) if beams > 1 else ()  # all are as good to a search
+            last = len(expected.token_ids) - (expected.token_ids[-1] in ends)
+            assert out.token_ids[:last] == expected.token_ids[:last]
+            assert len(out.token_ids) == len(expected.token_ids) and set(out.token_ids[last:]) <= set(ends)
 
 
 def test_draws_are_the_cpus(subject):

@@ -65,7 +65,8 @@ class Writer:
         words[0] = words[0][:1].upper() + words[0][1:]
         for i in range(length - 1):
             chance = rng.random()
-            words[i] += "," if chance < 0.08 else rng.choice(";:") if chance < 0.10 else ""
+            # a semicolon stands nowhere else, and is a colon to who has hardly seen one
+            words[i] += "," if chance < 0.08 else rng.choice(";;;:") if chance < 0.12 else ""
         words[-1] += rng.choice("......?!:")
         return words
 

@@ -36,7 +36,7 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
 
     Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`.
     """
-    if source == "" and isinstance(source, str):
+    if isinstance(source, str) and not source:
         raise ImageError("the image's name is empty; give the path of an image file.", "missing")
     name = str(source) if isinstance(source, str | Path) else "the image"
     if isinstance(source, Rendered):
