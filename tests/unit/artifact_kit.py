@@ -91,6 +91,8 @@ CONFIG = {
     "decoder": {"model_type": "voice", "layers": 2, "eos_token_id": 2, "num_beams": 3},
     "pad_token_id": 1,
 }
+# what a folder of this configuration says about generation: it names no token to start with
+GENERATION = {"eos_token_id": 2, "num_beams": 3, "pad_token_id": 1, "decoder_start_token_id": None}
 TOY = FamilySpec(
     name="toy",
     summary="an eye and a voice",

@@ -121,9 +121,10 @@ def test_folders(tmp_path):
     for path, what in ((pipe.engine.path, "an engine"), (tmp_path / "checkpoint", "a checkpoint")):
         with pytest.raises(InputError, match=f"is {what}; the accuracy check needs the model's Hugging Face folder"):
             accuracy.folder_of(path)
-    for kind, config in (("nemo_gpt", {"model_type": "nemo_gpt"}), ("vila", {"model_type": "llava_llama", "mm_x": 1})):
+    own_form = {"model_type": "llava_llama", "mm_x": 1}
+    for kind, config in (("nemo_gpt", {"model_type": "nemo_gpt"}), ("llava", own_form), ("vila", own_form)):
         folder = tmp_path / kind
-        folder.mkdir()
+        (folder / "llm" if kind == "vila" else folder).mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(InputError, match=f"has no class for {kind} models"):
             accuracy.folder_of(folder)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.unit import artifact_kit
-from tests.unit.artifact_kit import CONFIG, contents, hf_tensors, write_hf
+from tests.unit.artifact_kit import CONFIG, GENERATION, contents, hf_tensors, write_hf
 from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
 from vlm.config import BuildConfig
 from vlm.errors import CheckpointError, ConfigError, EngineError
@@ -32,7 +32,7 @@ def test_converts_every_role(tmp_path):
     assert torch.equal(made.weights("visual")["stem.weight"], tensors["encoder.stem.kernel"].flip(0))
     fused = torch.cat([tensors[f"decoder.layers.1.{p}.weight"] for p in "qkv"])
     assert torch.equal(made.weights("decoder")["blocks.1.qkv.weight"], fused)
-    assert made.generation == {"eos_token_id": 2, "num_beams": 3, "pad_token_id": 1}
+    assert made.generation == GENERATION
     assert made.source == "toy-hf"
     assert [p.name for p in made.processor_files] == ["tokenizer.json"]
 

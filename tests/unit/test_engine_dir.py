@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit import artifact_kit
-from tests.unit.artifact_kit import CONFIG, contents
+from tests.unit.artifact_kit import CONFIG, GENERATION, contents
 from vlm.compile.builder import build_engine, convert_folder
 from vlm.compile.engine_dir import EngineDir, kind_of
 from vlm.config import BuildConfig
@@ -29,7 +29,7 @@ def test_opens_what_was_built(engine):
     assert read.roles == {"visual": "eye", "decoder": "voice"}
     assert read.build == BuildConfig(max_batch_size=8, max_seq_len=16, max_encoder_input_len=6)
     assert read.config("visual")["width"] == artifact_kit.WIDTH
-    assert read.generation == {"eos_token_id": 2, "num_beams": 3, "pad_token_id": 1}
+    assert read.generation == GENERATION
     assert read.processor_dir == engine.path / "processor"
     assert set(read.manifest.files) == set(contents(engine.path)) - {"manifest.json"}
     assert set(read.manifest.built_on) == {"python", "torch", "device", "platform"}
