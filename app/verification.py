@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm_app.accuracy import Reference, fitting_beside, greedy
-from vlm_app.random_inputs import RandomInputs
-from vlm_app.teacher_forcing import Distance, distances, places
-
 from vlm.errors import InputError
 from vlm.files import read_json
 from vlm.registry import match_family
+from vlm_app.accuracy import Reference, fitting_beside, greedy
+from vlm_app.random_inputs import RandomInputs
+from vlm_app.teacher_forcing import Distance, distances, places
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,9 @@ from PIL import Image
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 from typer.testing import CliRunner
-from vlm_app.cli.main import app
 
 from tests import tiny
+from vlm_app.cli.main import app
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 WORDS = ["USER:", "ASSISTANT:", *(f"w{i}" for i in range(53))]

@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 import uvicorn
 from fastapi import FastAPI
-from vlm_app.server.app import create_app
-from vlm_app.server.config import ServerConfig
-from vlm_app.server.control import Repositories
-from vlm_app.server.service import Service
 
 import vlm
 from vlm.pipeline import Pipeline
 from vlm.runtime.llm_engine import LLMEngine
+from vlm_app.server.app import create_app
+from vlm_app.server.config import ServerConfig
+from vlm_app.server.control import Repositories
+from vlm_app.server.service import Service
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import json_format
-from vlm_app.triton.pbtxt import parsed
 
 from tests.server_kit import alone
+from vlm_app.triton.pbtxt import parsed
 
 FINAL = 1
 

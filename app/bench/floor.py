@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from vlm_app.bench.clock import repeated
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 
 if TYPE_CHECKING:

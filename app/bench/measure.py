@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from vlm.compile.engine_dir import EngineDir
+from vlm.errors import LimitError
+from vlm.registry import model_spec
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor, decode_floor
 from vlm_app.bench.huggingface import Baseline
 from vlm_app.bench.session import Results, prepared, split
 from vlm_app.bench.subject import Progress
-
-from vlm.compile.engine_dir import EngineDir
-from vlm.errors import LimitError
-from vlm.registry import model_spec
 
 if TYPE_CHECKING:
     from vlm.pipeline import Pipeline

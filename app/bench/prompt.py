@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+from vlm.config import Config
 from vlm_app.bench.clock import Turns, milliseconds, repeated_anew
 from vlm_app.bench.config import PromptBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
 from vlm_app.bench.session import HF, Results, Session, prepared
 from vlm_app.bench.subject import Progress
-
-from vlm.config import Config
 
 if TYPE_CHECKING:
     from vlm.outputs import Output

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from vlm_app.bench.huggingface import quiet
 
 if TYPE_CHECKING:

@@ -13,11 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
-from vlm_app.bench.clock import Turns, in_turns
-from vlm_app.bench.config import SubjectConfig
-from vlm_app.bench.environment import environment
-from vlm_app.bench.floor import bandwidth
-from vlm_app.bench.subject import Limits, Progress, prepare
 
 import vlm
 from vlm.compile.engine_dir import EngineDir
@@ -25,6 +20,11 @@ from vlm.config import Config, RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.registry import configs_of
 from vlm.runtime.loader import resolve_device
+from vlm_app.bench.clock import Turns, in_turns
+from vlm_app.bench.config import SubjectConfig
+from vlm_app.bench.environment import environment
+from vlm_app.bench.floor import bandwidth
+from vlm_app.bench.subject import Limits, Progress, prepare
 
 if TYPE_CHECKING:
     from vlm.pipeline import Pipeline

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vlm_app.architecture import hf_config, read_arch
-from vlm_app.bench.config import SubjectConfig
-from vlm_app.bench.random_model import has_class, save_random
 
 from vlm.checkpoint import Checkpoint
 from vlm.compile.builder import (
@@ -30,6 +27,9 @@ from vlm.errors import ConfigError, InputError, LimitError, listed
 from vlm.registry import FamilySpec, configs_of, family, match_family
 from vlm.resolve import Source, locate, resolve
 from vlm.runtime.loader import resolve_device
+from vlm_app.architecture import hf_config, read_arch
+from vlm_app.bench.config import SubjectConfig
+from vlm_app.bench.random_model import has_class, save_random
 
 Progress = Callable[[str, int, int], None]
 Limits = Callable[[Mapping[str, Config]], dict[str, int]]  # of an engine with these roles

@@ -7,17 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm.errors import InputError, listed
 from vlm_app.cli.decoding import asked_model, check_asked, one_prompt
 from vlm_app.cli.options import DEFAULT_MODEL
 from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, ids_of
 from vlm_app.text.token_ids import without_padding
 
-from vlm.errors import InputError, listed
-
 if TYPE_CHECKING:
-    from vlm_app.text.sources import Item
-
     from vlm.pipeline import Pipeline
+    from vlm_app.text.sources import Item
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from vlm.config import BACKENDS
+from vlm.errors import InputError
 from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig
 from vlm_app.bench.lists import names, numbers, pairs
 from vlm_app.cli.bench_output import check_writable, print_csv, print_table
 from vlm_app.cli.errors import verb
 from vlm_app.cli.options import Device, DType, Threads
 from vlm_app.cli.progress import Progress
-
-from vlm.config import BACKENDS
-from vlm.errors import InputError
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print the README's table.")
 

@@ -26,6 +26,7 @@ def print_table(result: dict[str, Any]) -> None:
 
     from rich.console import Console
     from rich.table import Table
+
     from vlm_app.bench.table import HEADER, rows, workload
 
     shown = Table(title=f"{result['kind']}: {workload(result)}", title_justify="left")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vlm.config import BuildConfig
+from vlm.errors import InputError
 from vlm_app.architecture import read_arch
 from vlm_app.cli.errors import verb
 from vlm_app.cli.option_groups import BUILD, takes
 from vlm_app.cli.progress import Progress
-
-from vlm.config import BuildConfig
-from vlm.errors import InputError
 
 if TYPE_CHECKING:
     from vlm.checkpoint import Checkpoint

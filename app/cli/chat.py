@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from vlm.errors import InputError, VlmError
 from vlm_app.cli.decoding import check_asked
 from vlm_app.cli.errors import USER_ERROR, complain
 from vlm_app.cli.outputs import as_json
 from vlm_app.cli.profiling import Profile, print_profile
 
-from vlm.errors import InputError, VlmError
-
 if TYPE_CHECKING:
     import numpy as np
-    from vlm_app.cli.tuned import TunedPrompts
 
     from vlm.pipeline import Pipeline
+    from vlm_app.cli.tuned import TunedPrompts
 
 COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, /exit ends"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from vlm_app.cli.errors import verb
-from vlm_app.cli.progress import Progress
 
 from vlm.errors import InputError
+from vlm_app.cli.errors import verb
+from vlm_app.cli.progress import Progress
 
 
 @verb

@@ -10,14 +10,14 @@ from contextlib import AbstractContextManager
 from typing import Annotated
 
 import typer
+
+from vlm.errors import InputError
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.models import PACKAGED
 from vlm_app.load_options import LoadOptions
-
-from vlm.errors import InputError
 
 DEFAULTS = DemoConfig()
 

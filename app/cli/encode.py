@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from vlm.errors import InputError
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import Model
 from vlm_app.load_options import LoadOptions
-
-from vlm.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from vlm.errors import InputError
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import PARTLY_FAILED, complain, verb
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
@@ -15,13 +17,11 @@ from vlm_app.cli.options import Model, ReferenceDType, check_reference_dtype
 from vlm_app.cli.progress import Progress
 from vlm_app.load_options import LoadOptions
 
-from vlm.errors import InputError
-
 if TYPE_CHECKING:
     from rich.table import Table
-    from vlm_app.text.tasks import ToInput
 
     from vlm.pipeline import Pipeline
+    from vlm_app.text.tasks import ToInput
 
 METRICS = {"translate": ("exact", "bleu"), "summarize": ("exact", "rouge")}  # of a task
 THRESHOLDS = {"bleu": "bleu", "rouge1": "rouge", "exact": "exact"}  # score -> its metric

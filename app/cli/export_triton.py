@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from vlm_app.cli.errors import verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import MODEL_HELP
@@ -45,10 +46,9 @@ def export_triton(
     config = ExportConfig(name, options.build.get("max_batch_size", 1), instances, options, stream)
     from dataclasses import replace
 
+    from vlm.compile.engine_dir import EngineDir
     from vlm_app.triton import pbtxt
     from vlm_app.triton.export import export
-
-    from vlm.compile.engine_dir import EngineDir
 
     pbtxt.schema()
     with Progress() as progress:

@@ -6,6 +6,8 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
+
+from vlm.errors import InputError, listed
 from vlm_app.cli import decoding
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import verb
@@ -14,8 +16,6 @@ from vlm_app.cli.options import MODEL_HELP, Json
 from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
 from vlm_app.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
-
-from vlm.errors import InputError, listed
 
 
 @verb

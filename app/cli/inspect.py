@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from vlm_app.cli.errors import verb
 from vlm_app.cli.options import Json
 

@@ -8,6 +8,9 @@ import sys
 from typing import Annotated
 
 import typer
+
+from vlm import __version__
+from vlm.threads import set_environment
 from vlm_app.cli import (
     bench,
     build,
@@ -28,9 +31,6 @@ from vlm_app.cli import (
 from vlm_app.cli.errors import INTERRUPTED, complain
 from vlm_app.cli.eval import evaluate
 from vlm_app.cli.option_groups import GroupedCommand
-
-from vlm import __version__
-from vlm.threads import set_environment
 
 app = typer.Typer(
     name="vlm",

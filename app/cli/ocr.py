@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from vlm.errors import InputError, listed
+from vlm.runtime.request import SamplingParams
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import DEFAULT_MODEL, MaxNewTokens, Model
@@ -24,9 +27,6 @@ from vlm_app.ocr.sources import Shard, Target, find_documents, plan_outputs
 from vlm_app.ocr.state import ledger_of
 from vlm_app.ocr.writers import FORMATS
 from vlm_app.storage import is_remote, location
-
-from vlm.errors import InputError, listed
-from vlm.runtime.request import SamplingParams
 
 # --batch-size says it here, and is an engine's own to settle
 OCR_LOADING = LOADING.only(*(name for name in LOADING.options if name != "max_batch_size"))

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
-from vlm_app import load_options
-from vlm_app.load_options import LoadOptions
 
 from vlm.config import BACKENDS, BuildConfig, RuntimeConfig
 from vlm.options import Option, default_flag, options_of
 from vlm.runtime.request import SamplingParams
+from vlm_app import load_options
+from vlm_app.load_options import LoadOptions
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from vlm.errors import VlmError
 from vlm_app.cli.errors import complain
 from vlm_app.cli.profiling import STAGES, Profile, tokens_of
 from vlm_app.text.job import output_fields
-
-from vlm.errors import VlmError
 
 if TYPE_CHECKING:
     from vlm.pipeline import Output, Pipeline

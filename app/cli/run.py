@@ -6,6 +6,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+
 from vlm_app.cli import decoding
 from vlm_app.cli.asked import Asked
 from vlm_app.cli.errors import USER_ERROR, verb

@@ -8,18 +8,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vlm.errors import InputError, VlmError, listed
 from vlm_app.cli.errors import INTERNAL_ERROR, complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.progress import Progress
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.config import ServerConfig
 
-from vlm.errors import InputError, VlmError, listed
-
 if TYPE_CHECKING:
-    from vlm_app.server.control import Repositories
-
     from vlm.pipeline import Pipeline
+    from vlm_app.server.control import Repositories
 
 DEFAULTS = ServerConfig()
 

@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+
+from vlm.errors import InputError, listed
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import PARTLY_FAILED, complain
 from vlm_app.cli.progress import Progress
 
-from vlm.errors import InputError, listed
-
 if TYPE_CHECKING:
+    from vlm.pipeline import Pipeline
     from vlm_app.load_options import LoadOptions
     from vlm_app.text.job import Report
     from vlm_app.text.sources import Item
     from vlm_app.text.tasks import ToInput
-
-    from vlm.pipeline import Pipeline
 
 DEFAULT_TEXT_MODEL = "mini-t5"
 ONE: Mapping[str, Any] = {}  # sampling options that ask for one output

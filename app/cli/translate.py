@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import verb
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes

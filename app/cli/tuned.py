@@ -14,6 +14,7 @@ from vlm.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
+
     from vlm_app.text.sources import Item
 
 BASE = -1  # the task of a request without rows

@@ -7,16 +7,15 @@ import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from vlm.errors import InputError, listed
 from vlm_app.cli.errors import complain, verb
 from vlm_app.cli.options import Device, Json, ReferenceDType, Threads, check_reference_dtype
 from vlm_app.cli.progress import Progress
 
-from vlm.errors import InputError, listed
-
 if TYPE_CHECKING:
-    from vlm_app.verification import Allowed, Verified
-
     from vlm.config import BuildConfig
+    from vlm_app.verification import Allowed, Verified
 
 DIFFERS = 1
 
@@ -61,12 +60,11 @@ def verify(
         raise InputError(f"--new-tokens is {new_tokens}; it must be at least 1.")
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise InputError(f"--tolerance is {tolerance}; it must be 0 or a positive number.")
+    import vlm
+    from vlm.config import RuntimeConfig
     from vlm_app.accuracy import folder_of
     from vlm_app.verification import Allowed
     from vlm_app.verification import verify as compare
-
-    import vlm
-    from vlm.config import RuntimeConfig
 
     with Progress() as progress:
         folder = folder_of(against, progress=progress)

@@ -11,14 +11,14 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-from vlm_app.demo import examples
-from vlm_app.demo.answers import answers, guarded
-from vlm_app.demo.models import Models, takes_images
-from vlm_app.demo.parts import LATEX, Controls, given, model_choice, sampling_controls, timing_line
 
 from vlm.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
 from vlm.processing.images import load_image
+from vlm_app.demo import examples
+from vlm_app.demo.answers import answers, guarded
+from vlm_app.demo.models import Models, takes_images
+from vlm_app.demo.parts import LATEX, Controls, given, model_choice, sampling_controls, timing_line
 
 NOTHING = {"text": "", "files": []}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gradio as gr
+
 from vlm_app.demo.ask import AskTab
 from vlm_app.demo.models import ASK, READ, WRITE, Models, models_of
 from vlm_app.demo.read import ReadTab

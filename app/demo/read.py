@@ -9,12 +9,12 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
+
+from vlm.processing.documents import IMAGE_SUFFIXES, PDF_SUFFIX
 from vlm_app.demo import documents, examples
 from vlm_app.demo.answers import answers, guarded
 from vlm_app.demo.models import Models
 from vlm_app.demo.parts import LATEX, given, model_choice, sampling_controls, timing_line
-
-from vlm.processing.documents import IMAGE_SUFFIXES, PDF_SUFFIX
 
 
 class ReadTab:

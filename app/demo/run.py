@@ -9,13 +9,12 @@ from typing import Any
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported, too
 
-from vlm_app.demo import examples
-from vlm_app.demo.config import DemoConfig
-from vlm_app.demo.page import CSS, build_page, theme
-
 from vlm.async_pipeline import AsyncPipeline
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm_app.demo import examples
+from vlm_app.demo.config import DemoConfig
+from vlm_app.demo.page import CSS, build_page, theme
 
 MAX_FILE = "64mb"
 

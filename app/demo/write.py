@@ -7,13 +7,13 @@ from contextlib import aclosing
 from typing import Any
 
 import gradio as gr
+
+from vlm.errors import InputError
 from vlm_app.demo import examples
 from vlm_app.demo.answers import answers, guarded
 from vlm_app.demo.models import Models
 from vlm_app.demo.parts import given, model_choice, sampling_controls, timing_line
 from vlm_app.text.tasks import NAMES, summary, translation
-
-from vlm.errors import InputError
 
 TRANSLATE, SUMMARIZE = "Translate", "Summarize"
 PACKAGED_LANGUAGES = {"mini-t5": ("en", "de")}  # other T5 models know those of their paper

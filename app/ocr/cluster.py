@@ -10,16 +10,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vlm.errors import EngineError, InputError, VlmError
 from vlm_app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
 from vlm_app.ocr.pages import selected
 from vlm_app.ocr.reader import page_event
 from vlm_app.ocr.render_pool import RenderPool
 from vlm_app.storage import EXTRA
 
-from vlm.errors import EngineError, InputError, VlmError
-
 if TYPE_CHECKING:
     import numpy as np
+
     from vlm_app.ocr.engines import EngineConfig
 
 BATCH = 4  # times what an engine reads at once: it runs dry but at the end of so many pages

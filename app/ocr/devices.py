@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
+from vlm.errors import EngineError, VlmError
 from vlm_app.ocr.device_process import READY, ROUND_DONE, serve
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
 from vlm_app.ocr.pages import Pages, opening, selected
 from vlm_app.ocr.render_pool import RenderPool
-
-from vlm.errors import EngineError, VlmError
 
 if TYPE_CHECKING:
     from vlm_app.ocr.engines import EngineConfig

@@ -7,19 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from vlm_app.load_options import LoadOptions, Progress
-from vlm_app.ocr.pages import InProcess
-
 from vlm.errors import ConfigError, InputError
 from vlm.files import canonical_json
 from vlm.threads import usable_cpus
+from vlm_app.load_options import LoadOptions, Progress
+from vlm_app.ocr.pages import InProcess
 
 if TYPE_CHECKING:
-    from vlm_app.ocr.events import Reader
-    from vlm_app.ocr.pages import Renderer
-
     from vlm.compile.engine_dir import EngineDir
     from vlm.pipeline import Pipeline
+    from vlm_app.ocr.events import Reader
+    from vlm_app.ocr.pages import Renderer
 
 
 @dataclass(frozen=True)

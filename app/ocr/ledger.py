@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlm.errors import InputError
 from vlm_app.ocr.events import LOOP, Opened, PageFailed, PageRead, Unreadable
 from vlm_app.storage import Seen
-
-from vlm.errors import InputError
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (name TEXT PRIMARY KEY, value TEXT);

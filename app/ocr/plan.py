@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from vlm.errors import VlmError
 from vlm_app.ocr.ledger import FAILED, Ledger, Record
 from vlm_app.ocr.sources import Target
 from vlm_app.storage import Presence, Seen, digest, key, seen
-
-from vlm.errors import VlmError
 
 
 class Plan:

@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from vlm.errors import VlmError
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
 from vlm_app.ocr.pages import InProcess, PageInput, Renderer, opening, selected
-
-from vlm.errors import VlmError
 
 if TYPE_CHECKING:
     from vlm.pipeline import Output, Pipeline

@@ -15,10 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm.errors import DocumentError, VlmError
 from vlm_app.ocr.pages import OpenDocument
 from vlm_app.storage import LocalCopy
-
-from vlm.errors import DocumentError, VlmError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -11,10 +11,9 @@ import time
 import uuid
 from pathlib import Path
 
+from vlm.errors import InputError
 from vlm_app.ocr.ledger import Ledger
 from vlm_app.storage import reaching
-
-from vlm.errors import InputError
 
 SECONDS_BETWEEN = 30.0
 SHARE = 0.05  # of the time may go into copies

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlm_app.storage import files_below, key, location, reaching
-
 from vlm.errors import InputError, listed
+from vlm_app.storage import files_below, key, location, reaching
 
 
 @dataclass(frozen=True)

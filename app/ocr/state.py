@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from vlm.errors import InputError
 from vlm_app.ocr.ledger import Ledger
 from vlm_app.ocr.snapshots import Snapshots, working_folder
 from vlm_app.storage import is_remote
-
-from vlm.errors import InputError
 
 FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for a text
 

@@ -8,16 +8,16 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from vlm import __version__
+from vlm.pipeline import Pipeline
+from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.server import embeddings, errors, kserve, openai, repository_api
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.control import Control, Repositories
 from vlm_app.server.limits import ApiKey, BodyLimit
 from vlm_app.server.metrics import Metrics
 from vlm_app.server.service import Service, Services
-
-from vlm import __version__
-from vlm.pipeline import Pipeline
-from vlm.processing.workers import ImageWorkers, MediaLimits
 
 
 def create_app(

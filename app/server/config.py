@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vlm_app.listening import check_port
-
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.threads import usable_cpus
+from vlm_app.listening import check_port
 
 
 @dataclass(frozen=True)

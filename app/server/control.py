@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vlm.errors import InputError, ModelNotFoundError, VlmError, listed
+from vlm.pipeline import Pipeline
 from vlm_app.server.errors import Forbidden
 from vlm_app.server.repository import Entry, scan
 from vlm_app.server.service import Services
-
-from vlm.errors import InputError, ModelNotFoundError, VlmError, listed
-from vlm.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from vlm_app.server.loading import Loader

@@ -6,12 +6,12 @@ import base64
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
+
+from vlm.outputs import Encoding
 from vlm_app.server.limits import unless_gone
 from vlm_app.server.messages import decode_data_uri, verbatim
 from vlm_app.server.openai_schema import EmbeddingBody
 from vlm_app.server.service import Service, Services
-
-from vlm.outputs import Encoding
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from vlm_app.server.asked import Asked
-from vlm_app.server.messages import decode_data_uri
-from vlm_app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
 
 from vlm.errors import InputError
 from vlm.frontend import Frontend
 from vlm.outputs import Output
 from vlm.processing.workers import ImageFile
+from vlm_app.server.asked import Asked
+from vlm_app.server.messages import decode_data_uri
+from vlm_app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
 
 Row = dict[str, np.ndarray]  # one request's part of each tensor
 

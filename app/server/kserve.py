@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+
+from vlm import __version__
+from vlm.errors import InputError
 from vlm_app.server import tensors
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.limits import unless_gone
 from vlm_app.server.model_config import described
 from vlm_app.server.service import Service, Services
 from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
-
-from vlm import __version__
-from vlm.errors import InputError
 
 router = APIRouter(prefix="/v2")
 HEADER_LENGTH = "Inference-Header-Content-Length"

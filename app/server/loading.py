@@ -6,14 +6,14 @@ import gc
 from pathlib import Path
 
 import torch
-from vlm_app.load_options import LoadOptions
-from vlm_app.server.repository import Entry
 
 from vlm.pipeline import Pipeline
 from vlm.resolve import Progress
 from vlm.runtime.loader import resolve_device
 from vlm.runtime.turns import turns_on
 from vlm.warm_up import warm_up
+from vlm_app.load_options import LoadOptions
+from vlm_app.server.repository import Entry
 
 
 class Loader:

@@ -10,6 +10,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+
+from vlm.async_pipeline import Piece
 from vlm_app.server import errors
 from vlm_app.server.asked import Asked
 from vlm_app.server.limits import Streamed, unless_gone
@@ -17,8 +19,6 @@ from vlm_app.server.messages import read_chat, verbatim
 from vlm_app.server.openai_answers import Answer, LogProbs
 from vlm_app.server.openai_schema import ChatBody, CompletionBody, Sampling
 from vlm_app.server.service import Service, Services
-
-from vlm.async_pipeline import Piece
 
 router = APIRouter(prefix="/v1")
 log = logging.getLogger("vlm.server")

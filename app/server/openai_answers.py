@@ -7,11 +7,10 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlm_app.server.metrics import prompt_tokens
-
 from vlm.async_pipeline import Piece
 from vlm.outputs import Output
 from vlm.processing.tokenization import Tokenizer
+from vlm_app.server.metrics import prompt_tokens
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "loop": "length"}
 LEAST = -9999.0  # what is impossible has this log-probability

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vlm.compile.engine_dir import MANIFEST
+from vlm.errors import ConfigError, ModelNotFoundError, VlmError
+from vlm.resolve import Progress
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository_files import Tree
 from vlm_app.triton import pbtxt
 from vlm_app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER, options_from
-
-from vlm.compile.engine_dir import MANIFEST
-from vlm.errors import ConfigError, ModelNotFoundError, VlmError
-from vlm.resolve import Progress
 
 SIGNS = (MANIFEST, "config.json")  # of an engine; of a checkpoint or a Hugging Face folder
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from vlm_app.server.control import Control
 
 from vlm.errors import InputError
+from vlm_app.server.control import Control
 
 router = APIRouter(prefix="/v2/repository")
 

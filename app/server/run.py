@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import uvicorn
+
+from vlm.pipeline import Pipeline
 from vlm_app.listening import listener
 from vlm_app.server.app import create_app
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.control import Repositories
-
-from vlm.pipeline import Pipeline
 
 
 def run(

@@ -8,16 +8,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from functools import partial
 
-from vlm_app.server.asked import Asked
-from vlm_app.server.errors import Busy
-from vlm_app.server.merge import merged
-from vlm_app.server.metrics import Metrics, Stopwatch
-
 from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.outputs import Output
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers
+from vlm_app.server.asked import Asked
+from vlm_app.server.errors import Busy
+from vlm_app.server.merge import merged
+from vlm_app.server.metrics import Metrics, Stopwatch
 
 
 class Service:

@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from vlm.errors import InputError, listed
+from vlm.options import flag_of
+from vlm.runtime.request import SamplingParams
 from vlm_app.text.job import in_order
 from vlm_app.text.scores import Scores, scores
 from vlm_app.text.sources import Item
 from vlm_app.text.tasks import ToInput
 
-from vlm.errors import InputError, listed
-from vlm.options import flag_of
-from vlm.runtime.request import SamplingParams
-
 if TYPE_CHECKING:
-    from vlm_app.text.pairs import Pair
-
     from vlm.pipeline import Pipeline
+    from vlm_app.text.pairs import Pair
 
 # settings that Hugging Face is given, too
 COMPARED = ("max_new_tokens", "max_length", "min_new_tokens", "num_beams", "length_penalty", "early_stopping",
@@ -86,6 +85,7 @@ def run_hugging_face(
 ) -> Run:
     """The same token ids, padded to batches, through transformers' own generate: same device and settings."""
     from transformers import AutoModelForSeq2SeqLM
+
     from vlm_app.bench.huggingface import quiet
 
     quiet()

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from vlm.errors import VlmError
 from vlm_app.text.sources import Item
 from vlm_app.text.tasks import ToInput
-
-from vlm.errors import VlmError
 
 if TYPE_CHECKING:
     from vlm.pipeline import Output, Pipeline

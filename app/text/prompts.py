@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vlm_app.text.sources import Item, checked
-
 from vlm.errors import InputError, listed
+from vlm_app.text.sources import Item, checked
 
 WORDS = ("prompt", "text", "messages")
 

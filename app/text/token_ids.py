@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from vlm_app.text.sources import Item
-
 from vlm.errors import InputError
+from vlm_app.text.sources import Item
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from vlm_app.triton.options import ENGINE_FOLDER, FRONTEND_FOLDER
 
 from vlm.compile.engine_dir import EngineDir, Manifest
 from vlm.errors import VlmError
 from vlm.frontend import Frontend
+from vlm_app.triton.options import ENGINE_FOLDER, FRONTEND_FOLDER
 
 T = TypeVar("T")
 Tensors = dict[str, np.ndarray]

@@ -9,11 +9,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from vlm.frontend import Frontend
 from vlm_app.server.model_config import described
 from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
 from vlm_app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
-
-from vlm.frontend import Frontend
 
 PROMPT_LENGTH = TensorSpec("prompt_length", "UINT32", (1,), optional=False)  # ids of it that stand in output_ids
 GIVEN_TEXT = ("text_input", "image")

@@ -8,16 +8,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+from vlm.async_pipeline import AsyncPipeline, Piece
+from vlm.outputs import Output
+from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.asked import Asked
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.merge import merged
 from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
 from vlm_app.triton.options import PARAMETERS, options_from_words
-
-from vlm.async_pipeline import AsyncPipeline, Piece
-from vlm.outputs import Output
-from vlm.processing.workers import ImageWorkers, MediaLimits
 
 NOTHING = Output("", "", [], "", [], 0)
 

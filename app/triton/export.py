@@ -7,6 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from vlm.compile.engine_dir import MANIFEST, EngineDir
+from vlm.errors import InputError, LimitError
+from vlm.files import atomic_dir
+from vlm.frontend import Frontend
 from vlm_app.triton import pbtxt
 from vlm_app.triton.config import configs
 from vlm_app.triton.options import (
@@ -19,11 +23,6 @@ from vlm_app.triton.options import (
     FRONTEND_FOLDER,
     ExportConfig,
 )
-
-from vlm.compile.engine_dir import MANIFEST, EngineDir
-from vlm.errors import InputError, LimitError
-from vlm.files import atomic_dir
-from vlm.frontend import Frontend
 
 VERSION = "1"
 FILES = {BEFORE: FRONTEND_FOLDER, ENGINE: ENGINE_FOLDER, AFTER: FRONTEND_FOLDER}

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vlm_app.load_options import LoadOptions
-
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError
+from vlm_app.load_options import LoadOptions
 
 ENSEMBLE, BEFORE, ENGINE, AFTER = "ensemble", "preprocessing", "engine", "postprocessing"
 CONFIG = "config.pbtxt"  # in a model's folder

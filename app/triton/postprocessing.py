@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
 from vlm_app.triton.backend import Tensors, answered, config_of, frontend_of
 
 

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from vlm_app.server.infer import Row, padded, prompt_of, read_text
-from vlm_app.server.tensor_specs import TEXT_IN, checked
-from vlm_app.triton.backend import Tensors, answered, config_of, frontend_of
 
 from vlm.processing.workers import MediaLimits, read_pixels
 from vlm.runtime.request import Request, SamplingParams
+from vlm_app.server.infer import Row, padded, prompt_of, read_text
+from vlm_app.server.tensor_specs import TEXT_IN, checked
+from vlm_app.triton.backend import Tensors, answered, config_of, frontend_of
 
 
 class Preprocessing:

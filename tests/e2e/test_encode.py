@@ -10,9 +10,9 @@ import torch
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from typer.testing import CliRunner
-from vlm_app.cli.main import app
 
 from tests import tiny
+from vlm_app.cli.main import app
 
 WORDS = [f"w{i}" for i in range(50)]
 

@@ -8,11 +8,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from vlm_app.cli import text_options
 
 import vlm
 from tests import tiny
 from tests.prompted_kit import DECODERS, VOCABULARY, call, ids, pictures, saved, text, tuned_continued
+from vlm_app.cli import text_options
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")
 PROMPTS = ["w1 w2 w3", "w40", "w7 w7 w9 w30 w2"]

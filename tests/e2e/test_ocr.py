@@ -14,12 +14,12 @@ from pathlib import Path
 import pypdfium2
 import pytest
 from PIL import Image
-from vlm_app.cli.main import main
 
 from tests.ocr_jobs import commits
 from tests.unit.hub_server import Hub, serve
 from tests.unit.test_documents import ENCRYPTED
 from vlm.resolve import packaged_models
+from vlm_app.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # a test runner that was started in the background ignores Ctrl-C, and its children with it

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from vlm_app.cli.main import main
 
 from tests.ocr_jobs import EXAMPLES, book, left
+from vlm_app.cli.main import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "ocr.md"
 FENCE = re.compile(r"(?:<!-- (?P<mark>[^>]*?) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)```", re.DOTALL)

@@ -11,10 +11,9 @@ pytest.importorskip("s3fs", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("upath", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
 
-from vlm_app.cli.main import main
-
 from tests.ocr_jobs import EXAMPLES, SHORT, book, left
 from tests.s3_kit import store
+from vlm_app.cli.main import main
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import json
 
 import pytest
 import torch
-from vlm_app.cli.option_groups import LOADING, SAMPLING
 
 import vlm
 from tests import prompted_kit, tiny
 from tests.prompted_kit import call, saved
 from vlm.runtime import kv_cache
+from vlm_app.cli.option_groups import LOADING, SAMPLING
 
 PROMPT, OTHER = "w1 w2 w3", "w7 w8 w9 w10"
 LENGTH = {"max_new_tokens": 16}

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from vlm_app.server.config import ServerConfig
-from vlm_app.server.run import run
 
 from tests.server_kit import load, serving, until
+from vlm_app.server.config import ServerConfig
+from vlm_app.server.run import run
 
 
 @pytest.fixture

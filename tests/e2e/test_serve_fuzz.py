@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
-from vlm_app.server.openai_schema import ChatBody, CompletionBody, EmbeddingBody
-from vlm_app.server.tensor_specs import IDS_IN, TEXT_IN
 
 from tests.server_kit import EXAMPLES, data_uri, is_empty, load, serving, until
+from vlm_app.server.openai_schema import ChatBody, CompletionBody, EmbeddingBody
+from vlm_app.server.tensor_specs import IDS_IN, TEXT_IN
 
 MODELS = ("mini-t5", "mini-llava")
 EXAMPLE_COUNT = int(os.environ.get("VLM_FUZZ_EXAMPLES", "15"))

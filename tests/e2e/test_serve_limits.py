@@ -16,14 +16,14 @@ import openai
 import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
-from vlm_app.cli.serve import _named
-from vlm_app.server.config import ServerConfig
 
 from tests.prompted_kit import call
 from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
 from vlm.errors import ImageError, InputError
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm_app.cli.serve import _named
+from vlm_app.server.config import ServerConfig
 
 SIGN, SCENE = "Read the sign.", EXAMPLES / "scene1.png"
 ENDLESS = {"temperature": 1.0, "max_tokens": 800, "extra_body": {"ignore_eos": True}}

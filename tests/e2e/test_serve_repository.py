@@ -19,15 +19,14 @@ from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
-from vlm_app.load_options import LoadOptions
-from vlm_app.server.control import Repositories
-from vlm_app.server.loading import Loader
-from vlm_app.server.repository import Entry, scan
-
 from tests.prompted_kit import call
 from tests.s3_kit import store
 from tests.server_kit import alone, load, serving, until
 from vlm.resolve import packaged_models
+from vlm_app.load_options import LoadOptions
+from vlm_app.server.control import Repositories
+from vlm_app.server.loading import Loader
+from vlm_app.server.repository import Entry, scan
 
 TEXT = "translate English to German: The old ship is small."
 

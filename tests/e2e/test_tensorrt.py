@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm-runtime[tensorrt-rtx]'")
 
 from typer.testing import CliRunner
-from vlm_app.cli.main import app
 
 import vlm
 from tests import tiny
@@ -21,6 +20,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import EngineError, InputError
 from vlm.pipeline import Pipeline
 from vlm.resolve import resolve
+from vlm_app.cli.main import app
 
 MODELS = {
     "nougat": (tiny.nougat, {"visual", "cross", "decoder"}),

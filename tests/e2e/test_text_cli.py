@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import T5ForConditionalGeneration
 from typer.testing import CliRunner
-from vlm_app.cli.main import app
 
 from vlm.processing.tokenization import Tokenizer
 from vlm.resolve import packaged_models
+from vlm_app.cli.main import app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EN_DE = ("--src-lang", "en", "--tgt-lang", "de", "--device", "cpu")

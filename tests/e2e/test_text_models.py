@@ -9,10 +9,10 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 from typer.testing import CliRunner
-from vlm_app.cli.main import app
 
 import vlm
 from tests import tiny
+from vlm_app.cli.main import app
 
 WORDS = [f"w{i}" for i in range(50)]
 CODES = ["de_DE", "en_XX", "fr_XX", "ro_RO"]

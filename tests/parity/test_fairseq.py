@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from vlm_app.cli.main import main
 
 import vlm
 from llm_engines.converters.fairseq import parse
@@ -13,6 +12,7 @@ from vlm.compile.builder import build_engine, convert_folder
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import CheckpointError, ConfigError
 from vlm.pipeline import Pipeline
+from vlm_app.cli.main import main
 
 TEXTS = ["w1 w2 w3 w4", "w30", "w7 w7 w9 w30 w2 w11 w12 w5 w6 w1 w0 w3", "w5 unheard w6"]
 SHAPES = {

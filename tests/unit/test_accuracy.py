@@ -7,11 +7,11 @@ import json
 
 import pytest
 import torch
-from vlm_app import accuracy
 
 from tests import tiny
 from tests.engines import pipeline
 from vlm.errors import InputError
+from vlm_app import accuracy
 
 MODELS = {
     "llama": lambda: tiny.llama(seed=3),

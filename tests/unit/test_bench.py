@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from vlm_app.bench import floor, measure, session, table
-from vlm_app.bench.config import BenchConfig
-from vlm_app.bench.csv_rows import csv_rows
-from vlm_app.cli.main import main
 
 from tests import tiny
 from vlm.compile.builder import build_engine, random_checkpoint
 from vlm.config import BuildConfig
 from vlm.errors import InputError, LimitError
+from vlm_app.bench import floor, measure, session, table
+from vlm_app.bench.config import BenchConfig
+from vlm_app.bench.csv_rows import csv_rows
+from vlm_app.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,10 +74,9 @@ def test_without_hugging_face_and_limits(arch):
 
 def test_both_systems_get_the_same_weights(arch, tmp_path):
     """The baseline is no straw man: greedy tokens of one image are the same."""
+    from vlm.compile.engine_dir import EngineDir
     from vlm_app.bench.huggingface import Baseline
     from vlm_app.bench.subject import prepare
-
-    from vlm.compile.engine_dir import EngineDir
 
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")
     image = measure.random_images(EngineDir.open(subject.engine), 0)[0]

@@ -9,11 +9,10 @@ import pytest
 
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
-from vlm_app.bench import session, table
-from vlm_app.bench.clock import in_turns
-
 from tests import tiny
 from tests.prompted_kit import call
+from vlm_app.bench import session, table
+from vlm_app.bench.clock import in_turns
 
 ALL = ["torch", "onnxruntime", "onnxruntime-int8"]
 

@@ -7,6 +7,11 @@ import json
 
 import pytest
 import torch
+
+from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
+from vlm.config import BuildConfig
+from vlm.errors import ConfigError, InputError, LimitError
+from vlm.registry import match_family
 from vlm_app.bench import prompt as prompts
 from vlm_app.bench import random_model, session, subject
 from vlm_app.bench.config import PromptBenchConfig
@@ -14,11 +19,6 @@ from vlm_app.bench.floor import decode_floor
 from vlm_app.bench.huggingface import PromptBaseline
 from vlm_app.bench.vila import Vila
 from vlm_app.cli.main import main
-
-from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
-from vlm.config import BuildConfig
-from vlm.errors import ConfigError, InputError, LimitError
-from vlm.registry import match_family
 
 CPU = torch.device("cpu")
 LLAMA = {"model_type": "llama", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

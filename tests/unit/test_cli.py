@@ -10,12 +10,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from vlm_app.cli.main import main
 
 import vlm
 from tests.unit import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
 from vlm.runtime.request import SamplingParams
+from vlm_app.cli.main import main
 
 
 class FakePipeline:

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from vlm_app.cli.main import main
-from vlm_app.demo import examples
-from vlm_app.demo.config import DemoConfig
-from vlm_app.demo.models import ASK, PACKAGED, READ, WRITE, models_of, tab_of
 
 from vlm import registry
 from vlm.errors import InputError
 from vlm.resolve import packaged_models
+from vlm_app.cli.main import main
+from vlm_app.demo import examples
+from vlm_app.demo.config import DemoConfig
+from vlm_app.demo.models import ASK, PACKAGED, READ, WRITE, models_of, tab_of
 
 
 def test_every_family_has_a_tab():

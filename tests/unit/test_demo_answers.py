@@ -10,14 +10,13 @@ from tests.demo_kit import EXAMPLES
 
 pytest.importorskip("gradio", reason="pip install 'vlm-runtime[demo]'")
 
+from vlm import registry
+from vlm.errors import DocumentError, ImageError, InputError
 from vlm_app.demo import documents
 from vlm_app.demo.answers import Clock
 from vlm_app.demo.ask import AskTab, Turn, input_of
 from vlm_app.demo.parts import given
 from vlm_app.demo.write import WriteTab
-
-from vlm import registry
-from vlm.errors import DocumentError, ImageError, InputError
 
 
 def piece(*token_ids: int, reason: str | None = None, of: int = 0):

@@ -6,14 +6,13 @@ import pytest
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
+import vlm
+from vlm.config import RuntimeConfig
+from vlm.errors import InputError, VlmError
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.control import Repositories
 from vlm_app.server.loading import Loader
 from vlm_app.server.repository import Entry, scan
-
-import vlm
-from vlm.config import RuntimeConfig
-from vlm.errors import InputError, VlmError
 
 POLICY = "version_policy {{ specific {{ versions: [{}] }} }} max_batch_size: {}"
 

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from PIL import Image
+
+from vlm.errors import DocumentError, ImageError, InputError
 from vlm_app.ocr import sources, writers
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.job import Job
@@ -20,8 +22,6 @@ from vlm_app.ocr.reader import PipelineReader
 from vlm_app.ocr.report import Failure
 from vlm_app.ocr.sources import Source, find_documents, plan_outputs
 from vlm_app.ocr.writers import About, Draft
-
-from vlm.errors import DocumentError, ImageError, InputError
 
 
 def image(path: Path, shade: int = 255) -> Path:

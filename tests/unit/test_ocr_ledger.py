@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from tests.unit.test_ocr import FakePipeline, image, outputs, pages, run
+from vlm.errors import ConfigError, DocumentError, ImageError, InputError
 from vlm_app.load_options import LoadOptions
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.ledger import Ledger
 from vlm_app.ocr.report import Failure, Summary, live, totals
 from vlm_app.ocr.state import ledger_of
-
-from tests.unit.test_ocr import FakePipeline, image, outputs, pages, run
-from vlm.errors import ConfigError, DocumentError, ImageError, InputError
 
 SETTINGS = {"model": "nougat 1", "dtype": "float32", "max_new_tokens": None}
 

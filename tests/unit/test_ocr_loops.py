@@ -8,15 +8,15 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests import engines, tiny
+from vlm.config import RuntimeConfig
+from vlm.pipeline import Pipeline
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger import Ledger
 from vlm_app.ocr.reader import PipelineReader
 from vlm_app.ocr.sources import find_documents, plan_outputs
-
-from tests import engines, tiny
-from vlm.config import RuntimeConfig
-from vlm.pipeline import Pipeline
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import multiprocessing
 from contextlib import closing
 
 import pytest
-from vlm_app.ocr.pages import InProcess, PageInput
-from vlm_app.ocr.render_pool import RenderPool
 
 from tests.unit.test_ocr import image, pages
 from vlm.errors import DocumentError, ImageError
+from vlm_app.ocr.pages import InProcess, PageInput
+from vlm_app.ocr.render_pool import RenderPool
 
 
 def test_workers_draw_what_this_process_draws(tmp_path):

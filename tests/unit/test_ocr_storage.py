@@ -8,13 +8,13 @@ import uuid
 from pathlib import Path
 
 import pytest
+
+from tests.unit.test_ocr import image
+from vlm.errors import DocumentError, InputError
 from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable
 from vlm_app.ocr.pages import OpenDocument
 from vlm_app.ocr.sources import Shard, Target, find_documents, plan_outputs
 from vlm_app.storage import digest, files_below, location, remove, seen, write_atomic
-
-from tests.unit.test_ocr import image
-from vlm.errors import DocumentError, InputError
 
 
 @pytest.fixture
@@ -106,9 +106,8 @@ def test_pages_wait_for_their_document():
 def test_a_device_that_ends_is_one_sentence():
     from multiprocessing import get_context
 
-    from vlm_app.ocr.devices import _Device
-
     from vlm.errors import EngineError
+    from vlm_app.ocr.devices import _Device
 
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=print)

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import pytest
 import typer
 from typer.testing import CliRunner
-from vlm_app.cli.errors import verb
-from vlm_app.cli.option_groups import Group, GroupedCommand, takes
 
 from vlm.errors import InputError
 from vlm.options import flag_of, option
+from vlm_app.cli.errors import verb
+from vlm_app.cli.option_groups import Group, GroupedCommand, takes
 
 
 def read_pairs(text: str) -> tuple[tuple[str, float], ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import typer.main
+
 from vlm_app.cli.main import app
 from vlm_app.cli.option_groups import LOADING
 

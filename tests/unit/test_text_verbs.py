@@ -9,6 +9,9 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+
+from vlm.errors import InputError
+from vlm.pipeline import Output
 from vlm_app.cli import text_options
 from vlm_app.text import scores
 from vlm_app.text.evaluation import Run, agreement
@@ -16,9 +19,6 @@ from vlm_app.text.job import TextJob, in_order
 from vlm_app.text.pairs import read_pairs
 from vlm_app.text.sources import Item, from_arguments, from_file, one_text
 from vlm_app.text.tasks import summary, translation
-
-from vlm.errors import InputError
-from vlm.pipeline import Output
 
 
 class FakePipeline:
@@ -256,6 +256,7 @@ def test_agreement_counts_texts_and_tokens():
 )  # fmt: skip
 def test_thresholds(capsys, found, asked, says):
     import typer
+
     from vlm_app.cli.eval import _judge
 
     if says is None:

@@ -6,11 +6,11 @@ import os
 
 import pytest
 import torch
-from vlm_app.cli.main import main
 
 from tests.server_kit import alone
 from vlm import threads
 from vlm.threads import num_threads, set_threads, threads_for, usable_cpus
+from vlm_app.cli.main import main
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from vlm_app.cli.main import main
 
 from vlm.compile.builder import convert_folder
 from vlm.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from vlm.registry import match_family
 from vlm.resolve import locate
+from vlm_app.cli.main import main
 
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "gpt2", "r": 8, "target_modules": ["c_attn"]}
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
