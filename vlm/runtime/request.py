@@ -64,7 +64,7 @@ class SamplingParams:
     encoder_repetition_penalty: float = option(
         1.0, "Above 1: the input's tokens count more, of a decoder its prompt's.", default=MODELS
     )
-    encoder_no_repeat_ngram_size: int = 0  # n-grams of the input that must not come
+    encoder_no_repeat_ngram_size: int = option(0, "No n tokens in a row of the input come.", default=MODELS)
     bad_words: tuple[str, ...] = option((), "A word or string that is not written, with a space before it or not.")
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # each word's tokens
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # added to a last token's logit after the others
@@ -72,7 +72,9 @@ class SamplingParams:
     begin_suppress_tokens: tuple[int, ...] = option((), "The id of one that does not come first.", default=MODELS)
     exponential_decay_length_penalty: tuple[int, float] | None = None  # ends get likelier: after n tokens, by a factor
     remove_invalid_values: bool = False  # NaN and infinite logits become finite
-    renormalize_logits: bool = False  # of beams: probabilities add up to 1 after penalties and prohibitions
+    renormalize_logits: bool = option(
+        False, "Of beams: chances add up to 1 again after penalties and prohibitions.", default=MODELS
+    )
     min_new_tokens: int = option(0, "No end before so many.", default=MODELS)
     min_length: int = option(0, "The same with the prompt's.", default=MODELS)
     seed: int | None = option(None, "Makes drawing repeatable.", default="drawn at random")
