@@ -111,13 +111,13 @@ def compared(reference: Reference, requests: list[Request], outputs: list[Output
         theirs, ours = reference.tokens(request), output.token_ids
         same += sum(a == b for a, b in zip(ours, theirs, strict=False))
         longest += max(len(ours), len(theirs))
-        forced = {request.params.forced_bos_token_id, request.params.forced_eos_token_id}
-        error = max(error, _error(reference.log_probabilities(request, ours), output, forced))
+        exact = reference.log_probabilities(request, ours)
+        error = max(error, _error(exact, output, request.params.forced_tokens))
     tokens = sum(len(output.token_ids) for output in outputs)
     return Accuracy(len(outputs), tokens, 100 * same / max(longest, 1), error)
 
 
-def _error(exact: Tensor, output: Output, forced: set[int | None]) -> float:
+def _error(exact: Tensor, output: Output, forced: frozenset[int]) -> float:
     """exact [tokens, vocabulary]: log-probabilities -> the largest difference of ours; a token that was `forced` has
     the log-probability 0, which is not the model's."""
     error, given = 0.0, zip(output.token_ids, output.logprobs, output.top_logprobs or [], strict=True)

@@ -116,6 +116,5 @@ def verify(
     ]
 
 
-def _exact(reference: Reference, request: Request, tokens: list[int]) -> tuple[Tensor, set[int | None]]:
-    forced = {request.params.forced_bos_token_id, request.params.forced_eos_token_id}
-    return reference.log_probabilities(request, tokens), forced
+def _exact(reference: Reference, request: Request, tokens: list[int]) -> tuple[Tensor, frozenset[int]]:
+    return reference.log_probabilities(request, tokens), request.params.forced_tokens

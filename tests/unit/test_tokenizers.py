@@ -102,6 +102,15 @@ def test_byte_level_bpe_files(tmp_path):
     assert tokenizer.decode([0, 6, 8, 2]) == "ab ab"
 
 
+def test_word_pieces_as_bert_has_them(tmp_path):
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "house", "##s", "船"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    tokenizer = Tokenizer(FastTokenizer.from_str(make_tokenizer(tmp_path)))
+    assert tokenizer.encode_source("The houses, 船") == [2, 5, 6, 7, 1, 8, 3]
+    assert tokenizer.decode([2, 5, 6, 7, 8, 3]) == "the houses 船"
+
+
 def test_a_sentencepiece_file(tmp_path):
     pieces = pytest.importorskip("sentencepiece", reason="sentencepiece writes the file of this test")
     corpus = tmp_path / "corpus.txt"

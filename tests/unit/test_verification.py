@@ -112,7 +112,7 @@ EXACT = torch.tensor([[0.0, 1.0, 2.0, 2.1]]).log_softmax(-1)
 
 def test_a_divergence_is_a_near_tie_or_wrong():
     logprobs = dict(enumerate(EXACT[0].tolist()))
-    near, far = (distances([Place(token, logprobs)], [3], EXACT, set())[0] for token in (2, 0))
+    near, far = (distances([Place(token, logprobs)], [3], EXACT, frozenset())[0] for token in (2, 0))
     deviation = float(EXACT.std())
     assert near.error == far.error == 0.0 and not near.same
     assert near.margin == pytest.approx(0.1 / deviation, rel=1e-4)
@@ -135,4 +135,4 @@ def test_masked_and_forced_tokens_do_not_count():
     exact = torch.tensor([[0.0, 1.0, -math.inf, -1e9]])
     place = Place(1, {1: 0.0, 0: 0.5})
     assert distances([place], [1], exact, {1})[0].error == pytest.approx(0.5 / float(exact[0, :2].std()))
-    assert distances([place], [1], exact, set())[0].error == pytest.approx(1.0 / float(exact[0, :2].std()))
+    assert distances([place], [1], exact, frozenset())[0].error == pytest.approx(1.0 / float(exact[0, :2].std()))

@@ -20,9 +20,12 @@ def make_tokenizer(folder: Path) -> str | None:
     if kind.removesuffix("Fast") == "ByT5Tokenizer":
         return byte_tokenizer(int(config.get("extra_ids", 125)))
     if any((folder / name).is_file() for name in SENTENCEPIECE):
-        return _from_sentencepiece(folder)
+        _check_sentencepiece(folder)
+        return _from_transformers(folder)
     if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
         return _byte_level_bpe(folder, config)
+    if (folder / "vocab.txt").is_file():  # BERT's word pieces, as of Chinese GPT-2s
+        return _from_transformers(folder)
     return None
 
 
@@ -79,7 +82,7 @@ def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
     return tokenizer.to_str()
 
 
-def _from_sentencepiece(folder: Path) -> str:
+def _check_sentencepiece(folder: Path) -> None:
     try:
         import google.protobuf  # noqa: F401
         import sentencepiece  # noqa: F401
@@ -88,6 +91,9 @@ def _from_sentencepiece(folder: Path) -> str:
             f"{folder} holds its tokenizer as a SentencePiece file alone; install what reads it"
             " (pip install sentencepiece protobuf) and convert again."
         ) from None
+
+
+def _from_transformers(folder: Path) -> str:
     from transformers import AutoTokenizer
 
     try:

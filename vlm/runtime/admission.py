@@ -109,8 +109,7 @@ def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
 
 def _named_ids(params: SamplingParams) -> tuple[int, ...]:
     """Tokens that the settings name and that must be there. To suppress one that is not changes nothing."""
-    last = params.forced_eos_token_id
-    single = (params.forced_bos_token_id, params.top_p_reset_id, *(last if isinstance(last, tuple) else (last,)))
+    single = () if params.top_p_reset_id is None else (params.top_p_reset_id,)
     words = (*params.bad_words_ids, *(word for word, _ in params.sequence_bias))
     named = (token for word in words for token in word)
-    return (*params.stop_token_ids, *named, *(token for token in single if token is not None))
+    return (*params.stop_token_ids, *named, *single, *params.forced_tokens)

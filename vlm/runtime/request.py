@@ -122,6 +122,13 @@ class SamplingParams:
         )
 
     @cached_property
+    def forced_tokens(self) -> frozenset[int]:
+        """Returns the tokens that an output may be made to begin or end with."""
+        last = self.forced_eos_token_id
+        ends = last if isinstance(last, tuple) else (last,)
+        return frozenset(token for token in (self.forced_bos_token_id, *ends) if token is not None)
+
+    @cached_property
     def returns_logits(self) -> bool:
         # the prompt's last token is that of the first step
         return self.return_generation_logits or self.return_context_logits
