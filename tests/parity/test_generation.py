@@ -26,7 +26,7 @@ NEW = 14
 
 
 def published() -> dict[str, dict]:
-    """What folders say, by their names: config.json and generation_config.json."""
+    """Returns what folders say, by their names: config.json and generation_config.json; some are not in a file."""
     found = json.loads((TESTS / "published_generation.json").read_text())
     for path in sorted((TESTS / "published").glob("*/config.json")):
         own = {"config": json.loads(path.read_text())}
