@@ -39,6 +39,7 @@ def running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_two_devices_give_what_one_gives(jobs, source, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     assert jobs.finish(source, "-o", one, *SHORT, "--workers", 0) == 1

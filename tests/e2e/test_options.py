@@ -254,6 +254,7 @@ def test_threads_of_torch(folders):
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_lengths_of_a_compiled_engine(folders, tmp_path):
     pytest.importorskip("onnxruntime")
     engine, asked = tmp_path / "engine", ("--prefix", "", "--json", "--device", "cpu", "--threads", 1)

@@ -19,6 +19,7 @@ for name, case in CASES.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed on this platform")
 def test_kernels_equal_their_references_in_the_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
