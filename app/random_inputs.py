@@ -31,7 +31,7 @@ class RandomInputs:
             raise InputError(f"{new_tokens} new tokens leave no room for a prompt in this engine; ask for fewer.")
 
     def all(self) -> list[tuple[str, dict[str, Any]]]:
-        """(what it is, the input)"""
+        """Returns pairs of what it is and the input"""
         if self.visual is not None and not self.asked:
             return [(f"image {i}", {"pixel_values": self._pixels(1)[0]}) for i in range(1, 4)]
         texts = [self._ids(min(length, self.room)) for length in LENGTHS]
@@ -39,7 +39,7 @@ class RandomInputs:
         return found + (self._with_images(texts[0]) if self.visual is not None else [])
 
     def _with_images(self, ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
-        """A text after one image and after two, as far as they fit."""
+        """Returns a text after one image and after two, as far as they fit."""
         found = []
         for images in (1, 2):
             rows = list(range(self.vocab, self.vocab + images * self.visual.num_features))

@@ -82,8 +82,8 @@ def _up_to_divergence(decoded: list[Place], tokens: list[int]) -> list[Place]:
 
 
 def distances(ours: list[Place], theirs: list[int], exact: Tensor, forced: frozenset[int]) -> list[Distance]:
-    """exact [tokens, vocabulary]: the reference's log-probabilities. A token that was `forced` has the log-probability
-    0, which is not the model's."""
+    """Returns how far each place is; exact [tokens, vocabulary]: the reference's log-probabilities. A token that was
+    `forced` has the log-probability 0, which is not the model's."""
     return [_distance(*place, forced) for place in zip(ours, theirs, exact, strict=True)]
 
 

@@ -100,7 +100,7 @@ def _words(kind: Any, name: str, instead: str) -> str:
 
 
 def _encoder_decoder(model: ModelFiles) -> str | None:
-    """Donut, texify and Nougat have one model_type, encoder and decoder: what tells them apart is the processor."""
+    """Tells Donut and texify from Nougat, which has their model_type, encoder and decoder, by the processor."""
     kind, parts = model.config["model_type"], [model.config.get(part) for part in ("encoder", "decoder")]
     if not all(isinstance(part, dict) for part in parts):
         return None

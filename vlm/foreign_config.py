@@ -62,8 +62,9 @@ class ConfigReader:
         return ACTIVATION_NAMES.get(self.choice(name, ACTIVATION_NAMES, default), default)
 
     def multiple(self, name: str, value: int, parts: str, count: int) -> None:
-        """Checks that a size can be divided into so many parts."""
-        if value % count:
+        """Checks that a size can be divided into so many parts, where both are sizes."""
+        invalid = any(error.startswith((f"{name} is ", f"{parts} is ")) for error in self.errors)
+        if not invalid and value % count:
             self.errors.append(f"{name} {value} is no multiple of {parts} {count}")
 
     def raise_errors(self) -> None:

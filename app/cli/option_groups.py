@@ -77,7 +77,7 @@ def _with_default(option: Option, default: Any) -> Option:
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
-    """A field's type -> that of an option, and whether the option is repeated. TypeError for one that needs `read`."""
+    """Returns an option's type for a field's, and whether it is repeated. TypeError for a type that needs `read`."""
     if isinstance(hint, types.UnionType):
         [hint] = [part for part in hint.__args__ if part is not type(None)]
     repeated = typing.get_origin(hint) is tuple

@@ -30,7 +30,7 @@ class Inert:
         self.values = values
 
     def __setitem__(self, name: Any, value: Any) -> None:
-        """Of a defaultdict's items nothing is needed."""
+        """Drops a defaultdict's items, of which nothing is needed."""
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
@@ -38,7 +38,7 @@ class Inert:
 
 
 def weights_file(folder: Path) -> Path:
-    """The one to convert; CheckpointError where it is not clear which. Of an ensemble the first, with a warning."""
+    """Returns the file to convert, of an ensemble the first, with a warning; CheckpointError where it is not clear."""
     for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name
@@ -59,8 +59,8 @@ def weights_file(folder: Path) -> Path:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(options of the model, its tensors), by torch's restricted unpickler, which builds argparse.Namespace and, for
-    what a training left in the file, `Inert` alone."""
+    """Returns the options of the model and its tensors, by torch's restricted unpickler, which builds
+    argparse.Namespace and, for what a training left in the file, `Inert` alone."""
     inert: dict[str, Any] = {}
     for _ in range(MOST_KINDS):
         try:
@@ -99,7 +99,7 @@ def _unsafe(path: Path, error: Exception) -> str:
 
 
 def _options(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Of the older `args`, or of the newer `cfg`, whose task names the languages."""
+    """Returns the options of the older `args`, or of the newer `cfg`, whose task names the languages."""
     found: dict[str, Any] = {}
     cfg = plain(content.get("cfg")) or {}
     for part in _parts(cfg):
@@ -132,7 +132,7 @@ def plain(value: Any) -> Any:
 
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """{"encoder": {"layers": 6}} -> {"encoder_layers": 6}: the newest releases nest them"""
+    """Joins the names of what the newest releases nest: {"encoder": {"layers": 6}} -> {"encoder_layers": 6}"""
     found: dict[str, Any] = {}
     for name, value in options.items():
         nested = isinstance(value, Mapping) and name in ("encoder", "decoder", "quant_noise")

@@ -30,7 +30,7 @@ def source_tokenizer(path: Path, entries: list[str]) -> str:
 
 
 def _unigram(model: dict[str, Any], entries: list[str], control: set[str]) -> list[list[Any]]:
-    """Its list is in the order of the ids."""
+    """Makes a unigram model, whose list is in the order of the ids."""
     scores = {piece: score for piece, score in model["vocab"] if piece not in control}
     unknown = model["vocab"][model["unk_id"]][0]
     worst = min(scores.values())

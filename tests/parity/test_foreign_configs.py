@@ -130,6 +130,12 @@ def test_what_changes_the_maths_is_refused_by_name(name, changes, tmp_path, requ
     assert request.node.callspec.id in str(caught.value)
 
 
+def test_a_size_that_is_none_is_the_one_reason(tmp_path):
+    kit.write_config(kit.facts(BASES["gpt2"]) | {"n_embd": -5}, tmp_path)
+    with pytest.raises(ConfigError, match=r"exactly: n_embd is -5, it must be a whole number above 0\.$"):
+        convert_folder(tmp_path, tmp_path / "checkpoint")
+
+
 def test_tied_in_name_only(tmp_path):
     """The configuration ties, the weights differ: `from_pretrained` does not tie."""
     for name in (BASES["t5"], BASES["bart"], BASES["gpt2"], "unsloth__Llama-3.2-1B-Instruct", BASES["opt"]):

@@ -63,7 +63,7 @@ class Tower:
 
 
 def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """A LLaVA or VILA-1 folder -> our checkpoint at `out`, written whole or not at all.
+    """Converts a LLaVA or VILA-1 folder to our checkpoint at `out`, written whole or not at all.
 
     Raises CheckpointError for a tower that cannot be had and for weights that do not fit, ConfigError that names every
     setting which cannot be honoured.
@@ -95,7 +95,7 @@ def check_settings(config: dict[str, Any]) -> None:
 
 
 def find_tower(root: HFFolder) -> Tower:
-    """The tower inside the checkpoint, in a folder, or on the Hub (or its local cache)."""
+    """Finds the tower inside the checkpoint, in a folder, or on the Hub (or its local cache)."""
     name = root.config.get("mm_vision_tower") or root.config.get("vision_tower")
     inside = _part(root, INNER_TOWER)
     beside = _beside(root.path, name)
@@ -109,7 +109,7 @@ def find_tower(root: HFFolder) -> Tower:
 
 
 def vision_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A tower's own configuration, or that part of a whole CLIP's, whose older form says it twice."""
+    """Returns a tower's own configuration, or that part of a whole CLIP's, whose older form says it twice."""
     part = config.get("vision_config")
     return config if not isinstance(part, dict) else part | (config.get("vision_config_dict") or {})
 
@@ -134,7 +134,7 @@ def _download(folder: Path, name: Any) -> Path:
 
 
 def _visual_tensors(tower: HFFolder) -> Mapping[str, Tensor]:
-    """A whole CLIP holds its text side too."""
+    """Returns the visual ones of a tower's tensors: a whole CLIP holds its text side too."""
     visual = [name for name in tower.tensors if name.startswith("vision_model.")]
     return Scoped(tower.tensors, visual, "") if visual else tower.tensors
 
@@ -153,7 +153,7 @@ def _decoder(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_llava(root: HFFolder, tower: Tower) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """What the LLaVA family takes: a configuration and tensors as Hugging Face has them."""
+    """Returns what the LLaVA family takes: a configuration and tensors as Hugging Face has them."""
     rows = root.config.get("mm_vision_select_feature", "patch")
     if rows not in ("patch", "cls_patch"):
         raise ConfigError(f"mm_vision_select_feature is {rows!r}; supported are patch, cls_patch.")
@@ -172,14 +172,14 @@ def _as_llava(root: HFFolder, tower: Tower) -> tuple[dict[str, Any], Mapping[str
 
 
 def _as_vila(root: HFFolder, tower: Tower) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """What the VILA family takes, under the names of its modules."""
+    """Returns what the VILA family takes, under the names of its modules."""
     config = vila_config(root.config, tower.config, root.config.get("mm_projector_type", "linear"), root.config)
     parts = {"vision_tower.": tower.tensors, "mm_projector.layers.": _part(root, PROJECTOR), "llm.": _language(root)}
     return config, Joined(parts)
 
 
 def vila_config(root: dict[str, Any], vision: dict[str, Any], projector: str, language: dict[str, Any]) -> dict:
-    """A configuration of the VILA family."""
+    """Returns a configuration of the VILA family."""
     settings = {name: root[name] for name in ("mm_vision_select_layer", "mm_vision_select_feature") if name in root}
     width = language.get("hidden_size", 4096)
     visual = {"vision_tower": vision, "mm_projector_type": projector, "hidden_size": width, **settings}
@@ -190,8 +190,8 @@ def vila_config(root: dict[str, Any], vision: dict[str, Any], projector: str, la
 def processor_files(
     language: HFFolder, tower: Path | None, root: dict[str, Any], image_size: int, template: str | None = None
 ) -> Iterator[list[Path]]:
-    """The tokenizer's files, the tower's image processor, changed to what is done with a picture's shape, and where the
-    folder has no template of a conversation this one."""
+    """Yields the tokenizer's files, the tower's image processor, changed to what is done with a picture's shape, and
+    where the folder has no template of a conversation this one."""
     files = [path for path in language.processor_files if path.name != "preprocessor_config.json"]
     with tempfile.TemporaryDirectory() as made:
         if not any(path.name == "tokenizer.json" for path in files) and (text := make_tokenizer(language.path)):
@@ -207,8 +207,8 @@ def processor_files(
 
 
 def _shaped(settings: dict[str, Any], ratio: str | None) -> dict[str, Any]:
-    """`resize`: a picture is pressed into the square; `pad`: it gets a border of the mean colour before; else the
-    tower's own way."""
+    """Returns the settings for a ratio; `resize`: a picture is pressed into the square; `pad`: it gets a border of the
+    mean colour before; else the tower's own way."""
     if ratio not in ("resize", "pad"):
         return settings
     size = settings.get("crop_size") or settings.get("size") or {}

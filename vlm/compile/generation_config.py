@@ -44,7 +44,7 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _legacy(values: dict[str, Any]) -> dict[str, Any]:
-    """Early BART configurations force their first token by a name of its own."""
+    """Reads settings of a config.json, too: early BART ones force their first token by a name of its own."""
     found = _known(values)
     if values.get("force_bos_token_to_be_generated") and "bos_token_id" in found:
         found["forced_bos_token_id"] = found["bos_token_id"]

@@ -23,7 +23,7 @@ def top_h(logits: Tensor, share: Tensor) -> Tensor:
 
 
 def last(logits: Tensor, typical_p: Tensor, epsilon: Tensor, eta: Tensor) -> Tensor:
-    """Those that come after top-k, top-p and min-p. logits [R, V], the others [R]; each row keeps its likeliest."""
+    """Applies the filters after top-k, top-p and min-p. logits [R, V], the others [R]; each row keeps its likeliest."""
     logits = typical(logits, typical_p)
     logits = _likely(logits, epsilon)
     entropy = _entropy_terms(logits.log_softmax(-1)).sum(-1)

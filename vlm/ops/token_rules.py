@@ -39,12 +39,12 @@ class RowRules:
     shape: tuple[int, int]  # R, V
 
     def marked(self, kind: int) -> Tensor:
-        """[R, V] bool"""
+        """Marks the tokens of a kind: [R, V] bool"""
         marks = self._flat(torch.bool)
         return self._rows(marks.scatter_(0, self._of(kind), True))
 
     def bias(self) -> Tensor:
-        """[R, V] float32"""
+        """Sums the biases of the tokens: [R, V] float32"""
         return self._rows(self._flat(torch.float32).scatter_add_(0, self._of(BIAS), self.rules.values))
 
     def _of(self, kind: int) -> Tensor:
@@ -72,7 +72,7 @@ def row_rules(rules: TokenRules, state: SlotState, slots: Tensor, vocab_size: in
 
 
 def _hold(rules: TokenRules, state: SlotState) -> Tensor:
-    """[E] bool: the history ends in what must stand before the token, at the place that was named"""
+    """Returns [E] bool: the history ends in what must stand before the token, at the place that was named"""
     count = len(rules.slots)
     rule = rules.prefix_rules.long()
     slot = rules.slots.long()[rule.clamp(max=count - 1)]

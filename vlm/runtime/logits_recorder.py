@@ -36,12 +36,12 @@ class LogitsRecorder:
         self.starts.copy_(state.lengths)
 
     def record(self, logits: Tensor, slots: Tensor, state: SlotState) -> None:
-        """logits [R, V] of the rows `slots` [R]; one that has ended writes where nobody reads"""
+        """Records the logits [R, V] of the rows `slots` [R]; one that has ended writes where nobody reads"""
         step = (state.lengths[slots] - self.starts[slots]).clamp(0, self.kept.shape[1] - 1)
         self.kept[self.places[slots].long(), step.long()] = logits.float()
 
     def burst(self, sequences: list[Sequence], steps: int) -> Tensor:
-        """[n, steps, vocab] of the sequences that want them; a view."""
+        """Returns the logits [n, steps, vocab] of the sequences that want them; a view."""
         count = sum(s.request.params.returns_logits for s in sequences)
         return self.kept[:count, :steps]
 

@@ -25,8 +25,8 @@ class PackedRules:
     prefixes: np.ndarray  # [3, p] int32: the rule's number, how far before its token, the token
 
     @classmethod
-    def of(cls, words: Items[Items[int]], kind: int, values: Items[float] = (), place: int = -1) -> PackedRules:
-        """Rules of one kind about the last token of each word."""
+    def from_words(cls, words: Items[Items[int]], kind: int, values: Items[float] = (), place: int = -1) -> PackedRules:
+        """Packs rules of one kind about the last token of each word."""
         count = len(words)
         rules = np.zeros((4, count), np.int32)
         rules[0] = [word[-1] for word in words]
@@ -64,38 +64,39 @@ def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
     if params.begin_suppress_tokens:
         # a forced first token comes before the first that is chosen
         place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)
-        parts.append(PackedRules.of([(t,) for t in params.begin_suppress_tokens], SUPPRESS, place=place))
+        parts.append(PackedRules.from_words([(t,) for t in params.begin_suppress_tokens], SUPPRESS, place=place))
     if isinstance(params.forced_eos_token_id, tuple):
         forced = [(t,) for t in params.forced_eos_token_id]
-        parts.append(PackedRules.of(forced, FORCE, place=sequence.max_length - 1))
+        parts.append(PackedRules.from_words(forced, FORCE, place=sequence.max_length - 1))
     parts += _of_input(params, _input_ids(sequence))
     return PackedRules.joined(parts)
 
 
 @functools.lru_cache(maxsize=32)
 def _always(bad_words: tuple, biases: tuple, suppressed: tuple, ends: tuple) -> PackedRules:
-    """Rules that hold at every place. A word that is an end token alone is not bad, as Hugging Face has it."""
+    """Returns rules that hold at every place. A word that is an end token alone is not bad, as Hugging Face has it."""
     alone = {(end,) for end in ends}
     words = [word for word in bad_words if word not in alone]
     return PackedRules.joined((
-        PackedRules.of([word for word, _ in biases], BIAS, [value for _, value in biases]),
-        PackedRules.of(words, BAN),
-        PackedRules.of([(token,) for token in suppressed], SUPPRESS),
+        PackedRules.from_words([word for word, _ in biases], BIAS, [value for _, value in biases]),
+        PackedRules.from_words(words, BAN),
+        PackedRules.from_words([(token,) for token in suppressed], SUPPRESS),
     ))  # fmt: skip
 
 
 def _of_input(params: SamplingParams, ids: tuple[int, ...]) -> list[PackedRules]:
     parts, size = [], params.encoder_no_repeat_ngram_size
     if params.encoder_repetition_penalty != 1.0:
-        parts.append(PackedRules.of([(token,) for token in dict.fromkeys(ids)], SEEN))
+        parts.append(PackedRules.from_words([(token,) for token in dict.fromkeys(ids)], SEEN))
     if size:
         ngrams = dict.fromkeys(zip(*(ids[i:] for i in range(size)), strict=False))
-        parts.append(PackedRules.of(list(ngrams), BAN))
+        parts.append(PackedRules.from_words(list(ngrams), BAN))
     return parts
 
 
 def _input_ids(sequence: Sequence) -> tuple[int, ...]:
-    """The tokens that the model was given: the encoder's, or a decoder's prompt; none where it was given features."""
+    """Returns the tokens that the model was given: the encoder's, or a decoder's prompt; none where it was given
+    features."""
     request = sequence.request
     if request.encoder_input_ids is not None:
         return () if request.images or request.prompt_table else request.encoder_input_ids
@@ -112,7 +113,7 @@ class RuleTable:
 
     @property
     def capacity(self) -> tuple[int, int]:
-        """Rules and tokens before them; another one means other addresses."""
+        """Counts the rules and the tokens before them that there is room for; another one means other addresses."""
         return self._rules.shape[1], self._prefixes.shape[1]
 
     def admit(self, found: dict[int, PackedRules | None]) -> None:
@@ -123,7 +124,7 @@ class RuleTable:
             self._upload()
 
     def _upload(self) -> None:
-        joined = PackedRules.joined([PackedRules.of((), BAN), *self._held.values()])
+        joined = PackedRules.joined([PackedRules.from_words((), BAN), *self._held.values()])
         slots = [np.full(rules.rules.shape[1], slot, np.int32) for slot, rules in self._held.items()]
         count, prefixes = joined.rules.shape[1], joined.prefixes.shape[1]
         if count > self.capacity[0] or prefixes > self.capacity[1]:
