@@ -18,6 +18,7 @@ from vlm.ops.beam_search import AT_ONCE, NEVER, NONE, UNTIL_BETTER, BeamState
 from vlm.ops.controls import ControlState
 from vlm.ops.sample import SamplingState
 from vlm.runtime.kv_cache import CacheShape
+from vlm.runtime.packing import power_of_two
 from vlm.runtime.request import SamplingParams, Sequence
 from vlm.runtime.rule_table import RuleTable, rules_of
 
@@ -150,7 +151,7 @@ class BatchState:
                 self.controls.input_repetition[slots] = sequence.request.params.encoder_repetition_penalty
         most, there = max(map(len, stop_ids)), self.slots.stop_ids
         if most > there.shape[1]:
-            grown = torch.full((len(there), 1 << (most - 1).bit_length()), -1, dtype=torch.int32, device=self.device)
+            grown = torch.full((len(there), power_of_two(most)), -1, dtype=torch.int32, device=self.device)
             grown[:, : there.shape[1]] = there
             self.slots = dataclasses.replace(self.slots, stop_ids=grown)
 

@@ -8,6 +8,7 @@ import torch
 
 from vlm.ops.beam_search import Groups
 from vlm.ops.controls import NGRAM, PLAIN, Processing
+from vlm.runtime.packing import power_of_two
 from vlm.runtime.request import SamplingParams, Sequence
 
 
@@ -42,7 +43,7 @@ class Choice:
             return cls(how, **shared)
         beams = max(p.num_beams for p in searches)
         most = max(s.width * max(2, 1 + s.num_stop_ids) for s in sequences if s.width > 1)
-        rounded = 1 << (len(searches) - 1).bit_length()
+        rounded = power_of_two(len(searches))
         return cls(how, rounded, beams, most, any(p.controlled or p.rare for p in searches), **shared)
 
 
@@ -51,7 +52,7 @@ def _processing(sequences: list[Sequence]) -> Processing:
     longest = max(p.no_repeat_ngram_size for p in params)
     return Processing(
         tuple(sorted({kind for s in sequences for kind in s.rule_kinds})),
-        NGRAM if longest <= NGRAM else 1 << (longest - 1).bit_length(),
+        NGRAM if longest <= NGRAM else power_of_two(longest),
         any(_is_rare(p) for p in params),
     )
 

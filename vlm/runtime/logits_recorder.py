@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.advance import SlotState
+from vlm.runtime.packing import power_of_two
 from vlm.runtime.request import Sequence
 
 
@@ -27,7 +28,7 @@ class LogitsRecorder:
         slots = [s.slot for s in sequences if s.request.params.returns_logits]
         rows, longest = (self.kept.shape[0] - 1, self.kept.shape[1]) if self.kept is not None else (0, 0)
         if len(slots) > rows or steps > longest:
-            size = (max(rows, _power(len(slots))) + 1, max(longest, _power(steps)), vocab_size)
+            size = (max(rows, power_of_two(len(slots))) + 1, max(longest, power_of_two(steps)), vocab_size)
             self.kept = None  # before more is taken
             self.kept = torch.zeros(size, device=self.device)
         at = torch.tensor(slots).to(self.device, non_blocking=True)
@@ -44,7 +45,3 @@ class LogitsRecorder:
         """Returns the logits [n, steps, vocab] of the sequences that want them; a view."""
         count = sum(s.request.params.returns_logits for s in sequences)
         return self.kept[:count, :steps]
-
-
-def _power(n: int) -> int:
-    return 1 << (n - 1).bit_length()

@@ -63,7 +63,7 @@ def graph_rows(rows: int) -> int:
 
 
 def graph_tiles(tiles: int) -> int:
-    return 1 << (tiles - 1).bit_length()
+    return power_of_two(tiles)
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,13 @@ def packed(counts: list[tuple[int, int]], device: torch.device) -> tuple[Tensor,
     return slots.to(device, non_blocking=True), positions.to(device, non_blocking=True)
 
 
+def power_of_two(least: int) -> int:
+    """Returns the smallest power of two that is not below `least`, which is above 0."""
+    return 1 << (least - 1).bit_length()
+
+
 def bucket_of(rows: int, limit: int) -> int:
     """The batch size a graph is captured for: powers of two up to 16, then multiples of 16."""
     if rows <= 16:
-        return min(1 << (rows - 1).bit_length(), max(limit, 1))
+        return min(power_of_two(rows), max(limit, 1))
     return min(-(-rows // 16) * 16, limit)

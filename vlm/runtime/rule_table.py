@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.token_rules import BAN, BIAS, FORCE, SEEN, SUPPRESS, TokenRules
+from vlm.runtime.packing import power_of_two
 from vlm.runtime.request import SamplingParams, Sequence
 
 SMALLEST = 64  # rules and tokens before them that there is room for at first
@@ -148,4 +149,4 @@ class RuleTable:
 
 
 def _room(needed: int, there: int) -> int:
-    return max(there, 1 << (needed - 1).bit_length() if needed else 0)
+    return max(there, power_of_two(needed) if needed else 0)
