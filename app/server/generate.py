@@ -159,7 +159,8 @@ async def _events(first: dict[str, Any], responses: AsyncIterator[dict[str, Any]
             async for response in responses:
                 yield _event(response)
     except Exception as error:
-        log.error("a stream broke: %s", error, exc_info=error)
+        if errors.status_of(error) == 500:
+            log.error("a stream broke: %s", error, exc_info=error)
         yield _event(errors.body(error, "/v2"))
 
 

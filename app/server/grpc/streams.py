@@ -12,6 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from vlm_app.server.descriptions import find
 from vlm_app.server.grpc import messages
 from vlm_app.server.grpc.failures import code_of, told
+from vlm_app.server.grpc.interceptors import UNREADABLE
 from vlm_app.server.inference import Inference
 from vlm_app.server.service import Services
 
@@ -50,9 +51,11 @@ class InferStream:
                 last = group.create_task(self._answer(message, last))
                 last.add_done_callback(lambda _: self._room.release())
 
-    async def _answer(self, message: pb.ModelInferRequest, before: asyncio.Task[None] | None) -> None:
+    async def _answer(self, message: pb.ModelInferRequest | None, before: asyncio.Task[None] | None) -> None:
         """`before`: answers the stream's last request, which comes first of those that get one response each."""
         try:
+            if message is None:
+                raise UNREADABLE
             service = find(self._services, message.model_name, message.model_version)
             request = messages.read(message)
             inference = Inference(service, request)
@@ -73,9 +76,9 @@ class InferStream:
         async with self._writing:
             await self._context.write(pb.ModelStreamInferResponse(infer_response=response, error_message=error))
 
-    async def _fail(self, message: pb.ModelInferRequest, error: Exception) -> None:
+    async def _fail(self, message: pb.ModelInferRequest | None, error: Exception) -> None:
         if not self._strict:
-            await self._send(_empty(message), final=True, error=told(error))
+            await self._send(_empty(message or pb.ModelInferRequest()), final=True, error=told(error))
         elif not self._failed.done():
             self._failed.set_result(error)
 
