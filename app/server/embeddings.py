@@ -34,7 +34,7 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
 async def _encoded(service: Service, inputs: list[str | list[int]]) -> list[Encoding]:
     files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
     sources = [{} if own else verbatim(service.pipeline, each) for own, each in zip(files, inputs, strict=True)]
-    with service.admitted(len(inputs)):
+    with service.statistics.request(len(inputs)), service.admitted(len(inputs)):
         return await service.model.encode(sources, files)
 
 

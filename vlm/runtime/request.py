@@ -228,6 +228,7 @@ class Sequence:
     finish_reason: str = ""
     seed: int = 0
     num_stop_ids: int = 1
+    first_scheduled_time: float = 0.0  # time.perf_counter() when it first left the queue
     image_token_id: int | None = None  # what logits processors see of an image's rows,
     first_image_row: int = 0  # … whose ids begin here
     rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
