@@ -142,6 +142,11 @@ class SamplingParams:
         return bool(named or several_ends or of_prompt)
 
     @cached_property
+    def ends_beams(self) -> bool:
+        """Are there sequences of tokens that end a beam? Those of a single sequence are found by the host."""
+        return self.num_beams > 1 and bool(self.stop_words_ids)
+
+    @cached_property
     def rare(self) -> bool:
         """Are there settings that change the logits last of all?"""
         return bool(self.exponential_decay_length_penalty or self.remove_invalid_values or self.renormalize_logits)
@@ -251,6 +256,11 @@ class Sequence:
     def width(self) -> int:
         """Slots it takes."""
         return self.request.params.num_beams
+
+    @property
+    def num_ends(self) -> int:
+        """Tokens that may end one of its beams."""
+        return self.num_stop_ids + len({word[-1] for word in self.request.params.stop_words_ids})
 
     @property
     def prompt_length(self) -> int:
