@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vlm.ops.advance import SlotState
 
-BIAS, SEEN, BAN, FORCE, SUPPRESS = range(5)  # add a value; stands in the input; never; one of these; never, at last
+# add a value; stands in the input; never; one of these, all alike; never, at last; one of these
+BIAS, SEEN, BAN, FORCE, SUPPRESS, ALLOW = range(6)
 
 
 @dataclass(frozen=True)
