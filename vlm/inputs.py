@@ -61,7 +61,7 @@ class InputReader:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
         params = self._without_bad_words(params)
-        stops = StopStrings(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
+        stops = self._stops(params) if params.stop and self.tokenizer else None
         if self.prompts is not None:
             return self._asked(fields, params, stops)
         given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
@@ -75,6 +75,9 @@ class InputReader:
         if (target := fields.get("tgt_lang")) is not None:
             params = self._towards(target, params)
         return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops, prompt_table=_table(fields))
+
+    def _stops(self, params: SamplingParams) -> StopStrings:
+        return StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
 
     def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
         """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
