@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -66,10 +67,13 @@ async def infer(name: str, http: Request, version: str | None = None) -> Respons
     service = _service(http, name, version)
     if (coding := http.headers.get("content-encoding", "identity")) != "identity":
         raise InputError(f"the body is coded as {coding}; send it as it is.")
-    request = tensors.read(await http.body(), http.headers.get(HEADER_LENGTH))
-    asked = read_batch(service.pipeline.frontend, request.inputs)
-    found = write_batch(service.pipeline.frontend, asked, await unless_gone(http, service.outputs(asked)))
-    body, size = tensors.write((name, service.version), request, _given(request, found))
+    frontend, body = service.pipeline.frontend, await http.body()
+    # nothing of a request's size is worked on in the event loop, which answers everybody
+    request = await asyncio.to_thread(tensors.read, body, http.headers.get(HEADER_LENGTH))
+    asked = await asyncio.to_thread(read_batch, frontend, request.inputs)
+    outputs = await unless_gone(http, service.outputs(asked))
+    found = await asyncio.to_thread(write_batch, frontend, asked, outputs)
+    body, size = await asyncio.to_thread(tensors.write, (name, service.version), request, _given(request, found))
     if size is None:
         return Response(body, media_type="application/json")
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(size)})
