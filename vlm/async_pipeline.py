@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.outputs import Encoding, Output, samples_of
+from vlm.outputs import Encoding, Output, samples_of, text_stream
 from vlm.pipeline import Pipeline
 from vlm.processing.tokenization import TextStream
 from vlm.processing.workers import ImageFile, ImageWorkers
@@ -86,4 +86,4 @@ class AsyncPipeline:
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer
-        return TextStream(tokenizer, request.params.stop) if tokenizer else None
+        return text_stream(tokenizer, request.params) if tokenizer else None

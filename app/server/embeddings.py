@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 
 from vlm.outputs import Encoding
+from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import unless_gone
 from vlm_app.server.messages import decode_data_uri, verbatim
 from vlm_app.server.openai_schema import EmbeddingBody
@@ -16,7 +17,7 @@ from vlm_app.server.service import Service, Services
 if TYPE_CHECKING:
     from torch import Tensor
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
 
 @router.post("/embeddings")

@@ -57,8 +57,8 @@ class InferStream:
             if message is None:
                 raise UNREADABLE
             service = find(self._services, message.model_name, message.model_version)
-            request = messages.read(message)
-            inference = Inference(service, request)
+            request = await asyncio.to_thread(messages.read, message)
+            inference = await asyncio.to_thread(Inference, service, request)
             empty_final = inference.parameters.empty_final and service.decoupled
             async with aclosing(inference.responses()) as responses:
                 async for each in responses:
