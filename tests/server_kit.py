@@ -91,6 +91,12 @@ def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.P
         process.kill()
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The requests that are aborted from now on, as they are; until the first, steps take so long that none is done
     before somebody has gone away."""

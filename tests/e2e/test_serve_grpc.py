@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -20,7 +19,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.prompted_kit import call
-from tests.server_kit import EXAMPLES, aborts, alone, command, is_empty, load, serving, until
+from tests.server_kit import EXAMPLES, aborts, alone, command, free_port, is_empty, load, serving, until
 
 TEXT = "translate English to German: The old ship is small."
 SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
@@ -431,9 +430,7 @@ def test_a_key_is_needed_but_for_health():
 
 @pytest.mark.slow
 def test_the_command_says_where_it_listens_and_lets_calls_end(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     with (
         command("mini-t5", "--grpc-port", str(port)) as (process, _),
         triton.InferenceServerClient(f"127.0.0.1:{port}") as client,
