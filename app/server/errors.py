@@ -9,9 +9,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from vlm.errors import EngineError, ModelNotFoundError, OutOfMemoryError, VlmError
+from vlm.errors import EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+# what clients tell errors apart by; any other code is the status
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+_ERROR_CODES = {ModelNotFoundError: "model_not_found", LengthError: "context_length_exceeded"}
+UNROUTED = (
+    "{} is not served here; there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models: a client's"
+    " base_url ends in /v1."
+)
 
 
 class Busy(VlmError):
@@ -46,7 +53,7 @@ def status_of(error: Exception) -> int:
 def sentence(error: Exception) -> str:
     """Encodable whatever the client has sent."""
     if isinstance(error, RequestValidationError):
-        text = _first(error)
+        text = _first(error.errors()[0])
     elif isinstance(error, HTTPException):
         text = f"{error.detail}".rstrip(".") + "."
     else:
@@ -55,11 +62,12 @@ def sentence(error: Exception) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def _first(error: RequestValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
-    return f"{reason}." if first["type"] == "value_error" or not place else f"{place}: {reason}."
+def _first(error: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"][1:])
+    reason = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+    if error["type"] == "json_invalid":
+        return f"the body is no JSON: {error.get('ctx', {}).get('error', reason)} at byte {place}."
+    return f"{reason}." if error["type"] in ("value_error", "refused") or not place else f"{place}: {reason}."
 
 
 def body(error: Exception, path: str) -> dict[str, Any]:
@@ -68,7 +76,28 @@ def body(error: Exception, path: str) -> dict[str, Any]:
         return {"error": sentence(error)}
     status = status_of(error)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": sentence(error), "type": kind, "param": None, "code": status}}
+    said = UNROUTED.format(path[:80]) if _is_unrouted(error) else sentence(error)
+    return {"error": {"message": said, "type": kind, "param": _param(error), "code": _code(error)}}
+
+
+def _code(error: Exception) -> str | int:
+    known = [code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)]
+    return known[0] if known else _CODES.get(status_of(error), status_of(error))
+
+
+def _is_unrouted(error: Exception) -> bool:
+    """Is there no such address?"""
+    return isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found")
+
+
+def _param(error: Exception) -> str | None:
+    """The field that is wrong."""
+    if isinstance(error, ModelNotFoundError):
+        return "model"
+    if not isinstance(error, RequestValidationError) or (first := error.errors()[0])["type"] == "json_invalid":
+        return None
+    place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
+    return first.get("ctx", {}).get("param", place)
 
 
 def response(error: Exception, path: str) -> JSONResponse:
