@@ -30,7 +30,7 @@ class AsyncPipeline:
     """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
 
     def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
-        """`listeners`: on_end, on_break; see AsyncEngine."""
+        """`listeners`: on_end, on_break, on_step; see AsyncEngine."""
         self.pipeline, self._workers = pipeline, workers
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 

@@ -39,14 +39,15 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
 async def _encoded(service: Service, body: EmbeddingBody) -> list[Encoding]:
     """Some inputs after the other: between them the engine goes on with what else it does."""
     found: list[Encoding] = []
-    for inputs in chunks(body.inputs, AT_ONCE):
-        files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
-        sources = [
-            {} if own else verbatim(service.pipeline, each, body.truncate)
-            for own, each in zip(files, inputs, strict=True)
-        ]
-        with service.admitted(len(inputs)):
-            found += await service.model.encode(sources, files)
+    with service.statistics.request(len(body.inputs)):
+        for inputs in chunks(body.inputs, AT_ONCE):
+            files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
+            sources = [
+                {} if own else verbatim(service.pipeline, each, body.truncate)
+                for own, each in zip(files, inputs, strict=True)
+            ]
+            with service.admitted(len(inputs)):
+                found += await service.model.encode(sources, files)
     return found
 
 

@@ -29,6 +29,14 @@ class Forbidden(VlmError):
     """The server was started without it."""
 
 
+class Unsupported(VlmError):
+    """Triton does it, and this server does not."""
+
+
+class RequestTimeout(VlmError):
+    """A request has not ended within the time that it gave itself."""
+
+
 class ClientGone(Exception):
     """Nobody waits for the answer any more."""
 
@@ -38,6 +46,8 @@ _STATUS = {
     Busy: 429,
     Forbidden: 403,
     EngineError: 503,
+    RequestTimeout: 503,
+    Unsupported: 501,
     OutOfMemoryError: 503,
     ClientGone: 499,
 }

@@ -157,6 +157,11 @@ class SamplingParams:
         return bool(named or self.sequence_bias or self.logit_bias or several_ends or of_prompt)
 
     @cached_property
+    def ends_beams(self) -> bool:
+        """Are there sequences of tokens that end a beam? Those of a single sequence are found by the host."""
+        return self.num_beams > 1 and bool(self.stop_words_ids)
+
+    @cached_property
     def rare(self) -> bool:
         """Are there settings that change the logits last of all?"""
         return bool(self.exponential_decay_length_penalty or self.remove_invalid_values or self.renormalize_logits)
@@ -243,6 +248,7 @@ class Sequence:
     finish_reason: str = ""
     seed: int = 0
     num_stop_ids: int = 1
+    first_scheduled_time: float = 0.0  # time.perf_counter() when it first left the queue
     image_token_id: int | None = None  # what logits processors see of an image's rows,
     first_image_row: int = 0  # … whose ids begin here
     rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
@@ -265,6 +271,11 @@ class Sequence:
     def width(self) -> int:
         """Slots it takes."""
         return self.request.params.num_beams
+
+    @property
+    def num_ends(self) -> int:
+        """Tokens that may end one of its beams."""
+        return self.num_stop_ids + len({word[-1] for word in self.request.params.stop_words_ids})
 
     @property
     def prompt_length(self) -> int:

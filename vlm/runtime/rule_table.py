@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.ops.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, TokenRules
+from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
 from vlm.runtime.packing import power_of_two
 from vlm.runtime.request import SamplingParams, Sequence
 
@@ -59,10 +59,11 @@ class PackedRules:
 def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
     """Returns what a request says about tokens; `ends` are those that end it."""
     params, prompt = sequence.request.params, sequence.prompt_length
-    if not params.names_tokens:
+    if not params.names_tokens and not params.ends_beams:
         return None
     biases = (*params.sequence_bias, *(((token,), value) for token, value in params.logit_bias))
-    parts = [_always(params.bad_words_ids, biases, params.suppress_tokens, params.allowed_token_ids, tuple(ends))]
+    parts = [PackedRules.from_words(params.stop_words_ids, END)] if params.ends_beams else []
+    parts += [_always(params.bad_words_ids, biases, params.suppress_tokens, params.allowed_token_ids, tuple(ends))]
     if params.begin_suppress_tokens:
         # a forced first token comes before the first that is chosen
         place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)

@@ -98,8 +98,13 @@ def _check_beams(params: SamplingParams) -> None:
         )
     if params.early_stopping not in (False, True, "never"):
         raise InputError(f"early_stopping is {params.early_stopping!r}; it must be False, True or 'never'.")
-    if params.num_beams > 1 and (params.stop or params.stop_words_ids or params.top_logprobs):
-        raise InputError("stop strings, stop words and top_logprobs are for single sequences: set num_beams to 1.")
+    if params.num_beams > 1 and params.stop:
+        raise InputError(
+            "stop strings are for single sequences: set num_beams to 1, or give the stop words' tokens as"
+            " stop_words_ids, which end beams, too."
+        )
+    if params.num_beams > 1 and params.top_logprobs:
+        raise InputError("top_logprobs are for single sequences: set num_beams to 1.")
     if params.num_beams > 1 and params.returns_logits:
         raise InputError("context and generation logits are those of single sequences: set num_beams to 1.")
     if params.num_beams > 1 and params.loop_detection:
