@@ -12,13 +12,14 @@ from starlette.exceptions import HTTPException
 from vlm.errors import EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
-# what clients tell errors apart by; any other code is the status
+# what clients tell errors apart by; OpenAI's other errors have none
 _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 _ERROR_CODES = {ModelNotFoundError: "model_not_found", LengthError: "context_length_exceeded"}
 UNROUTED = (
     "{} is not served here; there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models: a client's"
     " base_url ends in /v1."
 )
+TOO_LONG = "this model's maximum context length is exceeded: "  # OpenAI's words, by which litellm knows it
 
 
 class Busy(VlmError):
@@ -86,18 +87,20 @@ def body(error: Exception, path: str) -> dict[str, Any]:
         return {"error": sentence(error)}
     status = status_of(error)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    said = UNROUTED.format(path[:80]) if _is_unrouted(error) else sentence(error)
-    return {"error": {"message": said, "type": kind, "param": _param(error), "code": _code(error)}}
+    return {"error": {"message": _said(error, path), "type": kind, "param": _param(error), "code": _code(error)}}
 
 
-def _code(error: Exception) -> str | int:
+def _said(error: Exception, path: str) -> str:
+    """Returns the sentence as OpenAI's clients look for it."""
+    if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
+        return UNROUTED.format(path[:80].encode("utf-8", "replace").decode())
+    return f"{TOO_LONG}{sentence(error)}" if isinstance(error, LengthError) else sentence(error)
+
+
+def _code(error: Exception) -> str | None:
+    """A word or none: many clients do not read numbers there."""
     known = [code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)]
-    return known[0] if known else _CODES.get(status_of(error), status_of(error))
-
-
-def _is_unrouted(error: Exception) -> bool:
-    """Is there no such address?"""
-    return isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found")
+    return known[0] if known else _CODES.get(status_of(error))
 
 
 def _param(error: Exception) -> str | None:

@@ -7,24 +7,19 @@ import json
 import sys
 from typing import Any
 
+from client_kit import KEY, data_uri, error_of, image_part
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 
-base_url, image, text = sys.argv[1:]
-given: dict[str, Any] = {"base_url": base_url, "api_key": "SECRET", "max_retries": 0}
+base_url, image, page, text = sys.argv[1:]
+image, page = data_uri(image), data_uri(page)
+given: dict[str, Any] = {"base_url": base_url, "api_key": KEY, "max_retries": 0}
 chat = ChatOpenAI(model="mini-llava", **given)
 translator = ChatOpenAI(model="mini-t5", **given)
-see = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "Read the sign."}]
+see = [image_part(image), {"type": "text", "text": "Read the sign."}]
 kind, data = image.removeprefix("data:").split(";base64,")
 block = [{"type": "image", "base64": data, "mime_type": kind}, {"type": "text", "text": "Read the sign."}]
-
-
-def error_of(call: Any) -> list[str]:
-    try:
-        return ["no error", str(call())]
-    except Exception as error:
-        return [type(error).__name__, str(error)]
 
 
 async def asynchronous() -> list[str]:
@@ -49,6 +44,7 @@ def streamed() -> dict[str, Any]:
 answer = chat.bind(logprobs=True, top_logprobs=2).invoke([HumanMessage(see)])
 embeddings = OpenAIEmbeddings(model="mini-t5", check_embedding_ctx_length=False, **given)
 shortened = OpenAIEmbeddings(model="mini-t5", check_embedding_ctx_length=False, dimensions=5, **given)
+schema = {"title": "a", "type": "object", "properties": {}}
 template = ChatPromptTemplate.from_messages([("user", "translate English to German: {text}")])
 print(json.dumps({
     "image": answer.content,
@@ -73,9 +69,9 @@ print(json.dumps({
     "embeddings": [len(row) for row in embeddings.embed_documents([f"{text} {i}" for i in range(100)])],
     "query": embeddings.embed_query(text)[:3],
     "dimensions": len(shortened.embed_query(text)),
-    "page": ChatOpenAI(model="mini-nougat", **given).invoke([HumanMessage(see[:1])]).content,
+    "page": ChatOpenAI(model="mini-nougat", **given).invoke([HumanMessage([image_part(page)])]).content,
     "tools": error_of(lambda: chat.bind_tools([{"type": "function", "function": {"name": "f"}}]).invoke("a")),
-    "structure": error_of(lambda: chat.with_structured_output({"title": "a", "type": "object"}).invoke("a")),
+    "structure": error_of(lambda: chat.with_structured_output(schema).invoke("a")),
     "too long": error_of(lambda: chat.invoke("a", max_tokens=10**6)),
     "key": error_of(lambda: ChatOpenAI(model="mini-t5", **{**given, "api_key": "no"}).invoke("a")),
     "model": error_of(lambda: ChatOpenAI(model="gpt-4o", **given).invoke("a")),

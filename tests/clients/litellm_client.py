@@ -8,11 +8,13 @@ import sys
 from typing import Any
 
 import litellm
+from client_kit import KEY, data_uri, error_of, image_part
 
-base_url, image, text = sys.argv[1:]
+base_url, image, page, text = sys.argv[1:]
+image, page = data_uri(image), data_uri(page)
 litellm.suppress_debug_info = True
-given: dict[str, Any] = {"api_base": base_url, "api_key": "SECRET", "num_retries": 0, "max_retries": 0}
-see = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "Read the sign."}]
+given: dict[str, Any] = {"api_base": base_url, "api_key": KEY, "num_retries": 0, "max_retries": 0}
+see = [image_part(image), {"type": "text", "text": "Read the sign."}]
 messages, sight = [{"role": "user", "content": text}], [{"role": "user", "content": see}]
 
 
@@ -22,13 +24,6 @@ def complete(model: str = "openai/mini-t5", messages: list = messages, **more: A
 
 def text_of(answer: Any) -> str:
     return answer.choices[0].message.content
-
-
-def error_of(call: Any) -> list[str]:
-    try:
-        return ["no error", str(call())]
-    except Exception as error:
-        return [type(error).__name__, str(error)]
 
 
 async def asynchronous() -> list[str]:
@@ -56,10 +51,9 @@ print(json.dumps({
     "dropped": text_of(complete(drop_params=True, reasoning_effort="low", max_tokens=3)),
     "completion": texts.choices[0].text,
     "embeddings": [len(row["embedding"]) for row in vectors.data],
-    "dimensions": len(litellm.embedding(model="openai/text-embedding-3-mini-t5", input=["a"], dimensions=5, **given,
-                                        ).data[0]["embedding"]) if len(sys.argv) > 9 else 5,
-    "page": text_of(complete("openai/mini-nougat", [{"role": "user", "content": see[:1]}])),
-    "tools": error_of(lambda: complete(tools=[{"type": "function", "function": {"name": "f", "parameters": {}}}])),
+    "dimensions": len(litellm.embedding(model="openai/mini-t5", input=["a"], dimensions=5,
+                                        allowed_openai_params=["dimensions"], **given).data[0]["embedding"]),
+    "page": text_of(complete("openai/mini-nougat", [{"role": "user", "content": [image_part(page)]}])),
     "too long": error_of(lambda: complete(max_tokens=10**6)),
     "key": error_of(lambda: complete(api_key="no")),
     "model": error_of(lambda: complete("openai/gpt-nothing")),

@@ -80,7 +80,7 @@ def test_bodies_over_the_limit_are_refused_announced_or_not(served):
     assert status == 413 and "1,048,576 bytes" in text
     chunks = iter([large[: 2**19]] * 3)
     status, text = send(served, "POST", "/v1/chat/completions", chunks)
-    assert status == 413 and json.loads(text)["error"]["code"] == 413
+    assert status == 413 and json.loads(text)["error"]["type"] == "invalid_request_error"
 
 
 def test_nothing_is_fetched(client):
