@@ -11,6 +11,7 @@ from vlm.errors import LimitError
 from vlm.outputs import Encoding
 from vlm.runtime.packing import chunks
 from vlm_app.server.data_uris import decode_data_uri, is_data_uri
+from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import unless_gone
 from vlm_app.server.messages import verbatim
 from vlm_app.server.openai_schema import EmbeddingBody
@@ -19,7 +20,7 @@ from vlm_app.server.service import Service, Services
 if TYPE_CHECKING:
     from torch import Tensor
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 AT_ONCE = 32  # inputs of a request that are encoded together
 
 

@@ -20,6 +20,7 @@ UNROUTED = (
     " base_url ends in /v1."
 )
 TOO_LONG = "this model's maximum context length is exceeded: "  # OpenAI's words, by which litellm knows it
+MAX_CHARACTERS = 1000  # of a sentence
 
 
 class Busy(VlmError):
@@ -70,14 +71,14 @@ def sentence(error: Exception) -> str:
     else:
         said = getattr(error, "for_clients", str(error))
         text = said if isinstance(error, VlmError) else "the server failed; its log says where."
+    if len(text) > MAX_CHARACTERS:  # it may quote what was sent
+        text = f"{text[: MAX_CHARACTERS - 2]}…."
     return text.encode("utf-8", "replace").decode()
 
 
 def _first(error: dict[str, Any]) -> str:
     place = ".".join(str(part) for part in error["loc"][1:])
     reason = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
-    if error["type"] == "json_invalid":
-        return f"the body is no JSON: {error.get('ctx', {}).get('error', reason)} at byte {place}."
     return f"{reason}." if error["type"] in ("value_error", "refused") or not place else f"{place}: {reason}."
 
 
@@ -107,8 +108,9 @@ def _param(error: Exception) -> str | None:
     """The field that is wrong."""
     if isinstance(error, ModelNotFoundError):
         return "model"
-    if not isinstance(error, RequestValidationError) or (first := error.errors()[0])["type"] == "json_invalid":
+    if not isinstance(error, RequestValidationError):
         return None
+    first = error.errors()[0]
     place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
     return first.get("ctx", {}).get("param", place)
 

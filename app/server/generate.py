@@ -6,9 +6,11 @@ generate routes (https://github.com/kserve/open-inference-protocol: generate_res
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -22,6 +24,7 @@ from vlm.errors import InputError
 from vlm_app.server import errors
 from vlm_app.server.descriptions import specs
 from vlm_app.server.inference import Inference
+from vlm_app.server.json_bodies import parse_json
 from vlm_app.server.kserve import service_of
 from vlm_app.server.limits import Streamed, unless_gone
 from vlm_app.server.service import Service
@@ -38,7 +41,7 @@ DRAWS = ("runtime_top_k", "runtime_top_p", "beam_width")
 @router.post("/versions/{version}/generate")
 async def generate(name: str, http: Request, version: str | None = None) -> HttpResponse:
     """All of the output at once."""
-    asked = Generation(service_of(http, name, version), await http.body())
+    asked = await _asked(http, name, version)
     if asked.stream:
         raise InputError("the parameter stream is true; send the request to generate_stream.")
     return JSONResponse(asked.shown(await unless_gone(http, asked.inference.outputs())))
@@ -48,7 +51,7 @@ async def generate(name: str, http: Request, version: str | None = None) -> Http
 @router.post("/versions/{version}/generate_stream")
 async def generate_stream(name: str, http: Request, version: str | None = None) -> HttpResponse:
     """Server-sent events: each holds all of the output so far."""
-    asked = Generation(service_of(http, name, version), await http.body())
+    asked = await _asked(http, name, version)
     responses = asked.responses()
     try:
         # what is wrong with the request shows before the first event: its status can still say so
@@ -57,6 +60,11 @@ async def generate_stream(name: str, http: Request, version: str | None = None) 
         await responses.aclose()
         raise
     return Streamed(_events(first, responses), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _asked(http: Request, name: str, version: str | None) -> Generation:
+    """Reads a request off the event loop, which answers everybody."""
+    return await asyncio.to_thread(Generation, service_of(http, name, version), await http.body())
 
 
 class Generation:
@@ -99,16 +107,13 @@ class Generation:
 
 def _read(body: bytes) -> dict[str, Any]:
     """Returns the object's fields and those of its `parameters`, by their names here."""
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the request is no JSON: {type(error).__name__}.") from None
+    given = parse_json(body)
     inner = given.pop("parameters", None) or {} if isinstance(given, dict) else None
     if not isinstance(inner, dict):
         raise InputError('the request must be an object: {"text_input": …, "parameters": {…}}.')
     names = [ALIASES.get(name, name) for name in (*given, *inner)]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise InputError(f"{twice[0]} is given twice; give it once.")
+    if twice := min((name for name, count in Counter(names).items() if count > 1), default=None):
+        raise InputError(f"{twice} is given twice; give it once.")
     return {ALIASES.get(name, name): value for name, value in (given | inner).items()}
 
 

@@ -48,7 +48,8 @@ class Inference:
     async def outputs(self) -> Tensors:
         """Returns what comes of it, when all of it has ended. Raises RequestTimeout and the errors of Service."""
         async with self._within(time.monotonic()):
-            return self._written(await self._service.outputs(self.asked))
+            outputs = await self._service.outputs(self.asked)
+        return await asyncio.to_thread(self._written, outputs)
 
     async def responses(self) -> AsyncIterator[Response]:
         """Yields a response a burst where the model is decoupled, else one. Raises as `outputs`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -72,9 +73,12 @@ async def infer(name: str, http: Request, version: str | None = None) -> Respons
     service = service_of(http, name, version)
     if (coding := http.headers.get("content-encoding", "identity")) != "identity":
         raise InputError(f"the body is coded as {coding}; send it as it is.")
-    request = tensors.read(await http.body(), http.headers.get(HEADER_LENGTH))
-    outputs = await unless_gone(http, Inference(service, request).outputs())
-    body, size = tensors.write((name, service.version), request, outputs)
+    content = await http.body()
+    # nothing of a request's size is worked on in the event loop, which answers everybody
+    request = await asyncio.to_thread(tensors.read, content, http.headers.get(HEADER_LENGTH))
+    inference = await asyncio.to_thread(Inference, service, request)
+    outputs = await unless_gone(http, inference.outputs())
+    body, size = await asyncio.to_thread(tensors.write, (name, service.version), request, outputs)
     if size is None:
         return Response(body, media_type="application/json")
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(size)})

@@ -6,7 +6,7 @@ from typing import Any
 
 from vlm.errors import InputError
 from vlm.pipeline import Pipeline
-from vlm.processing.prompts import split_text
+from vlm.processing.prompts import check_conversation, split_text
 from vlm_app.server.data_uris import decode_data_uri
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -23,6 +23,7 @@ def read_chat(
     `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
     cut. Raises InputError with one sentence.
     """
+    check_conversation(messages, pipeline.frontend.inputs.max_tokens)
     files: list[bytes] = []
     turns = [_turn(number, message, files) for number, message in enumerate(messages, 1)]
     if pipeline.converses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import uuid
@@ -17,13 +18,14 @@ from vlm.errors import InputError
 from vlm.outputs import Output
 from vlm_app.server import errors
 from vlm_app.server.asked import Asked
+from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import Streamed, unless_gone
 from vlm_app.server.messages import read_chat, verbatim
 from vlm_app.server.openai_answers import Answer, LogProbs
 from vlm_app.server.openai_schema import ChatBody, CompletionBody, Sampling, StreamOptions
 from vlm_app.server.service import Service, Services
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 log = logging.getLogger("vlm.server")
 
 
@@ -32,7 +34,7 @@ async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
     service = _services(http)[body.model]
     how = {"continued": bool(body.continue_final_message), "truncate": body.truncate}
-    source, files = read_chat(service.pipeline, body.messages, **how)
+    source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
     texts = Texts(service, [Asked(source, files, body.sampling())], _answer(body, "chat.completion"))
     texts.wants_logprobs = bool(body.logprobs)
     return await _answered(http, body, texts)

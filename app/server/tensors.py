@@ -5,6 +5,7 @@ https://github.com/kserve/open-inference-protocol, and triton-inference-server/s
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, LimitError, listed
+from vlm_app.server.json_bodies import parse_json
 from vlm_app.server.parameters import check_tensors, read_parameters
 
 DTYPES = {
@@ -24,6 +26,10 @@ DTYPES = {
     "FP64": np.float64,
     "BYTES": np.object_,  # of bytes
 }
+# of a datatype's family -> what JSON gives for it
+JSON_TYPES = {"INT": {int}, "FP": {int, float}, "BO": {bool}}
+MAX_AXES = 8
+MAX_STRINGS = 65_536  # elements of a tensor of BYTES
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,7 @@ class InferRequest:
 def read(body: bytes, header_length: str | None) -> InferRequest:
     """`header_length`: bytes of the JSON part, whose tensors' data follow it. InputError names what is wrong."""
     size = len(body) if header_length is None else _size(header_length, len(body))
-    try:
-        head = json.loads(body[:size])
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the request is no JSON: {type(error).__name__}.") from None
-    return request_from(head, memoryview(body)[size:])
+    return request_from(parse_json(body[:size]), memoryview(body)[size:])
 
 
 def request_from(head: Any, data: memoryview) -> InferRequest:
@@ -134,8 +136,7 @@ def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
     kind, shape = entry.get("datatype"), entry.get("shape")
     if not isinstance(kind, str) or kind not in DTYPES:
         raise InputError(f"input {name} is of datatype {kind!r}; allowed are {listed(DTYPES, 20)}.")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
-        raise InputError(f"input {name} needs a shape, a list of sizes.")
+    _check_shape(name, kind, shape)
     used = _parameters(entry).get("binary_data_size")
     if used is None:
         values = _from_json(name, kind, entry.get("data"))
@@ -148,32 +149,47 @@ def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
     return name, values.reshape(shape), used or 0
 
 
+def _check_shape(name: str, kind: str, shape: Any) -> None:
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
+        raise InputError(f"input {name} needs a shape, a list of sizes.")
+    if len(shape) > MAX_AXES:
+        raise LimitError(f"input {name} has {len(shape):,} axes; give at most {MAX_AXES}.")
+    # without values, too: NumPy takes no sizes whose product is beyond an index
+    if math.prod(size for size in shape if size) >= 2**31:
+        raise LimitError(f"input {name} has shape {shape}, more values than are taken; send less at once.")
+    if kind == "BYTES" and math.prod(shape) > MAX_STRINGS:
+        raise LimitError(f"input {name} has shape {shape}; at most {MAX_STRINGS:,} elements of BYTES are taken.")
+
+
 def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
     """Flat; nested lists are allowed."""
     if not isinstance(data, list):
         raise InputError(f"input {name} has no data, a list of values.")
     wrong = InputError(f"input {name} has data that are not {kind}.")
     try:
+        values = _flat(data)
         if kind == "BYTES":
-            return _objects([text.encode("utf-8", "replace") for text in _flat(data)])
-        found = np.array(data)
-        if found.size and found.dtype.kind not in ("b" if kind == "BOOL" else "iu" if "INT" in kind else "iuf"):
+            return _objects([text.encode("utf-8", "replace") for text in values])
+        # of texts NumPy would make an array in which each takes as much as the longest
+        if values and not set(map(type, values)) <= JSON_TYPES["INT" if "INT" in kind else kind[:2]]:
             raise wrong
+        found = np.array(values)
         limits = np.iinfo(DTYPES[kind]) if "INT" in kind else None
         if limits and found.size and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
             raise wrong
         with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse
-            return found.astype(DTYPES[kind]).ravel()
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+            return found.astype(DTYPES[kind])
+    except (ValueError, TypeError, AttributeError, OverflowError):
         raise wrong from None
 
 
-def _flat(data: list[Any]) -> Iterator[Any]:
-    for value in data:
-        if isinstance(value, list):
-            yield from _flat(value)
-        else:
-            yield value
+def _flat(values: list[Any]) -> list[Any]:
+    """Lists of lists, of one depth and at each of one length -> their values. ValueError for others."""
+    while values and type(values[0]) is list:
+        if set(map(type, values)) != {list} or len(set(map(len, values))) != 1:
+            raise ValueError
+        values = list(itertools.chain.from_iterable(values))
+    return values
 
 
 def _from_bytes(name: str, kind: str, data: bytes) -> np.ndarray:

@@ -328,6 +328,6 @@ def test_errors_name_field_and_code(served, client):
     broken = httpx.post(
         f"{served.url}/v1/chat/completions", content='{"model": ', headers={"content-type": "application/json"}
     )
-    assert broken.status_code == 400 and "the body is no JSON" in broken.json()["error"]["message"]
+    assert broken.status_code == 400 and "the request is no JSON" in broken.json()["error"]["message"]
     listed = httpx.post(f"{served.url}/v1/chat/completions", json=[1])
     assert listed.status_code == 400 and listed.json()["error"]["message"].endswith(".")

@@ -136,7 +136,7 @@ def test_streams_grow_to_the_whole_answer(exported):
     with running(repository / "t5-engine") as engine, running(repository / "t5-postprocessing") as after:
         streams = streamed(engine, ids_of(*TEXTS[:2]), ids_of(TEXTS[2]))
         [[wrong]] = streamed(engine, {"input_ids": np.zeros((1, 0), np.uint32)})
-        assert "sequence_length is 0" in wrong.error.message()
+        assert "holds nothing" in wrong.error.message()
         for stream, asked_texts in zip(streams, (TEXTS[:2], TEXTS[2:]), strict=True):
             lengths = [int(response.arrays["sequence_length"].sum()) for response in stream]
             assert lengths == sorted(lengths) and lengths[0] < lengths[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from vlm.errors import EngineError, InputError, VlmWarning, listed
+from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
+from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.moses import Moses
+from vlm.processing.token_bounds import TokenBound
 
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
@@ -109,6 +112,10 @@ class Tokenizer:
             found = self._fast.encode(text, add_special_tokens=False)
         except TypeError:
             raise _not_unicode(text) from None
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception, its errors are bare ones
+            raise InputError(f"the model's tokenizer cannot read {text[:20]!r}…: {error}; change the text.") from None
         if self._known is None:
             return [Piece(i, *place) for i, place in zip(found.ids, found.offsets, strict=True)]
         size, unknown = self._known
@@ -127,9 +134,25 @@ class Tokenizer:
             stacklevel=3,
         )
 
-    def least_tokens(self, text: str) -> int:
-        """Returns a number of tokens that a text has at least, without tokenizing it: of long ones Moses takes long."""
-        return len(text.split()) if self.moses else 0
+    def check_length(self, text: str, limit: int) -> None:
+        """Raises LengthError, before it is tokenized, for a text that has more tokens than `limit` for certain."""
+        check_size(len(text), limit)
+        if len(text) <= limit:
+            return
+        least = len(re.findall(r"\w\S*", text)) if self.moses else self._bound(text)
+        if least > limit:
+            raise LengthError(
+                f"the text has at least {least:,} tokens, the engine was built for {limit:,}; shorten or split it."
+            )
+
+    def shortened(self, text: str, limit: int) -> str:
+        """Returns what is read of a text that is cut to `limit` tokens, before it is tokenized."""
+        most = CHARACTERS_PER_TOKEN * max(1, limit)
+        return text[-most:] if self.truncation_side == "left" else text[:most]
+
+    @functools.cached_property
+    def _bound(self) -> TokenBound:
+        return TokenBound.from_tokenizer(self._fast)
 
     def encode_source(
         self, text: str, *, language: str | None = None, limit: int | None = None, suffix: str = ""
@@ -196,6 +219,15 @@ class Tokenizer:
         first = whole.special_tokens_mask.index(0) if 0 in whole.special_tokens_mask else len(whole.ids)
         last = len(whole.ids) - whole.special_tokens_mask[::-1].index(0) if first < len(whole.ids) else first
         return whole.ids[:first], whole.ids[last:]
+
+
+def check_size(characters: int, limit: int) -> None:
+    """Raises LengthError for more characters than are read for so many tokens, however few they become."""
+    if characters > (most := CHARACTERS_PER_TOKEN * max(1, limit)):
+        raise LengthError(
+            f"the text has {characters:,} characters; of one for {limit:,} tokens, which the engine was built for,"
+            f" {most:,} are read; shorten or split it."
+        )
 
 
 def _not_unicode(text: str) -> InputError:

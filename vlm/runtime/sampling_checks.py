@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vlm.errors import InputError
-from vlm.limits import MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
+from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_CHARACTERS, MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from vlm.runtime.request import SamplingParams
@@ -68,6 +68,11 @@ def _check_lengths(params: SamplingParams) -> None:
 def _check_tokens(params: SamplingParams) -> None:
     if not all(params.stop) or not all(params.stop_words_ids):
         raise InputError("a stop string or word is empty; leave it out.")
+    if long := [word for word in (*params.stop, *params.bad_words) if len(word) > MAX_STOP_CHARACTERS]:
+        raise InputError(
+            f"the stop string or bad word {long[0][:20]!r}… has {len(long[0]):,} characters; it may have"
+            f" {MAX_STOP_CHARACTERS}."
+        )
     if not all(word.strip() for word in params.bad_words):
         raise InputError("a bad word is empty; leave it out.")
     if not all(params.bad_words_ids):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -64,8 +65,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         async with refusals(context):
             service = descriptions.find(self._services, request.model_name, request.model_version)
-            read = messages.read(request)
-            outputs = await Inference(service, read).outputs()
+            # nothing of a request's size is worked on in the event loop, which answers everybody
+            read = await asyncio.to_thread(messages.read, request)
+            outputs = await (await asyncio.to_thread(Inference, service, read)).outputs()
             return messages.written((service.name, service.version), read, outputs)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:

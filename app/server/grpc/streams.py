@@ -54,8 +54,8 @@ class InferStream:
         """`before`: answers the stream's last request, which comes first of those that get one response each."""
         try:
             service = find(self._services, message.model_name, message.model_version)
-            request = messages.read(message)
-            inference = Inference(service, request)
+            request = await asyncio.to_thread(messages.read, message)
+            inference = await asyncio.to_thread(Inference, service, request)
             empty_final = inference.parameters.empty_final and service.decoupled
             async with aclosing(inference.responses()) as responses:
                 async for each in responses:
