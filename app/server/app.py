@@ -19,6 +19,7 @@ from vlm_app.server.config import ServerConfig
 from vlm_app.server.control import Control, Repositories
 from vlm_app.server.limits import ApiKey, BodyLimit
 from vlm_app.server.metrics import Metrics
+from vlm_app.server.request_id import RequestId
 from vlm_app.server.service import Service, Services
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
     app.add_middleware(BodyLimit, limit=config.max_body_mb * 2**20)
     if config.api_key is not None:
         app.add_middleware(ApiKey, key=config.api_key)
+    app.add_middleware(RequestId)  # the last one is the outermost: refusals have an id, too
 
 
 async def health(http: Request) -> JSONResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vlm.config import ModelConfig
-from vlm.errors import InputError, LimitError
+from vlm.errors import InputError, LengthError, LimitError
 from vlm.runtime.prompt_table import contents
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
@@ -29,7 +29,7 @@ class Admission:
         length = self._length(request, len(table))
         params = request.params
         if features > self.max_encoder_len:
-            raise LimitError(
+            raise LengthError(
                 f"the encoder's input has {features} rows (tokens), the engine was built for {self.max_encoder_len};"
                 " shorten it",
                 f"or give --max-encoder-input-len {features}",
@@ -88,7 +88,7 @@ class Admission:
         if wanted > self.max_seq_len or prompt >= self.max_seq_len:
             new = params.max_new_tokens or 1
             rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.encoder else ""
-            raise LimitError(
+            raise LengthError(
                 f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - self.max_seq_len} more than the"
                 f" {self.max_seq_len} that the engine was built for; ask for fewer",
                 self._longer(prompt + new),
