@@ -68,10 +68,12 @@ class AsyncPipeline:
             ended = {piece.index: piece.output async for piece in pieces if piece.output}
         return [ended[index] for index in sorted(ended)]
 
-    async def encode(self, sources: list[dict[str, Any]], files: list[list[ImageFile]]) -> list[Encoding]:
+    async def encode(
+        self, sources: list[dict[str, Any]], files: list[list[ImageFile]], *, attentions: bool = False
+    ) -> list[Encoding]:
         """As `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
-        return await self.engine.run(lambda: self.pipeline.encode(inputs))
+        return await self.engine.run(lambda: self.pipeline.encode(inputs, attentions=attentions))
 
     async def _output(self, sequence: Sequence) -> Output:
         # post-processing a page takes milliseconds, in which the loop serves others
