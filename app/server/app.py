@@ -13,7 +13,9 @@ from vlm import __version__
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.server import embeddings, errors, kserve, openai, repository_api
+from vlm_app.server.checks import Checks, add_door, content_type
 from vlm_app.server.config import ServerConfig
+from vlm_app.server.content_coding import ContentDecoding
 from vlm_app.server.control import Control, Repositories
 from vlm_app.server.limits import ApiKey, BodyLimit
 from vlm_app.server.metrics import Metrics
@@ -65,9 +67,18 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)
     errors.install(app)
-    app.add_middleware(BodyLimit, limit=config.max_body_mb * 2**20)
+    _guard(app, config)
+
+
+def _guard(app: FastAPI, config: ServerConfig) -> None:
+    """What a request passes before a route sees it: the last is the first."""
+    limit = config.max_body_mb * 2**20
+    app.add_middleware(BodyLimit, limit=limit)
+    app.add_middleware(ContentDecoding, limit=limit)
+    app.add_middleware(Checks, checks=[content_type])
     if config.api_key is not None:
         app.add_middleware(ApiKey, key=config.api_key)
+    add_door(app, config.host, config.allowed_hosts, config.allowed_origins)
 
 
 async def health(http: Request) -> JSONResponse:

@@ -64,8 +64,6 @@ async def config(name: str, http: Request, version: str | None = None) -> dict[s
 async def infer(name: str, http: Request, version: str | None = None) -> Response:
     """A batch of token ids, or of texts and images."""
     service = _service(http, name, version)
-    if (coding := http.headers.get("content-encoding", "identity")) != "identity":
-        raise InputError(f"the body is coded as {coding}; send it as it is.")
     request = tensors.read(await http.body(), http.headers.get(HEADER_LENGTH))
     asked = read_batch(service.pipeline.frontend, request.inputs)
     found = write_batch(service.pipeline.frontend, asked, await unless_gone(http, service.outputs(asked)))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
-import uvicorn
-
 from vlm.pipeline import Pipeline
-from vlm_app.listening import listener
+from vlm_app.listening import address, listener, reserve_files
 from vlm_app.server.app import create_app
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.control import Repositories
+from vlm_app.server.http_server import Server
+from vlm_app.watchdog import Watchdog
+
+GRACE_SECONDS = 5  # for models and workers to close, once all requests have ended
+EXIT_BROKEN = 70  # EX_SOFTWARE
 
 
 def run(
@@ -20,25 +24,27 @@ def run(
     repositories: Repositories | None = None,
 ) -> str | None:
     """Serves these models, which it owns from now on, until SIGTERM or SIGINT; what runs then has `drain_seconds` to
-    end. `announce` is told the address.
+    end. In the main thread the process ends a little later whatever hangs. `announce` is told the address.
 
-    Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there.
+    Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there,
+    KeyboardInterrupt when SIGINT ended it.
     """
+    reserve_files(config.max_connections)
     bound = listener(config.host, config.port)
     broken: list[str] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    watchdog = Watchdog(config.drain_seconds + GRACE_SECONDS) if in_main else None
 
     def end(name: str, error: Exception) -> None:
         broken.append(f"the engine of {name} has broken: {error}".splitlines()[0])
-        server.should_exit = server.should_exit or config.exit_when_broken
+        if config.exit_when_broken:
+            server.should_exit = True
+            if watchdog:
+                watchdog.end(EXIT_BROKEN)
 
-    settings = uvicorn.Config(
-        create_app(pipelines, config, repositories, end),
-        log_level="warning",
-        timeout_graceful_shutdown=config.drain_seconds,
-        server_header=False,
-    )
-    server = uvicorn.Server(settings)
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    announce(f"http://{host}:{bound.getsockname()[1]}")
+    server = Server(create_app(pipelines, config, repositories, end), config, config.drain_seconds)
+    announce(address(config.host, bound))
     server.run(sockets=[bound])
+    if server.interrupted:
+        raise KeyboardInterrupt
     return broken[0] if broken and config.exit_when_broken else None
