@@ -15,7 +15,9 @@ from vlm import __version__
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.server import embeddings, errors, generate, kserve, openai, repository_api, unserved
+from vlm_app.server.checks import Checks, add_door, content_type
 from vlm_app.server.config import ServerConfig
+from vlm_app.server.content_coding import ContentDecoding
 from vlm_app.server.control import Control, Repositories
 from vlm_app.server.limits import ApiKey, BodyLimit
 from vlm_app.server.metrics import Metrics
@@ -87,11 +89,20 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)
     errors.install(app)
+    _guard(app, config)
+
+
+def _guard(app: FastAPI, config: ServerConfig) -> None:
+    """What a request passes before a route sees it: the last is the first."""
+    limit = config.max_body_mb * 2**20
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)  # the loop's time is dearer than bytes
-    app.add_middleware(BodyLimit, limit=config.max_body_mb * 2**20)
+    app.add_middleware(BodyLimit, limit=limit)
+    app.add_middleware(ContentDecoding, limit=limit)
+    app.add_middleware(Checks, checks=[content_type])
     if config.api_key is not None:
         app.add_middleware(ApiKey, key=config.api_key)
-    app.add_middleware(RequestId)  # the last one is the outermost: refusals have an id, too
+    add_door(app, config.host, config.allowed_hosts, config.allowed_origins)
+    app.add_middleware(RequestId)  # refusals have an id, too
 
 
 async def health(http: Request) -> JSONResponse:
