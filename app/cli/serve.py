@@ -47,8 +47,14 @@ def serve(
     max_images: Annotated[int, typer.Option(help="Of a request; pages of PDFs count.")] = DEFAULTS.max_images,
     max_image_pixels: Annotated[int, typer.Option(help="Of an image.")] = DEFAULTS.max_image_pixels,
     preprocess_workers: Annotated[
-        int, typer.Option(help="Processes that decode images; 0: threads of the server.")
+        int, typer.Option(help="Processes that decode images; 0: threads of the server, which no budget bounds.")
     ] = DEFAULTS.preprocess_workers,
+    media_seconds: Annotated[
+        float, typer.Option(help="For decoding all images and pages of a request; then it is refused.")
+    ] = DEFAULTS.media_seconds,
+    media_memory_mb: Annotated[
+        int, typer.Option(help="That decoding a request may take in its process.")
+    ] = DEFAULTS.media_memory_mb,
     drain_seconds: Annotated[
         int, typer.Option(help="For what runs at SIGTERM, or when its model is unloaded.")
     ] = DEFAULTS.drain_seconds,
@@ -85,6 +91,8 @@ def serve(
         max_images,
         max_image_pixels,
         preprocess_workers,
+        media_seconds,
+        media_memory_mb,
         drain_seconds,
         model_control,
         exit_when_broken,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -11,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from vlm import __version__
 from vlm.pipeline import Pipeline
+from vlm.processing.worker_process import Budget
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.server import embeddings, errors, kserve, openai, repository_api
 from vlm_app.server.config import ServerConfig
@@ -30,8 +32,12 @@ def create_app(
     that is unloaded must be free. `repositories`: where some of them come from, and others may. `on_break` is told of
     an engine that is beyond recovery."""
     metrics, services = Metrics(), Services()
-    workers = ImageWorkers(config.preprocess_workers, MediaLimits(config.max_images, config.max_image_pixels))
+    budget = Budget(config.media_seconds, config.media_memory_mb)
+    limits = MediaLimits(config.max_images, config.max_image_pixels, budget)
+    workers = ImageWorkers(config.preprocess_workers, limits)
     metrics.watch(lambda: {service.name: service.pipeline.llm for service in services})
+    if workers.pool is not None:
+        metrics.watch_workers(workers.pool)
     loaded = repositories.loaded if repositories else {}
 
     def add(name: str, pipeline: Pipeline, version: str) -> Service:
@@ -44,16 +50,18 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
+        if any(service.pipeline.frontend.vision for service in services):
+            workers.start()
         yield
+        workers.close()
         for service in services:
             await service.close()
-        workers.close()
 
     def serve(name: str, pipeline: Pipeline, version: str) -> None:
         add(name, pipeline, version).model.start()
 
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
-    app.state.services, app.state.metrics = services, metrics
+    app.state.services, app.state.metrics, app.state.workers = services, metrics, workers
     app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
     _route(app, config)
     return app
@@ -71,9 +79,13 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
 
 
 async def health(http: Request) -> JSONResponse:
-    """200 while every engine runs, else 503."""
+    """200 while every engine runs and images can be read, else 503."""
     broken = [service.name for service in http.app.state.services if not service.ready]
-    return JSONResponse({"status": "broken" if broken else "ok", "broken": broken}, 503 if broken else 200)
+    pool = http.app.state.workers.pool
+    is_broken = bool(broken) or (pool is not None and pool.is_broken)
+    workers = {"workers": asdict(pool.state())} if pool is not None else {}
+    status = {"status": "broken" if is_broken else "ok", "broken": broken, **workers}
+    return JSONResponse(status, 503 if is_broken else 200)
 
 
 async def show_metrics(http: Request) -> Response:

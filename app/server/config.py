@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vlm.errors import InputError
-from vlm.limits import MAX_PIXELS
+from vlm.limits import MAX_PIXELS, MEDIA_MEMORY_MB, MEDIA_SECONDS
 from vlm.threads import usable_cpus
 from vlm_app.listening import check_port
 
@@ -19,18 +19,23 @@ class ServerConfig:
     max_body_mb: int = 64
     max_images: int = 16  # a request; pages of PDFs count
     max_image_pixels: int = MAX_PIXELS
-    preprocess_workers: int = field(default_factory=lambda: max(1, min(8, usable_cpus() // 2)))  # 0: threads
+    # two at least: one may be held up by a file, as long as its budget lasts; 0: threads, without a budget
+    preprocess_workers: int = field(default_factory=lambda: max(2, min(8, usable_cpus() // 2)))
+    media_seconds: float = MEDIA_SECONDS
+    media_memory_mb: int = MEDIA_MEMORY_MB
     drain_seconds: int = 30  # for what runs when the server is told to end, or a model to go
     model_control: bool = False  # may clients load and unload the models of repositories?
     exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart
 
     def __post_init__(self) -> None:
-        for name in ("max_requests", "max_body_mb", "max_images", "max_image_pixels"):
+        for name in ("max_requests", "max_body_mb", "max_images", "max_image_pixels", "media_memory_mb"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("preprocess_workers", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
+        if not 0 < self.media_seconds < float("inf"):
+            raise InputError(f"media_seconds is {self.media_seconds:g}; it must be more than 0.")
         check_port(self.port)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("the API key must be a non-empty ASCII text.")
