@@ -13,7 +13,7 @@ def check_port(port: int) -> None:
         raise InputError(f"port is {port}; it must lie in [0, 65535], 0 is any that is free.")
 
 
-def listener(host: str, port: int) -> socket.socket:
+def listener(host: str, port: int, option: str = "--port") -> socket.socket:
     """A socket bound there, over IPv4 or IPv6 as the host has it. Raises InputError where that cannot be."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -22,6 +22,6 @@ def listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise InputError(
-            f"{host}:{port} cannot be listened at: {error.strerror}; give another --host or --port."
+            f"{host}:{port} cannot be listened at: {error.strerror}; give another --host or {option}."
         ) from None
     return bound

@@ -41,6 +41,10 @@ class Served:
     def url(self) -> str:
         return f"http://{self.address}"
 
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.app.state.grpc.port}"
+
     def service(self, name: str) -> Service:
         return self.app.state.services[name]
 

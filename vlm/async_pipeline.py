@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.outputs import Encoding, Output, samples_of
+from vlm.outputs import Encoding, Output, samples_of, text_stream
 from vlm.pipeline import Pipeline
 from vlm.processing.tokenization import TextStream
 from vlm.processing.workers import ImageFile, ImageWorkers
@@ -30,7 +30,7 @@ class AsyncPipeline:
     """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
 
     def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
-        """`listeners`: on_end, on_break; see AsyncEngine."""
+        """`listeners`: on_end, on_break, on_step; see AsyncEngine."""
         self.pipeline, self._workers = pipeline, workers
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 
@@ -86,4 +86,4 @@ class AsyncPipeline:
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer
-        return TextStream(tokenizer, request.params.stop) if tokenizer else None
+        return text_stream(tokenizer, request.params) if tokenizer else None

@@ -61,6 +61,10 @@ def serve(
     model_control: Annotated[
         bool, typer.Option("--model-control", help="Clients may load and unload the models of repositories.")
     ] = DEFAULTS.model_control,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(help="Serve KServe's protocol over gRPC, too; Triton's is 8001, 0: any that is free."),
+    ] = DEFAULTS.grpc_port,
     exit_when_broken: Annotated[
         bool,
         typer.Option("--exit-when-broken/--stay-when-broken", help="At an engine's end, exit 70 or answer 503."),
@@ -79,6 +83,7 @@ def serve(
     Examples:
       vlm serve mini-llava
       vlm serve --model-repository s3://bucket/models --model-control
+      vlm serve mini-llava --grpc-port 8001
       vlm serve ocr=facebook/nougat-base chat=llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key SECRET
       curl localhost:8000/v1/models
     """
@@ -96,7 +101,10 @@ def serve(
         drain_seconds,
         model_control,
         exit_when_broken,
+        grpc_port=grpc_port,
     )
+    if grpc_port is not None:
+        _check_grpc()
     names = dict(_named(model) for model in models or ())
     if len(names) < len(models or ()):
         raise InputError("two models have one name; give them as NAME=MODEL.")
@@ -144,6 +152,14 @@ def _loaded(
     if not pipelines:
         raise InputError(f"no model of {listed(urls)} could be loaded.")
     return pipelines, repositories
+
+
+def _check_grpc() -> None:
+    """Raises InputError where gRPC's packages are not there, or older than their generated messages."""
+    try:
+        import vlm_app.server.grpc.server  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"--grpc-port needs pip install 'vlm-runtime[grpc]': {error}.") from None
 
 
 def _server() -> Callable[..., None]:

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+<<<<<<< HEAD
 from dataclasses import asdict
+=======
+from typing import TYPE_CHECKING
+>>>>>>> main
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.middleware.gzip import GZipMiddleware
 
 from vlm import __version__
 from vlm.pipeline import Pipeline
 from vlm.processing.worker_process import Budget
 from vlm.processing.workers import ImageWorkers, MediaLimits
-from vlm_app.server import embeddings, errors, kserve, openai, repository_api
+from vlm_app.server import embeddings, errors, generate, kserve, openai, repository_api, unserved
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.control import Control, Repositories
 from vlm_app.server.limits import ApiKey, BodyLimit
 from vlm_app.server.metrics import Metrics
 from vlm_app.server.service import Service, Services
+
+if TYPE_CHECKING:
+    from vlm_app.server.grpc.server import GrpcServer
 
 
 def create_app(
@@ -40,39 +48,64 @@ def create_app(
         metrics.watch_workers(workers.pool)
     loaded = repositories.loaded if repositories else {}
 
-    def add(name: str, pipeline: Pipeline, version: str) -> Service:
-        services.add(Service(name, pipeline, workers, metrics, config.max_requests, version, on_break))
+    def add(name: str, pipeline: Pipeline) -> Service:
+        limits = (workers, metrics, config.max_requests)
+        entry = {"version": loaded[name].version, "decoupled": loaded[name].decoupled} if name in loaded else {}
+        services.add(Service(name, pipeline, *limits, on_break=on_break, **entry))
         return services[name]
 
     for name in list(pipelines):
-        add(name, pipelines.pop(name), loaded[name].version if name in loaded else "1")
+        add(name, pipelines.pop(name))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
+<<<<<<< HEAD
         if any(service.pipeline.frontend.vision for service in services):
             workers.start()
         yield
         workers.close()
+=======
+        if config.grpc_port is not None:
+            app.state.grpc = await _grpc(services, app.state.control, config)
+        yield
+        if app.state.grpc is not None:
+            await app.state.grpc.drain()
+>>>>>>> main
         for service in services:
             await service.close()
 
-    def serve(name: str, pipeline: Pipeline, version: str) -> None:
-        add(name, pipeline, version).model.start()
+    def serve(name: str, pipeline: Pipeline) -> None:
+        add(name, pipeline).model.start()
 
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
+<<<<<<< HEAD
     app.state.services, app.state.metrics, app.state.workers = services, metrics, workers
+=======
+    app.state.services, app.state.metrics, app.state.grpc = services, metrics, None
+>>>>>>> main
     app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
     _route(app, config)
     return app
 
 
+async def _grpc(services: Services, control: Control, config: ServerConfig) -> GrpcServer:
+    """Starts the gRPC server. Raises InputError when it cannot listen there."""
+    from vlm_app.server.grpc.server import GrpcServer
+    from vlm_app.server.grpc.servicer import Servicer
+
+    server = GrpcServer(Servicer(services, control), config)
+    await server.start()
+    return server
+
+
 def _route(app: FastAPI, config: ServerConfig) -> None:
-    for protocol in (openai, embeddings, kserve, repository_api):
+    for protocol in (openai, embeddings, kserve, generate, repository_api, unserved):
         app.include_router(protocol.router)
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)
     errors.install(app)
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)  # the loop's time is dearer than bytes
     app.add_middleware(BodyLimit, limit=config.max_body_mb * 2**20)
     if config.api_key is not None:
         app.add_middleware(ApiKey, key=config.api_key)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 
 from vlm.outputs import Encoding
+from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import unless_gone
 from vlm_app.server.messages import decode_data_uri, verbatim
 from vlm_app.server.openai_schema import EmbeddingBody
@@ -16,7 +17,7 @@ from vlm_app.server.service import Service, Services
 if TYPE_CHECKING:
     from torch import Tensor
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
 
 @router.post("/embeddings")
@@ -34,7 +35,7 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
 async def _encoded(service: Service, inputs: list[str | list[int]]) -> list[Encoding]:
     files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
     sources = [{} if own else verbatim(service.pipeline, each) for own, each in zip(files, inputs, strict=True)]
-    with service.admitted(len(inputs)):
+    with service.statistics.request(len(inputs)), service.admitted(len(inputs)):
         return await service.model.encode(sources, files)
 
 

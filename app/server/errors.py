@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from vlm.errors import EngineError, ModelNotFoundError, OutOfMemoryError, VlmError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+MAX_CHARACTERS = 1000  # of a sentence
 
 
 class Busy(VlmError):
@@ -20,6 +21,14 @@ class Busy(VlmError):
 
 class Forbidden(VlmError):
     """The server was started without it."""
+
+
+class Unsupported(VlmError):
+    """Triton does it, and this server does not."""
+
+
+class RequestTimeout(VlmError):
+    """A request has not ended within the time that it gave itself."""
 
 
 class ClientGone(Exception):
@@ -31,6 +40,8 @@ _STATUS = {
     Busy: 429,
     Forbidden: 403,
     EngineError: 503,
+    RequestTimeout: 503,
+    Unsupported: 501,
     OutOfMemoryError: 503,
     ClientGone: 499,
 }
@@ -52,6 +63,8 @@ def sentence(error: Exception) -> str:
     else:
         said = getattr(error, "for_clients", str(error))
         text = said if isinstance(error, VlmError) else "the server failed; its log says where."
+    if len(text) > MAX_CHARACTERS:  # it may quote what was sent
+        text = f"{text[: MAX_CHARACTERS - 2]}…."
     return text.encode("utf-8", "replace").decode()
 
 

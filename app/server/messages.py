@@ -8,7 +8,7 @@ from typing import Any
 
 from vlm.errors import InputError
 from vlm.pipeline import Pipeline
-from vlm.processing.prompts import split_text
+from vlm.processing.prompts import check_conversation, split_text
 
 
 def read_chat(pipeline: Pipeline, messages: list[dict[str, Any]]) -> tuple[dict[str, Any], list[bytes]]:
@@ -16,6 +16,7 @@ def read_chat(pipeline: Pipeline, messages: list[dict[str, Any]]) -> tuple[dict[
 
     Raises InputError with one sentence.
     """
+    check_conversation(messages, pipeline.frontend.inputs.max_tokens)
     files: list[bytes] = []
     turns = [_turn(number, message, files) for number, message in enumerate(messages, 1)]
     if pipeline.converses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -14,13 +15,14 @@ from fastapi.responses import JSONResponse
 from vlm.async_pipeline import Piece
 from vlm_app.server import errors
 from vlm_app.server.asked import Asked
+from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import Streamed, unless_gone
 from vlm_app.server.messages import read_chat, verbatim
 from vlm_app.server.openai_answers import Answer, LogProbs
 from vlm_app.server.openai_schema import ChatBody, CompletionBody, Sampling
 from vlm_app.server.service import Service, Services
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 log = logging.getLogger("vlm.server")
 
 
@@ -28,7 +30,7 @@ log = logging.getLogger("vlm.server")
 async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
     service = _services(http)[body.model]
-    source, files = read_chat(service.pipeline, body.messages)
+    source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages)
     asked = Asked(source, files, body.sampling())
     wants_logprobs = bool(body.logprobs)
     return await _answered(http, body, Texts(service, [asked], Answer(body.model, "chat.completion"), wants_logprobs))

@@ -101,7 +101,7 @@ class Sampling(Body):
 
 
 class ChatBody(Sampling):
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
@@ -119,9 +119,10 @@ class ChatBody(Sampling):
         return self.top_logprobs or 0
 
 
-TokenIds = Annotated[list[Int32], Field(min_length=1)]
-Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_OUTPUTS)]
-TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_OUTPUTS)]
+# the first wrong element says enough: a million of them would make as many errors
+TokenIds = Annotated[list[Int32], Field(min_length=1, max_length=2**20, fail_fast=True)]
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_OUTPUTS, fail_fast=True)]
+TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_OUTPUTS, fail_fast=True)]
 
 
 class CompletionBody(Sampling):

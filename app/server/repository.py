@@ -29,11 +29,12 @@ class Entry:
     place: PurePosixPath  # of the engine or model folder
     tree: Tree
     options: LoadOptions = field(default_factory=LoadOptions)  # what its configuration says of its loading
+    decoupled: bool = True  # False where its configuration says that a stream's request gets one response
 
     @property
     def stamp(self) -> str:
         """Changes with its files and its version."""
-        return f"{self.tree.stamp(self.place)}-{self.options}"
+        return f"{self.tree.stamp(self.place)}-{self.options}-{self.decoupled}"
 
     def fetched(self, progress: Progress | None = None) -> Path:
         """The folder on this disk."""
@@ -79,7 +80,8 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
     own = LoadOptions() if config is None else options_from(config)
     if not (steps := _steps(config)):
         version = _version(tree, name, config)
-        return Entry(name, version, _place(tree, PurePosixPath(name, version)), tree, own)
+        decoupled = config is None or config.model_transaction_policy.decoupled
+        return Entry(name, version, _place(tree, PurePosixPath(name, version)), tree, own, decoupled)
     found = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
     engines = [entry for entry in found if isinstance(entry, Entry)]
     if wrong := [error for error in found if isinstance(error, ConfigError)]:
@@ -89,7 +91,8 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
             f"{tree.root / name} is an ensemble with {len(engines)} engines of vlm among its steps; it needs one."
         )
     [engine] = engines
-    return Entry(name, _version(tree, name, config), engine.place, tree, engine.options.overridden_by(own))
+    options = engine.options.overridden_by(own)
+    return Entry(name, _version(tree, name, config), engine.place, tree, options, engine.decoupled)
 
 
 def _step(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:

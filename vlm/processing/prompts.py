@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import EngineError, InputError, listed
-from vlm.processing.tokenization import Piece, Tokenizer, ids_without
+from vlm.errors import EngineError, InputError, LimitError, listed
+from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
 from vlm.registry import PromptFormat
 
 PLACEHOLDER = "<image>"
 ROLES = ("system", "user", "assistant")
+MIN_PARTS = 256  # of a conversation that are taken by every model
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,26 @@ def read_messages(messages: Any) -> tuple[list[Message], list[Any]]:
                 raise InputError(f"message {number} holds a part of type {kind!r}; allowed are text and image.")
         turns.append(Message(message["role"], tuple(parts)))
     return turns, images
+
+
+def check_conversation(messages: Any, limit: int) -> None:
+    """Raises LimitError for more text than is read for `limit` tokens, or more messages and parts than tokens."""
+    turns = messages if isinstance(messages, list | tuple) else ()
+    given = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+    sizes = [size for content in given for size in _sizes(content)]
+    if len(sizes) > max(limit, MIN_PARTS):
+        raise LimitError(
+            f"the conversation has {len(sizes):,} messages and parts; this model takes {limit:,} tokens in all. Leave"
+            " out earlier ones."
+        )
+    check_size(sum(sizes), limit)
+
+
+def _sizes(content: Any) -> Iterator[int]:
+    """Of each part the characters; what is wrong with it is said elsewhere."""
+    for part in content if isinstance(content, list | tuple) else [{"text": content}]:
+        text = part.get("text") if isinstance(part, Mapping) else None
+        yield len(text) if isinstance(text, str) else 0
 
 
 def split_text(text: str) -> list[str]:

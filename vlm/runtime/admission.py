@@ -112,4 +112,5 @@ def _named_ids(params: SamplingParams) -> tuple[int, ...]:
     single = () if params.top_p_reset_id is None else (params.top_p_reset_id,)
     words = (*params.bad_words_ids, *(word for word, _ in params.sequence_bias))
     named = (token for word in words for token in word)
-    return (*params.stop_token_ids, *named, *single, *params.forced_tokens)
+    biased = (token for token, _ in params.logit_bias)
+    return (*params.stop_token_ids, *named, *biased, *params.allowed_token_ids, *single, *params.forced_tokens)
