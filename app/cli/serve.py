@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm.errors import InputError, VlmError, listed
+from vlm.processing.worker_process import Budget
 from vlm_app.cli.errors import INTERNAL_ERROR, complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.progress import Progress
@@ -51,10 +52,10 @@ def serve(
     ] = DEFAULTS.preprocess_workers,
     media_seconds: Annotated[
         float, typer.Option(help="For decoding all images and pages of a request; then it is refused.")
-    ] = DEFAULTS.media_seconds,
+    ] = DEFAULTS.media.seconds,
     media_memory_mb: Annotated[
         int, typer.Option(help="That decoding a request may take in its process.")
-    ] = DEFAULTS.media_memory_mb,
+    ] = DEFAULTS.media.memory_mb,
     drain_seconds: Annotated[
         int, typer.Option(help="For what runs at SIGTERM, or when its model is unloaded.")
     ] = DEFAULTS.drain_seconds,
@@ -96,8 +97,7 @@ def serve(
         max_images,
         max_image_pixels,
         preprocess_workers,
-        media_seconds,
-        media_memory_mb,
+        Budget(media_seconds, media_memory_mb),
         drain_seconds,
         model_control,
         exit_when_broken,

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-<<<<<<< HEAD
 from dataclasses import asdict
-=======
 from typing import TYPE_CHECKING
->>>>>>> main
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -17,7 +14,6 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from vlm import __version__
 from vlm.pipeline import Pipeline
-from vlm.processing.worker_process import Budget
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.server import embeddings, errors, generate, kserve, openai, repository_api, unserved
 from vlm_app.server.config import ServerConfig
@@ -40,8 +36,7 @@ def create_app(
     that is unloaded must be free. `repositories`: where some of them come from, and others may. `on_break` is told of
     an engine that is beyond recovery."""
     metrics, services = Metrics(), Services()
-    budget = Budget(config.media_seconds, config.media_memory_mb)
-    limits = MediaLimits(config.max_images, config.max_image_pixels, budget)
+    limits = MediaLimits(config.max_images, config.max_image_pixels, config.media)
     workers = ImageWorkers(config.preprocess_workers, limits)
     metrics.watch(lambda: {service.name: service.pipeline.llm for service in services})
     if workers.pool is not None:
@@ -60,18 +55,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
-<<<<<<< HEAD
         if any(service.pipeline.frontend.vision for service in services):
             workers.start()
-        yield
-        workers.close()
-=======
         if config.grpc_port is not None:
             app.state.grpc = await _grpc(services, app.state.control, config)
         yield
         if app.state.grpc is not None:
             await app.state.grpc.drain()
->>>>>>> main
+        workers.close()
         for service in services:
             await service.close()
 
@@ -79,11 +70,8 @@ def create_app(
         add(name, pipeline).model.start()
 
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
-<<<<<<< HEAD
     app.state.services, app.state.metrics, app.state.workers = services, metrics, workers
-=======
-    app.state.services, app.state.metrics, app.state.grpc = services, metrics, None
->>>>>>> main
+    app.state.grpc = None
     app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
     _route(app, config)
     return app

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vlm.errors import InputError
-from vlm.limits import MAX_PIXELS, MEDIA_MEMORY_MB, MEDIA_SECONDS
+from vlm.limits import MAX_PIXELS
+from vlm.processing.worker_process import Budget
 from vlm.threads import usable_cpus
 from vlm_app.listening import check_port
 
@@ -21,29 +22,22 @@ class ServerConfig:
     max_image_pixels: int = MAX_PIXELS
     # two at least: one may be held up by a file, as long as its budget lasts; 0: threads, without a budget
     preprocess_workers: int = field(default_factory=lambda: max(2, min(8, usable_cpus() // 2)))
-    media_seconds: float = MEDIA_SECONDS
-    media_memory_mb: int = MEDIA_MEMORY_MB
+    media: Budget = field(default_factory=Budget)  # of the images of a request
     drain_seconds: int = 30  # for what runs when the server is told to end, or a model to go
     model_control: bool = False  # may clients load and unload the models of repositories?
     exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart
     grpc_port: int | None = None  # of KServe's protocol over gRPC; None: HTTP alone
 
     def __post_init__(self) -> None:
-        for name in ("max_requests", "max_body_mb", "max_images", "max_image_pixels", "media_memory_mb"):
+        for name in ("max_requests", "max_body_mb", "max_images", "max_image_pixels"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("preprocess_workers", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
-<<<<<<< HEAD
-        if not 0 < self.media_seconds < float("inf"):
-            raise InputError(f"media_seconds is {self.media_seconds:g}; it must be more than 0.")
-        check_port(self.port)
-=======
         for port in (self.port, self.grpc_port or 0):
             check_port(port)
         if self.port and self.port == self.grpc_port:
             raise InputError(f"port {self.port} is given to HTTP and gRPC; give another --grpc-port.")
->>>>>>> main
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("the API key must be a non-empty ASCII text.")

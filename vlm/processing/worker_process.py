@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from vlm.errors import InputError
 from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
 
 START_SECONDS = 600.0  # until a process is ready: a cold disk reads its libraries for minutes
@@ -34,6 +35,12 @@ class Budget:
 
     seconds: float = MEDIA_SECONDS
     memory_mb: int = MEDIA_MEMORY_MB  # beside what the process holds when it is ready; bounded on Linux alone
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise InputError(f"media_seconds is {self.seconds:g}; it must be more than 0.")
+        if self.memory_mb < 1:
+            raise InputError(f"media_memory_mb is {self.memory_mb}; it must be at least 1.")
 
 
 class WorkerFailure(Exception):

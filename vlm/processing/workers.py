@@ -84,9 +84,9 @@ def _told(kind: str, what: str, budget: Budget) -> ImageError | EngineError:
     if kind == "stopped":
         return EngineError("the server is ending; send the images to another one, or later.")
     sentence = {
-        "timeout": f"reading {what} took longer than {budget.seconds:g} s; send smaller or fewer ones",
-        "memory": f"reading {what} takes more than {budget.memory_mb:,} MB; send smaller or fewer ones",
-        "crash": f"{what} broke the process that read them; send smaller or sounder ones",
+        "timeout": f"reading {what} took longer than {budget.seconds:g} s; send less at once, or a simpler file",
+        "memory": f"reading {what} takes more than {budget.memory_mb:,} MB; send less at once, or a smaller file",
+        "crash": f"reading {what} broke the process that did it; send less at once, or a sounder file",
     }
     return ImageError(f"{sentence[kind]}.", kind)
 
