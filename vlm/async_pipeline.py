@@ -31,7 +31,7 @@ class AsyncPipeline:
 
     def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
         """`listeners`: on_end, on_break, on_step; see AsyncEngine."""
-        self.pipeline, self._workers = pipeline, workers
+        self.pipeline, self.workers = pipeline, workers
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class AsyncPipeline:
         if not files:
             return source
         frontend = self.pipeline.frontend
-        return frontend.with_pixels(source, await self._workers.pixels(files, frontend.image_source))
+        return frontend.with_pixels(source, await self.workers.pixels(files, frontend.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm.errors import InputError, VlmError, listed
+from vlm.processing.worker_process import Budget
 from vlm_app.cli.errors import INTERNAL_ERROR, complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.progress import Progress
@@ -47,8 +48,14 @@ def serve(
     max_images: Annotated[int, typer.Option(help="Of a request; pages of PDFs count.")] = DEFAULTS.max_images,
     max_image_pixels: Annotated[int, typer.Option(help="Of an image.")] = DEFAULTS.max_image_pixels,
     preprocess_workers: Annotated[
-        int, typer.Option(help="Processes that decode images; 0: threads of the server.")
+        int, typer.Option(help="Processes that decode images; 0: threads of the server, which no budget bounds.")
     ] = DEFAULTS.preprocess_workers,
+    media_seconds: Annotated[
+        float, typer.Option(help="For decoding all images and pages of a request; then it is refused.")
+    ] = DEFAULTS.media.seconds,
+    media_memory_mb: Annotated[
+        int, typer.Option(help="That decoding a request may take in its process.")
+    ] = DEFAULTS.media.memory_mb,
     header_seconds: Annotated[
         float, typer.Option(help="For a request's line and headers to come.")
     ] = DEFAULTS.header_seconds,
@@ -108,6 +115,7 @@ def serve(
         max_images=max_images,
         max_image_pixels=max_image_pixels,
         preprocess_workers=preprocess_workers,
+        media=Budget(media_seconds, media_memory_mb),
         header_seconds=header_seconds,
         body_seconds=body_seconds,
         idle_seconds=idle_seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
@@ -38,8 +39,11 @@ def create_app(
     that is unloaded must be free. `repositories`: where some of them come from, and others may. `on_break` is told of
     an engine that is beyond recovery."""
     metrics, services = Metrics(), Services()
-    workers = ImageWorkers(config.preprocess_workers, MediaLimits(config.max_images, config.max_image_pixels))
+    limits = MediaLimits(config.max_images, config.max_image_pixels, config.media)
+    workers = ImageWorkers(config.preprocess_workers, limits)
     metrics.watch(lambda: {service.name: service.pipeline.llm for service in services})
+    if workers.pool is not None:
+        metrics.watch_workers(workers.pool)
     loaded = repositories.loaded if repositories else {}
 
     def add(name: str, pipeline: Pipeline) -> Service:
@@ -54,20 +58,23 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
+        if any(service.pipeline.frontend.vision for service in services):
+            workers.start()
         if config.grpc_port is not None:
             app.state.grpc = await _grpc(services, app.state.control, config)
         yield
         if app.state.grpc is not None:
             await app.state.grpc.drain()
+        workers.close()
         for service in services:
             await service.close()
-        workers.close()
 
     def serve(name: str, pipeline: Pipeline) -> None:
         add(name, pipeline).model.start()
 
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
-    app.state.services, app.state.metrics, app.state.grpc = services, metrics, None
+    app.state.services, app.state.metrics, app.state.workers = services, metrics, workers
+    app.state.grpc = None
     app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
     _route(app, config)
     return app
@@ -106,9 +113,13 @@ def _guard(app: FastAPI, config: ServerConfig) -> None:
 
 
 async def health(http: Request) -> JSONResponse:
-    """200 while every engine runs, else 503."""
+    """200 while every engine runs and images can be read, else 503."""
     broken = [service.name for service in http.app.state.services if not service.ready]
-    return JSONResponse({"status": "broken" if broken else "ok", "broken": broken}, 503 if broken else 200)
+    pool = http.app.state.workers.pool
+    is_broken = bool(broken) or (pool is not None and pool.is_broken)
+    workers = {"workers": asdict(pool.state())} if pool is not None else {}
+    status = {"status": "broken" if is_broken else "ok", "broken": broken, **workers}
+    return JSONResponse(status, 503 if is_broken else 200)
 
 
 async def show_metrics(http: Request) -> Response:

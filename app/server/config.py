@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
+from vlm.processing.worker_process import Budget
 from vlm.threads import usable_cpus
 from vlm_app.listening import check_port
 
@@ -34,7 +35,9 @@ class ServerConfig(ConnectionLimits):
     max_body_mb: int = 64
     max_images: int = 16  # a request; pages of PDFs count
     max_image_pixels: int = MAX_PIXELS
-    preprocess_workers: int = field(default_factory=lambda: max(1, min(8, usable_cpus() // 2)))  # 0: threads
+    # two at least: one may be held up by a file, as long as its budget lasts; 0: threads, without a budget
+    preprocess_workers: int = field(default_factory=lambda: max(2, min(8, usable_cpus() // 2)))
+    media: Budget = field(default_factory=Budget)  # of the images of a request
     drain_seconds: int = 30  # for what runs when the server is told to end, or a model to go
     model_control: bool = False  # may clients load and unload the models of repositories?
     exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart
