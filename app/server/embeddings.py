@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import TYPE_CHECKING, Any
 
@@ -33,10 +34,14 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
 
 
 async def _encoded(service: Service, inputs: list[str | list[int]]) -> list[Encoding]:
-    files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
+    files = await asyncio.to_thread(_files, inputs)
     sources = [{} if own else verbatim(service.pipeline, each) for own, each in zip(files, inputs, strict=True)]
     with service.admitted(len(inputs)):
         return await service.model.encode(sources, files)
+
+
+def _files(inputs: list[str | list[int]]) -> list[list[bytes]]:
+    return [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
 
 
 def _is_image(given: str | list[int]) -> bool:

@@ -13,6 +13,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from vlm.async_pipeline import Piece
+from vlm.errors import LimitError
+from vlm.limits import MAX_LOGPROBS
 from vlm_app.server import errors
 from vlm_app.server.asked import Asked
 from vlm_app.server.json_bodies import JsonRoute
@@ -62,6 +64,8 @@ class Texts:
         self._service, self._asked, self.answer = service, asked, answer
         self._logprobs: dict[int, LogProbs] = {}
         self._wants_logprobs = wants_logprobs
+        if wants_logprobs:
+            _check_logprobs(asked, service.pipeline.llm.max_seq_len)
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece, dict[str, Any] | None]]:
         """(choice, piece, its log-probabilities), of all inputs as they come."""
@@ -69,7 +73,11 @@ class Texts:
             async for number, piece in pieces:
                 index = number * (self._asked[number].sampling.get("num_return_sequences") or 1) + piece.index
                 self.answer.usage.add(piece)
-                yield index, piece, self._log_probabilities(index, piece)
+                # each is decoded, which takes long for many
+                logprobs = (
+                    await asyncio.to_thread(self._log_probabilities, index, piece) if self._wants_logprobs else None
+                )
+                yield index, piece, logprobs
 
     async def whole(self) -> dict[str, Any]:
         choices, logprobs = {}, {}
@@ -91,16 +99,14 @@ class Texts:
         if with_usage:
             yield self.answer.chunk([], self.answer.usage.as_json())
 
-    def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        if not self._wants_logprobs:
-            return None
+    def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any]:
         fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat)
         return self._logprobs.setdefault(index, fresh).of(piece)
 
 
 async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
     if not body.stream:
-        return JSONResponse(await unless_gone(http, texts.whole()))
+        return await asyncio.to_thread(JSONResponse, await unless_gone(http, texts.whole()))
     chunks = texts.chunks(body.usage_wanted)
     try:
         # what is wrong with the request shows before the first chunk: its status can still say so
@@ -126,6 +132,18 @@ async def _events(first: dict[str, Any], chunks: AsyncIterator[dict[str, Any]]) 
 
 def _event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+def _check_logprobs(asked: list[Asked], max_seq_len: int) -> None:
+    """Raises LimitError for more log-probabilities than are held for one answer."""
+    settings = [each.sampling for each in asked]
+    tokens = [min(s.get("max_new_tokens") or max_seq_len, max_seq_len) for s in settings]
+    alternatives = [s["num_return_sequences"] * (1 + s["top_logprobs"]) for s in settings]
+    if (count := sum(t * a for t, a in zip(tokens, alternatives, strict=True))) > MAX_LOGPROBS:
+        raise LimitError(
+            f"the answer may have {count:,} log-probabilities; {MAX_LOGPROBS:,} are given at most. Lower max_tokens, n"
+            " or top_logprobs."
+        )
 
 
 def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
