@@ -11,11 +11,10 @@ from starlette.exceptions import HTTPException
 
 from vlm.errors import InputError
 from vlm_app.server.grpc.failures import refusals
-from vlm_app.server.grpc.receiving import END, next_message, or_none
+from vlm_app.server.grpc.receiving import END, next_message, or_error
 
 OPEN = ("ServerLive", "ServerReady")  # health may be asked by all
 RECEIVE_SECONDS = 60  # for a request to come whole
-UNREADABLE = InputError("the message is no request of this call; send one of KServe's protocol.")
 Handler = grpc.RpcMethodHandler | None  # None: there is no such call
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 
@@ -40,13 +39,13 @@ class ApiKey(grpc.aio.ServerInterceptor):
 
 
 class Receiver(grpc.aio.ServerInterceptor):
-    """Refuses requests that have not come in time or are none of a call's; a stream gets None for the latter."""
+    """Refuses requests that have not come in time or cannot be read; a stream gets an InputError for the latter."""
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         handler = await continuation(details)
         if handler is None:
             return None
-        read, write = or_none(handler.request_deserializer), handler.response_serializer
+        read, write = or_error(handler.request_deserializer), handler.response_serializer
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(handler.stream_stream, read, write)
         # as a stream's: else the time that a request takes to come is nobody's
@@ -57,8 +56,10 @@ def _received(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[
     async def answered(messages: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
         async with refusals(context):
             request = await next_message(messages, RECEIVE_SECONDS)
-            if request is None or request is END:
-                raise UNREADABLE
+            if request is END:
+                raise InputError("the call has ended without a message; send one.")
+            if isinstance(request, InputError):
+                raise request
         return await answer(request, context)
 
     return answered

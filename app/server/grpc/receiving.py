@@ -1,4 +1,4 @@
-"""Messages as they come from a client: each within its time, and those that cannot be read as None."""
+"""Messages as they come from a client: each within its time, or what is wrong with it in its place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 from starlette.exceptions import HTTPException
+
+from vlm.errors import InputError, LimitError
+from vlm_app.server.grpc.wire import MAX_FIELDS, has_too_many_fields
 
 END = object()  # of a client's messages
 
@@ -26,13 +29,15 @@ async def next_message(
         arriving.cancel()
 
 
-def or_none(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Returns a function that gives None for bytes that are no message."""
+def or_error(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Returns a function that gives an InputError for bytes that are no message, or one of too many fields."""
 
     def read(message: bytes) -> Any:
+        if has_too_many_fields(message):
+            return LimitError(f"a message may have {MAX_FIELDS:,} fields, its tensors' among them; send fewer.")
         try:
             return deserialize(message)
         except DecodeError:
-            return None
+            return InputError("the message is no request of this call; send one of KServe's protocol.")
 
     return read

@@ -9,10 +9,10 @@ from contextlib import aclosing
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from vlm.errors import InputError
 from vlm_app.server.descriptions import find
 from vlm_app.server.grpc import messages
 from vlm_app.server.grpc.failures import refusals, told
-from vlm_app.server.grpc.interceptors import UNREADABLE
 from vlm_app.server.grpc.receiving import END, next_message
 from vlm_app.server.inference import Inference
 from vlm_app.server.service import Services
@@ -20,6 +20,7 @@ from vlm_app.server.service import Services
 AT_ONCE = 256  # requests of a stream; the next is read when one has ended
 IDLE_SECONDS = 600  # in which neither a request comes nor one runs
 FINAL, STRICT = "triton_final_response", ("triton_grpc_error", "true")
+Message = pb.ModelInferRequest | InputError  # or what is wrong with it
 
 
 class InferStream:
@@ -34,7 +35,7 @@ class InferStream:
         self._running: dict[asyncio.Task[None], int] = {}  # a request's bytes
         self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, requests: AsyncIterator[pb.ModelInferRequest | None]) -> None:
+    async def serve(self, requests: AsyncIterator[Message]) -> None:
         """Returns when all requests have been answered; leaving it ends those that run."""
         reading = asyncio.ensure_future(self._read(requests))
         try:
@@ -49,10 +50,10 @@ class InferStream:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
 
-    async def _read(self, requests: AsyncIterator[pb.ModelInferRequest | None]) -> None:
+    async def _read(self, requests: AsyncIterator[Message]) -> None:
         last: asyncio.Task[None] | None = None
         while (message := await next_message(requests, IDLE_SECONDS, busy=lambda: bool(self._running))) is not END:
-            size = message.ByteSize() if message else 0
+            size = 0 if isinstance(message, InputError) else message.ByteSize()
             await self._wait_for_room(size)
             last = asyncio.create_task(self._answer(message, last))
             self._running[last] = size
@@ -65,11 +66,11 @@ class InferStream:
         while running and (len(running) >= AT_ONCE or sum(running.values()) + size > self._max_bytes):
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _answer(self, message: pb.ModelInferRequest | None, before: asyncio.Task[None] | None) -> None:
+    async def _answer(self, message: Message, before: asyncio.Task[None] | None) -> None:
         """`before`: answers the stream's last request, which comes first of those that get one response each."""
         try:
-            if message is None:
-                raise UNREADABLE
+            if isinstance(message, InputError):
+                raise message
             service = find(self._services, message.model_name, message.model_version)
             request = await asyncio.to_thread(messages.read, message)
             inference = await asyncio.to_thread(Inference, service, request)
@@ -90,12 +91,14 @@ class InferStream:
         async with self._writing:
             await self._context.write(pb.ModelStreamInferResponse(infer_response=response, error_message=error))
 
-    async def _fail(self, message: pb.ModelInferRequest | None, error: Exception) -> None:
+    async def _fail(self, message: Message, error: Exception) -> None:
         if not self._strict:
-            await self._send(_empty(message or pb.ModelInferRequest()), final=True, error=told(error))
+            await self._send(_empty(message), final=True, error=told(error))
         elif not self._failed.done():
             self._failed.set_result(error)
 
 
-def _empty(message: pb.ModelInferRequest) -> pb.ModelInferResponse:
+def _empty(message: Message) -> pb.ModelInferResponse:
+    if isinstance(message, InputError):
+        return pb.ModelInferResponse()
     return pb.ModelInferResponse(model_name=message.model_name, model_version=message.model_version, id=message.id)
