@@ -31,7 +31,7 @@ class AsyncPipeline:
 
     def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
         """`listeners`: on_end, on_break, on_step; see AsyncEngine."""
-        self.pipeline, self._workers = pipeline, workers
+        self.pipeline, self.workers = pipeline, workers
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:
@@ -68,10 +68,12 @@ class AsyncPipeline:
             ended = {piece.index: piece.output async for piece in pieces if piece.output}
         return [ended[index] for index in sorted(ended)]
 
-    async def encode(self, sources: list[dict[str, Any]], files: list[list[ImageFile]]) -> list[Encoding]:
+    async def encode(
+        self, sources: list[dict[str, Any]], files: list[list[ImageFile]], *, attentions: bool = False
+    ) -> list[Encoding]:
         """As `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
-        return await self.engine.run(lambda: self.pipeline.encode(inputs))
+        return await self.engine.run(lambda: self.pipeline.encode(inputs, attentions=attentions))
 
     async def _output(self, sequence: Sequence) -> Output:
         # post-processing a page takes milliseconds, in which the loop serves others
@@ -82,7 +84,7 @@ class AsyncPipeline:
         if not files:
             return source
         frontend = self.pipeline.frontend
-        return frontend.with_pixels(source, await self._workers.pixels(files, frontend.image_source))
+        return frontend.with_pixels(source, await self.workers.pixels(files, frontend.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer

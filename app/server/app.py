@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
@@ -15,10 +16,13 @@ from vlm import __version__
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.server import embeddings, errors, generate, kserve, openai, repository_api, unserved
+from vlm_app.server.checks import Checks, add_door, content_type
 from vlm_app.server.config import ServerConfig
+from vlm_app.server.content_coding import ContentDecoding
 from vlm_app.server.control import Control, Repositories
 from vlm_app.server.limits import ApiKey, BodyLimit
 from vlm_app.server.metrics import Metrics
+from vlm_app.server.request_id import RequestId
 from vlm_app.server.service import Service, Services
 
 if TYPE_CHECKING:
@@ -35,8 +39,11 @@ def create_app(
     that is unloaded must be free. `repositories`: where some of them come from, and others may. `on_break` is told of
     an engine that is beyond recovery."""
     metrics, services = Metrics(), Services()
-    workers = ImageWorkers(config.preprocess_workers, MediaLimits(config.max_images, config.max_image_pixels))
+    limits = MediaLimits(config.max_images, config.max_image_pixels, config.media)
+    workers = ImageWorkers(config.preprocess_workers, limits)
     metrics.watch(lambda: {service.name: service.pipeline.llm for service in services})
+    if workers.pool is not None:
+        metrics.watch_workers(workers.pool)
     loaded = repositories.loaded if repositories else {}
 
     def add(name: str, pipeline: Pipeline) -> Service:
@@ -51,20 +58,23 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
+        if any(service.pipeline.frontend.vision for service in services):
+            workers.start()
         if config.grpc_port is not None:
             app.state.grpc = await _grpc(services, app.state.control, config)
         yield
         if app.state.grpc is not None:
             await app.state.grpc.drain()
+        workers.close()
         for service in services:
             await service.close()
-        workers.close()
 
     def serve(name: str, pipeline: Pipeline) -> None:
         add(name, pipeline).model.start()
 
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
-    app.state.services, app.state.metrics, app.state.grpc = services, metrics, None
+    app.state.services, app.state.metrics, app.state.workers = services, metrics, workers
+    app.state.grpc = None
     app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
     _route(app, config)
     return app
@@ -86,16 +96,30 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)
     errors.install(app)
+    _guard(app, config)
+
+
+def _guard(app: FastAPI, config: ServerConfig) -> None:
+    """What a request passes before a route sees it: the last is the first."""
+    limit = config.max_body_mb * 2**20
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)  # the loop's time is dearer than bytes
-    app.add_middleware(BodyLimit, limit=config.max_body_mb * 2**20)
+    app.add_middleware(BodyLimit, limit=limit)
+    app.add_middleware(ContentDecoding, limit=limit)
+    app.add_middleware(Checks, checks=[content_type])
     if config.api_key is not None:
         app.add_middleware(ApiKey, key=config.api_key)
+    add_door(app, config.host, config.allowed_hosts, config.allowed_origins)
+    app.add_middleware(RequestId)  # refusals have an id, too
 
 
 async def health(http: Request) -> JSONResponse:
-    """200 while every engine runs, else 503."""
+    """200 while every engine runs and images can be read, else 503."""
     broken = [service.name for service in http.app.state.services if not service.ready]
-    return JSONResponse({"status": "broken" if broken else "ok", "broken": broken}, 503 if broken else 200)
+    pool = http.app.state.workers.pool
+    is_broken = bool(broken) or (pool is not None and pool.is_broken)
+    workers = {"workers": asdict(pool.state())} if pool is not None else {}
+    status = {"status": "broken" if is_broken else "ok", "broken": broken, **workers}
+    return JSONResponse(status, 503 if is_broken else 200)
 
 
 async def show_metrics(http: Request) -> Response:
