@@ -35,7 +35,8 @@ def create_app(
     loaded = repositories.loaded if repositories else {}
 
     def add(name: str, pipeline: Pipeline, version: str) -> Service:
-        services.add(Service(name, pipeline, workers, metrics, config.max_requests, version, on_break))
+        datatypes = loaded[name].config.datatypes if name in loaded else None
+        services.add(Service(name, pipeline, workers, metrics, config.max_requests, version, on_break, datatypes))
         return services[name]
 
     for name in list(pipelines):

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request, Response
 from vlm import __version__
 from vlm.errors import InputError
 from vlm_app.server import tensors
+from vlm_app.server.encoder_infer import encode_batch
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.limits import unless_gone
 from vlm_app.server.model_config import described
 from vlm_app.server.service import Service, Services
-from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
 
 router = APIRouter(prefix="/v2")
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -40,8 +40,8 @@ async def ready(http: Request) -> Response:
 @router.get("/models/{name}/versions/{version}")
 async def metadata(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
     service = _service(http, name, version)
-    inputs, outputs = _specs(service)
-    shown = {"inputs": [spec.metadata() for spec in inputs], "outputs": [spec.metadata() for spec in outputs]}
+    made = service.tensors
+    shown = {"inputs": [s.metadata() for s in made.inputs], "outputs": [s.metadata() for s in made.outputs]}
     return {"name": name, "versions": [service.version], "platform": "vlm", **shown}
 
 
@@ -55,8 +55,8 @@ async def model_ready(name: str, http: Request, version: str | None = None) -> R
 @router.get("/models/{name}/versions/{version}/config")
 async def config(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
     service = _service(http, name, version)
-    inputs, outputs = _specs(service)
-    return {"backend": "vlm", **described(name, service.pipeline.llm.max_batch_size, inputs, outputs)}
+    made = service.tensors
+    return {"backend": "vlm", **described(name, service.pipeline.llm.max_batch_size, made.inputs, made.outputs)}
 
 
 @router.post("/models/{name}/infer")
@@ -67,12 +67,20 @@ async def infer(name: str, http: Request, version: str | None = None) -> Respons
     if (coding := http.headers.get("content-encoding", "identity")) != "identity":
         raise InputError(f"the body is coded as {coding}; send it as it is.")
     request = tensors.read(await http.body(), http.headers.get(HEADER_LENGTH))
-    asked = read_batch(service.pipeline.frontend, request.inputs)
-    found = write_batch(service.pipeline.frontend, asked, await unless_gone(http, service.outputs(asked)))
-    body, size = tensors.write((name, service.version), request, _given(request, found))
+    found = await unless_gone(http, _outputs(service, request))
+    body, size = tensors.write((name, service.version), request, found)
     if size is None:
         return Response(body, media_type="application/json")
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(size)})
+
+
+async def _outputs(service: Service, request: tensors.InferRequest) -> dict[str, Any]:
+    """Of an encoder alone its states, else what is generated."""
+    if not service.pipeline.frontend.generates:
+        return await encode_batch(service, request.inputs, request.wanted)
+    asked = read_batch(service.pipeline.frontend, request.inputs)
+    found = write_batch(service.pipeline.frontend, asked, await service.outputs(asked))
+    return service.tensors.typed(_given(request, found), request.inputs, request.wanted)
 
 
 def _given(request: tensors.InferRequest, outputs: dict[str, Any]) -> dict[str, Any]:
@@ -82,14 +90,6 @@ def _given(request: tensors.InferRequest, outputs: dict[str, Any]) -> dict[str, 
     if request.wanted is None and (flag is None or not flag.any()):
         left_out |= set(WITH_LOGPROBS)
     return {name: array for name, array in outputs.items() if name not in left_out}
-
-
-def _specs(service: Service) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """All that a model takes and gives: ids where it reads tokens, texts where it has a tokenizer."""
-    frontend = service.pipeline.frontend
-    texts = specs_of(frontend, TEXT_IN) if frontend.tokenizer else ()
-    inputs = {spec.name: spec for spec in (*specs_of(frontend, IDS_IN), *texts)}
-    return tuple(inputs.values()), TEXT_OUT if frontend.tokenizer else IDS_OUT
 
 
 def _service(http: Request, name: str, version: str | None) -> Service:
