@@ -4,6 +4,7 @@ as a `Path` here."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
@@ -14,9 +15,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlm.errors import DocumentError, InputError, VlmError
+from vlm_app.names import as_text, is_utf8, percent_encoded
 
 EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
 CHUNK = 2**20  # bytes
+LONGEST_SUFFIX = 16  # characters that the name of a local copy keeps
+NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}  # of file systems without any
 
 
 def location(given: str | Path) -> Path:
@@ -45,7 +49,8 @@ def reaching(path: Path, what: str = "reached") -> Iterator[None]:
     except VlmError:
         raise
     except OSError as error:
-        raise InputError(f"{path} cannot be {what}: {error.strerror or error}.") from error
+        kind = "missing" if isinstance(error, FileNotFoundError) else "not reached"
+        raise InputError(f"{path} cannot be {what}: {error.strerror or error}.", kind) from error
     except Exception as error:
         if not is_remote(path):
             raise
@@ -75,8 +80,8 @@ def objects_below(folder: Path) -> Iterator[tuple[PurePosixPath, dict[str, Any]]
 
 
 def key(path: Path) -> str:
-    """A file's name that does not depend on how it was given."""
-    return str(path) if is_remote(path) else str(path.resolve())
+    """A file's name that does not depend on how it was given, as text that UTF-8 can hold."""
+    return str(path) if is_remote(path) else as_text(Path(os.path.realpath(path)))
 
 
 class Presence:
@@ -87,7 +92,7 @@ class Presence:
 
     def __call__(self, path: Path) -> bool:
         with reaching(path):
-            return path.name in self._listed(path.parent) if is_remote(path) else path.exists()
+            return path.name in self._listed(path.parent) if is_remote(path) else _is_taken(path)
 
     def _listed(self, folder: Path) -> set[str]:
         if str(folder) not in self._names:
@@ -97,6 +102,15 @@ class Presence:
                 found = []
             self._names[str(folder)] = {PurePosixPath(name).name for name in found}
         return self._names[str(folder)]
+
+
+def _is_taken(path: Path) -> bool:
+    """Is there anything of that name, be it a link that leads nowhere?"""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -113,15 +127,33 @@ def seen(path: Path) -> Seen:
         if is_remote(path):
             return seen_object(path.fs.info(path.path))
         found = path.stat()
-        modified = datetime.fromtimestamp(found.st_mtime, UTC).isoformat(timespec="seconds")
-        return Seen(f"{found.st_size}-{found.st_mtime_ns}", modified)
+        return Seen(f"{found.st_size}-{found.st_mtime_ns}", _iso_8601(found.st_mtime))
+
+
+def seen_file(path: Path) -> Seen:
+    """The same; DocumentError for a pipe, a device or a folder, of which a read may never end."""
+    found = seen(path)
+    if not is_remote(path) and not path.is_file():
+        raise DocumentError(f"{path} is no regular file; give images and PDFs.", "no file")
+    return found
 
 
 def seen_object(info: dict[str, Any]) -> Seen:
     """The same of what a store's client says of an object."""
     when = next((info[name] for name in ("LastModified", "mtime", "updated", "created") if info.get(name)), None)
-    modified = when.astimezone(UTC).isoformat(timespec="seconds") if isinstance(when, datetime) else str(when or "")
-    return Seen(f"{info.get('size')}-{info.get('ETag', '')}-{modified}", modified)
+    modified = _iso_8601(when)
+    return Seen(f"{info.get('size')}-{info.get('ETag', '')}-{modified or when}", modified)
+
+
+def _iso_8601(when: datetime | float | str | None) -> str:
+    """Returns a time as ISO 8601 in UTC; "" for none, and outside of the years 1 to 9999, which it cannot tell."""
+    if isinstance(when, str):
+        return when
+    try:
+        when = datetime.fromtimestamp(when, UTC) if isinstance(when, int | float) else when
+        return when.astimezone(UTC).isoformat(timespec="seconds") if when else ""
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def digest(path: Path) -> str:
@@ -134,14 +166,15 @@ def digest(path: Path) -> str:
 
 
 class LocalCopy:
-    """A file on this machine: itself, or a copy that goes when this object does."""
+    """A file on this machine under a name that every library can open: itself, or a copy of a remote one or a link to
+    one whose name is no UTF-8; these go when this object does."""
 
     def __init__(self, path: Path):
-        self._folder = tempfile.TemporaryDirectory(prefix="vlm-ocr-") if is_remote(path) else None
         self.source = self.path = path
-        if self._folder:
-            self.path = Path(self._folder.name, path.name)
-            self._fetch()
+        if is_remote(path) or not is_utf8(str(path)):
+            self._folder = tempfile.TemporaryDirectory(prefix="vlm-ocr-")
+            self.path = Path(self._folder.name, f"document{percent_encoded(path.suffix)[:LONGEST_SUFFIX]}")
+            self._fetch() if is_remote(path) else self.path.symlink_to(path.absolute())
 
     def _fetch(self) -> None:
         try:
@@ -154,24 +187,70 @@ class LocalCopy:
         return text.replace(str(self.path), str(self.source))
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Puts a file in place whole or not at all; InputError where that fails."""
-    with reaching(path, "written"):
-        if is_remote(path):
-            path.fs.pipe_file(path.path, text.encode())  # an object appears when it is complete
-        else:
-            _replace(path, text)
+def write_whole(path: Path, text: str, draft: str, replace: bool) -> None:
+    """Puts a file in place whole or not at all, by way of a file called `draft` beside it.
+
+    Raises OSError: FileExistsError unless what is there may be replaced or holds this text.
+    """
+    content = _encoded(text)
+    if is_remote(path):
+        with reaching(path, "written"):
+            path.fs.pipe_file(path.path, content)  # an object appears when it is complete
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    written = path.with_name(draft)
+    try:
+        _write_through(written, content)
+        os.replace(written, path) if replace else _put_beside(written, path, content)
+    finally:
+        with contextlib.suppress(OSError):
+            written.unlink()
 
 
 def remove(path: Path) -> None:
     """Where there is such a file."""
-    with reaching(path), contextlib.suppress(FileNotFoundError):
+    with reaching(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()
 
 
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # one job at a time writes here: what a killed one left is written over
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+def _write_through(path: Path, content: bytes) -> None:
+    """To the disk itself: a power cut leaves no empty file behind a name that stands."""
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()  # whatever is there: a link is not followed
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _put_beside(written: Path, path: Path, content: bytes) -> None:
+    """Gives a written file its name, which nothing else may have."""
+    try:
+        os.link(written, path)
+    except FileExistsError:
+        _check_content(path, content)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _check_content(path, content) if _is_taken(path) else os.replace(written, path)
+
+
+def check_same(path: Path, text: str) -> None:
+    """Raises FileExistsError for a file of another content."""
+    with reaching(path):
+        is_same = path.read_bytes() == _encoded(text)
+    if not is_same:
+        raise _other_file(path)
+
+
+def _check_content(path: Path, content: bytes) -> None:
+    if not path.is_file() or path.read_bytes() != content:
+        raise _other_file(path)
+
+
+def _other_file(path: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, "another file is there", str(path))
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")

@@ -20,9 +20,8 @@ from vlm.frontend import Frontend
 from vlm.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.inputs import INPUT_KEYS
 from vlm.layers.attention import Trace
-from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of
+from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of, text_stream
 from vlm.prefetch import Prefetch
-from vlm.processing.tokenization import TextStream
 from vlm.runtime.admission import check_encoder_input
 from vlm.runtime.encoder_engine import EncoderEngine
 from vlm.runtime.llm_engine import LLMEngine
@@ -129,7 +128,7 @@ class Pipeline:
         if params.num_return_sequences > 1:
             raise InputError("a stream is of one output; use generate() for several.")
         request_id = self.llm.add(self._request(single, params))
-        text = TextStream(self.tokenizer, params.stop)
+        text = text_stream(self.tokenizer, params)
         try:
             while self.llm.has_work:
                 for update in self.llm.step():

@@ -101,7 +101,7 @@ def read_text(frontend: Frontend, row: Row) -> tuple[dict[str, Any], list[ImageF
 
 def _file(element: bytes) -> bytes:
     """A file's bytes; in JSON, which cannot hold them, a data URI."""
-    return decode_data_uri(element.decode("ascii", "replace")) if element.startswith(b"data:") else element
+    return decode_data_uri(element.decode("ascii", "replace")) if element[:5].lower() == b"data:" else element
 
 
 def _start(frontend: Frontend, row: Row) -> dict[str, Any]:

@@ -43,6 +43,12 @@ class Entry:
         return self.config.options
 
     @property
+    def described(self) -> dict[str, Any]:
+        """What a Service is told of it."""
+        config = self.config
+        return {"version": self.version, "decoupled": config.decoupled, "datatypes": config.datatypes}
+
+    @property
     def stamp(self) -> str:
         """Changes with its files and its version."""
         return f"{self.tree.stamp(self.place)}-{self.config}"

@@ -27,6 +27,7 @@ class ServedConfig:
     families: tuple[str, ...] = ()  # which the model may be of; (): any
     datatypes: Mapping[str, str] = field(default_factory=dict)  # of outputs, by their names
     notes: tuple[str, ...] = ()  # what is not applied
+    decoupled: bool = True  # False where a stream's request gets one response
 
     @classmethod
     def from_proto(cls, config: Any, name: object) -> ServedConfig:
@@ -48,6 +49,7 @@ class ServedConfig:
             fastertransformer.families_of(words, config.backend),
             _datatypes(config),
             tuple(f"{name}: {note}." for note in _notes(config, options)),
+            config.model_transaction_policy.decoupled,
         )
 
     def within(self, ensemble: ServedConfig) -> ServedConfig:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from vlm.ops.advance import SlotState
 
-# add a value; stands in the input; never; one of these; never, at last; ends a beam
-BIAS, SEEN, BAN, FORCE, SUPPRESS, END = range(6)
+# add a value; stands in the input; never; one of these, all alike; never, at last; ends a beam; one of these
+BIAS, SEEN, BAN, FORCE, SUPPRESS, END, ALLOW = range(7)
 
 
 @dataclass(frozen=True)

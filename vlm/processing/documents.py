@@ -87,7 +87,9 @@ class PdfDocument(Document):
             width, height = opened.get_size()
             scale = _scale(width, height, dpi, name, max_pixels)
             return opened.render(scale=scale).to_pil().convert("RGB")
-        except (pypdfium2.PdfiumError, ValueError, MemoryError) as error:
+        except MemoryError:
+            raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
+        except (pypdfium2.PdfiumError, ValueError) as error:
             raise DocumentError(f"{name} cannot be rendered: {error}.") from None
 
 

@@ -63,7 +63,9 @@ def damage(name: str) -> Iterator[None]:
         yield
     except Image.DecompressionBombError:  # names a limit of Pillow's, not ours
         raise ImageError(f"{name} is too large; the limit is {MAX_PIXELS:,} pixels.", "too large") from None
-    except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, MemoryError, *_DECODING) as error:
+    except MemoryError:
+        raise ImageError(f"{name} takes more memory than there is; scale it down.", "memory") from None
+    except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, *_DECODING) as error:
         raise ImageError(f"{name} is a damaged or truncated image ({error}); repair it or save it anew.") from None
 
 

@@ -53,6 +53,11 @@ class LLMEngine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def last_batch_size(self) -> int:
+        """Sequences that the last step decoded at once."""
+        return len(self._at_work)
+
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
         if request.params.return_context_logits and not self.executor.gives_context_logits:
