@@ -56,6 +56,24 @@ def serve(
     media_memory_mb: Annotated[
         int, typer.Option(help="That decoding a request may take in its process.")
     ] = DEFAULTS.media.memory_mb,
+    header_seconds: Annotated[
+        float, typer.Option(help="For a request's line and headers to come.")
+    ] = DEFAULTS.header_seconds,
+    body_seconds: Annotated[
+        float, typer.Option(help="For a body to come, or an answer to be read; and a second for every 64 KB.")
+    ] = DEFAULTS.body_seconds,
+    idle_seconds: Annotated[float, typer.Option(help="Between two requests of a connection.")] = DEFAULTS.idle_seconds,
+    max_connections: Annotated[
+        int, typer.Option(help="At once; more end those that wait, or get 503.")
+    ] = DEFAULTS.max_connections,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that clients may have for this server, or *; again for more. [default: its own]"),
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Of web pages that may ask (https://a.example), or *; again for more. [default: none]"),
+    ] = None,
     drain_seconds: Annotated[
         int, typer.Option(help="For what runs at SIGTERM, or when its model is unloaded.")
     ] = DEFAULTS.drain_seconds,
@@ -89,18 +107,24 @@ def serve(
       curl localhost:8000/v1/models
     """
     config = ServerConfig(
-        host,
-        port,
-        api_key,
-        max_requests,
-        max_body_mb,
-        max_images,
-        max_image_pixels,
-        preprocess_workers,
-        Budget(media_seconds, media_memory_mb),
-        drain_seconds,
-        model_control,
-        exit_when_broken,
+        host=host,
+        port=port,
+        api_key=api_key,
+        max_requests=max_requests,
+        max_body_mb=max_body_mb,
+        max_images=max_images,
+        max_image_pixels=max_image_pixels,
+        preprocess_workers=preprocess_workers,
+        media=Budget(media_seconds, media_memory_mb),
+        header_seconds=header_seconds,
+        body_seconds=body_seconds,
+        idle_seconds=idle_seconds,
+        max_connections=max_connections,
+        allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
+        drain_seconds=drain_seconds,
+        model_control=model_control,
+        exit_when_broken=exit_when_broken,
         grpc_port=grpc_port,
     )
     if grpc_port is not None:
@@ -113,7 +137,7 @@ def serve(
     run = _server()
     with Progress() as progress:
         pipelines, repositories = _loaded(names, model_repository or [], options, warm_up, progress)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # what the server raises again once it has drained
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server hears it
     served = ", ".join(pipelines)
     if reason := run(pipelines, config, lambda address: complain(f"serving {served} at {address}"), repositories):
         complain(f"{reason}; start the server again.")

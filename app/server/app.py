@@ -16,10 +16,13 @@ from vlm import __version__
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.server import embeddings, errors, generate, kserve, openai, repository_api, unserved
+from vlm_app.server.checks import Checks, add_door, content_type
 from vlm_app.server.config import ServerConfig
+from vlm_app.server.content_coding import ContentDecoding
 from vlm_app.server.control import Control, Repositories
 from vlm_app.server.limits import ApiKey, BodyLimit
 from vlm_app.server.metrics import Metrics
+from vlm_app.server.request_id import RequestId
 from vlm_app.server.service import Service, Services
 
 if TYPE_CHECKING:
@@ -45,7 +48,7 @@ def create_app(
 
     def add(name: str, pipeline: Pipeline) -> Service:
         limits = (workers, metrics, config.max_requests)
-        entry = {"version": loaded[name].version, "decoupled": loaded[name].decoupled} if name in loaded else {}
+        entry = loaded[name].described if name in loaded else {}
         services.add(Service(name, pipeline, *limits, on_break=on_break, **entry))
         return services[name]
 
@@ -82,7 +85,7 @@ async def _grpc(services: Services, control: Control, config: ServerConfig) -> G
     from vlm_app.server.grpc.server import GrpcServer
     from vlm_app.server.grpc.servicer import Servicer
 
-    server = GrpcServer(Servicer(services, control), config)
+    server = GrpcServer(Servicer(services, control, config.max_body_mb * 2**20), config)
     await server.start()
     return server
 
@@ -93,10 +96,20 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)
     errors.install(app)
+    _guard(app, config)
+
+
+def _guard(app: FastAPI, config: ServerConfig) -> None:
+    """What a request passes before a route sees it: the last is the first."""
+    limit = config.max_body_mb * 2**20
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)  # the loop's time is dearer than bytes
-    app.add_middleware(BodyLimit, limit=config.max_body_mb * 2**20)
+    app.add_middleware(BodyLimit, limit=limit)
+    app.add_middleware(ContentDecoding, limit=limit)
+    app.add_middleware(Checks, checks=[content_type])
     if config.api_key is not None:
         app.add_middleware(ApiKey, key=config.api_key)
+    add_door(app, config.host, config.allowed_hosts, config.allowed_origins)
+    app.add_middleware(RequestId)  # refusals have an id, too
 
 
 async def health(http: Request) -> JSONResponse:

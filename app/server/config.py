@@ -12,7 +12,22 @@ from vlm_app.listening import check_port
 
 
 @dataclass(frozen=True)
-class ServerConfig:
+class ConnectionLimits:
+    header_seconds: float = 10  # from a connection, or a request's first byte, to the end of its headers
+    body_seconds: float = 30  # for a body to come, or an answer to be read; one more for every 64 KB
+    idle_seconds: float = 75  # between two requests of a connection
+    max_connections: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("header_seconds", "body_seconds", "idle_seconds"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise InputError(f"{name} is {getattr(self, name)}; it must be a number above 0.")
+        if self.max_connections < 1:
+            raise InputError(f"max_connections is {self.max_connections}; it must be at least 1.")
+
+
+@dataclass(frozen=True)
+class ServerConfig(ConnectionLimits):
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None  # None: everybody may ask
@@ -28,7 +43,11 @@ class ServerConfig:
     exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart
     grpc_port: int | None = None  # of KServe's protocol over gRPC; None: HTTP alone
 
+    allowed_hosts: tuple[str, ...] = ()  # names in Host besides the machine's own; "*": any. A loopback has no others
+    allowed_origins: tuple[str, ...] = ()  # of web pages on other hosts that may ask; "*": any
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("max_requests", "max_body_mb", "max_images", "max_image_pixels"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")

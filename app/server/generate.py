@@ -23,7 +23,7 @@ from fastapi.responses import Response as HttpResponse
 from vlm.errors import InputError
 from vlm_app.server import errors
 from vlm_app.server.descriptions import specs
-from vlm_app.server.inference import Inference
+from vlm_app.server.inferences import read_inference
 from vlm_app.server.json_bodies import parse_json
 from vlm_app.server.kserve import service_of
 from vlm_app.server.limits import Streamed, unless_gone
@@ -78,7 +78,7 @@ class Generation:
         if _switch(given, "details"):
             raise InputError("the parameter details is true; ask for log-probabilities with is_return_log_probs.")
         stop = _stop(given.pop("stop", None))
-        self.inference = Inference(service, request_from(self._head(given), memoryview(b"")), stop=stop)
+        self.inference = read_inference(service, request_from(self._head(given), memoryview(b"")), stop=stop)
 
     async def responses(self) -> AsyncIterator[dict[str, Any]]:
         """Yields what there is after each burst; with `stream` false, and of models that are not decoupled, once."""
@@ -164,7 +164,8 @@ async def _events(first: dict[str, Any], responses: AsyncIterator[dict[str, Any]
             async for response in responses:
                 yield _event(response)
     except Exception as error:
-        log.error("a stream broke: %s", error, exc_info=error)
+        if errors.status_of(error) == 500:
+            log.error("a stream broke: %s", error, exc_info=error)
         yield _event(errors.body(error, "/v2"))
 
 

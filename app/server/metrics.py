@@ -77,7 +77,8 @@ class _Occupancy(Collector):
         self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        schedulers = {name: engine.scheduler for name, engine in self._engines().items()}
+        engines = self._engines().items()
+        schedulers = {name: engine.scheduler for name, engine in engines if isinstance(engine, LLMEngine)}
         running = ((name, len(s.running)) for name, s in schedulers.items())
         yield _gauge("vlm_running_outputs", "Outputs being decoded.", ("model",), running)
         waiting = ((name, len(s.waiting)) for name, s in schedulers.items())

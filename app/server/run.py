@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-import uvicorn
-from fastapi import FastAPI
-
 from vlm.pipeline import Pipeline
-from vlm_app.listening import listener
+from vlm_app.listening import address, listener, reserve_files
 from vlm_app.server.app import create_app
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.control import Repositories
+from vlm_app.server.http_server import Server
+from vlm_app.watchdog import Watchdog
 
-
-class _Server(uvicorn.Server):
-    """Lets gRPC calls end while HTTP requests do: both have the same time for it."""
-
-    def __init__(self, settings: uvicorn.Config, app: FastAPI):
-        super().__init__(settings)
-        self._app = app
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._app.state.grpc is not None:
-            self._app.state.grpc.drain()
-        await super().shutdown(sockets)
+GRACE_SECONDS = 5  # for models and workers to close, once all requests have ended
+EXIT_BROKEN = 70  # EX_SOFTWARE
 
 
 def run(
@@ -36,30 +25,38 @@ def run(
     repositories: Repositories | None = None,
 ) -> str | None:
     """Serves these models, which it owns from now on, until SIGTERM or SIGINT; what runs then has `drain_seconds` to
-    end. `announce` is told the addresses.
+    end. In the main thread the process ends a little later whatever hangs. `announce` is told the addresses.
 
-    Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there.
+    Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there,
+    KeyboardInterrupt when SIGINT ended it.
     """
+    reserve_files(config.max_connections)
     bound = listener(config.host, config.port)
-    config, addresses = _with_grpc_port(config), [f"http://{_address(config.host, bound.getsockname()[1])}"]
+    config, addresses = _with_grpc_port(config), [address(config.host, bound.getsockname()[1])]
     if config.grpc_port is not None:
-        addresses.append(f"grpc://{_address(config.host, config.grpc_port)}")
+        addresses.append(address(config.host, config.grpc_port, "grpc"))
     broken: list[str] = []
+    in_main = threading.current_thread() is threading.main_thread()
+    watchdog = Watchdog(config.drain_seconds + GRACE_SECONDS) if in_main else None
 
     def end(name: str, error: Exception) -> None:
         broken.append(f"the engine of {name} has broken: {error}".splitlines()[0])
-        server.should_exit = server.should_exit or config.exit_when_broken
+        if config.exit_when_broken:
+            server.should_exit = True
+            if watchdog:
+                watchdog.end(EXIT_BROKEN)
 
     app = create_app(pipelines, config, repositories, end)
-    settings = uvicorn.Config(
-        app,
-        log_level="warning",
-        timeout_graceful_shutdown=config.drain_seconds,
-        server_header=False,
-    )
-    server = _Server(settings, app)
+
+    def drain_grpc() -> None:
+        if app.state.grpc is not None:
+            app.state.grpc.drain()
+
+    server = Server(app, config, config.drain_seconds, on_drain=drain_grpc)
     announce(" and ".join(addresses))
     server.run(sockets=[bound])
+    if server.interrupted:
+        raise KeyboardInterrupt
     return broken[0] if broken and config.exit_when_broken else None
 
 
@@ -69,7 +66,3 @@ def _with_grpc_port(config: ServerConfig) -> ServerConfig:
         return config
     with listener(config.host, config.grpc_port, option="--grpc-port") as probe:
         return replace(config, grpc_port=probe.getsockname()[1])
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

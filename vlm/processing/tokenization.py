@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from vlm.errors import EngineError, InputError, LimitError, VlmWarning, listed
+from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
 from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.moses import Moses
 from vlm.processing.token_bounds import TokenBound
@@ -135,13 +135,13 @@ class Tokenizer:
         )
 
     def check_length(self, text: str, limit: int) -> None:
-        """Raises LimitError, before it is tokenized, for a text that has more tokens than `limit` for certain."""
+        """Raises LengthError, before it is tokenized, for a text that has more tokens than `limit` for certain."""
         check_size(len(text), limit)
         if len(text) <= limit:
             return
         least = len(re.findall(r"\w\S*", text)) if self.moses else self._bound(text)
         if least > limit:
-            raise LimitError(
+            raise LengthError(
                 f"the text has at least {least:,} tokens, the engine was built for {limit:,}; shorten or split it."
             )
 
@@ -222,9 +222,9 @@ class Tokenizer:
 
 
 def check_size(characters: int, limit: int) -> None:
-    """Raises LimitError for more characters than are read for so many tokens, however few they become."""
+    """Raises LengthError for more characters than are read for so many tokens, however few they become."""
     if characters > (most := CHARACTERS_PER_TOKEN * max(1, limit)):
-        raise LimitError(
+        raise LengthError(
             f"the text has {characters:,} characters; of one for {limit:,} tokens, which the engine was built for,"
             f" {most:,} are read; shorten or split it."
         )

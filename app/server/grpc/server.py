@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 
 import grpc
-from starlette.exceptions import HTTPException
 from tritonclient.grpc import service_pb2_grpc
 
 from vlm.errors import InputError
 from vlm_app.server.config import ServerConfig
-from vlm_app.server.grpc.failures import code_of, told
+from vlm_app.server.grpc.interceptors import ApiKey, Receiver
 from vlm_app.server.grpc.servicer import Servicer
 
-OPEN = ("ServerLive", "ServerReady")  # health may be asked by all
-MAX_CONNECTIONS, MAX_CALLS, CALLS_OF_CONNECTION = 1024, 4096, 256
+MAX_CONNECTIONS, MAX_CALLS, CALLS_OF_CONNECTION = 1024, 1024, 256
 IDLE_SECONDS, HANDSHAKE_SECONDS, PING_SECONDS = 600, 10, 60
 
 
@@ -26,8 +23,8 @@ class GrpcServer:
     def __init__(self, servicer: Servicer, config: ServerConfig):
         """Raises InputError when it cannot listen there."""
         self._drain_seconds = config.drain_seconds
-        key = [] if config.api_key is None else [ApiKey(config.api_key)]
-        self._server = grpc.aio.server(interceptors=key, options=_options(config), maximum_concurrent_rpcs=MAX_CALLS)
+        doors = [*([] if config.api_key is None else [ApiKey(config.api_key)]), Receiver()]
+        self._server = grpc.aio.server(interceptors=doors, options=_options(config), maximum_concurrent_rpcs=MAX_CALLS)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, self._server)
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:
@@ -46,42 +43,6 @@ class GrpcServer:
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._server.stop(self._drain_seconds))
         return self._stopping
-
-
-class ApiKey(grpc.aio.ServerInterceptor):
-    """Lets in who sends `authorization: Bearer KEY` as metadata."""
-
-    def __init__(self, key: str):
-        self._key = key.encode()
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
-        details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler:
-        handler = await continuation(details)
-        given = [value for name, value in details.invocation_metadata or () if name == "authorization"]
-        if details.method.rpartition("/")[2] in OPEN or (len(given) == 1 and self._is_key(given[0])):
-            return handler
-        return _refusal(handler)
-
-    def _is_key(self, given: str | bytes) -> bool:
-        scheme, _, key = (given.encode() if isinstance(given, str) else given).partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key)
-
-
-def _refusal(handler: grpc.RpcMethodHandler | None) -> grpc.RpcMethodHandler | None:
-    """Returns a handler of the same kind of call that refuses it."""
-    error = HTTPException(401, "the API key is missing or wrong; send authorization: Bearer KEY")
-
-    async def refuse(request: object, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(code_of(error), told(error))
-
-    if handler is None:
-        return None
-    if handler.request_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse)
-    return grpc.unary_unary_rpc_method_handler(refuse)
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:

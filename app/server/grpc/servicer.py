@@ -18,7 +18,7 @@ from vlm_app.server.errors import Unsupported
 from vlm_app.server.grpc import messages
 from vlm_app.server.grpc.failures import refusals
 from vlm_app.server.grpc.streams import InferStream
-from vlm_app.server.inference import Inference
+from vlm_app.server.inferences import read_inference
 from vlm_app.server.repository_api import check_unload
 from vlm_app.server.service import Service, Services
 
@@ -28,8 +28,9 @@ Context = grpc.aio.ServicerContext
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Answers as the HTTP routes of the same names do."""
 
-    def __init__(self, services: Services, control: Control):
-        self._services, self._control = services, control
+    def __init__(self, services: Services, control: Control, max_bytes: int):
+        """`max_bytes`: of a request, and of those of a stream that run at once."""
+        self._services, self._control, self._max_bytes = services, control, max_bytes
 
     # --- health and descriptions ---
     async def ServerLive(self, request: Any, context: Context) -> pb.ServerLiveResponse:
@@ -67,11 +68,11 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             service = descriptions.find(self._services, request.model_name, request.model_version)
             # nothing of a request's size is worked on in the event loop, which answers everybody
             read = await asyncio.to_thread(messages.read, request)
-            outputs = await (await asyncio.to_thread(Inference, service, read)).outputs()
+            outputs = await (await asyncio.to_thread(read_inference, service, read)).outputs()
             return messages.written((service.name, service.version), read, outputs)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
-        await InferStream(self._services, context).serve(requests)
+        await InferStream(self._services, context, self._max_bytes).serve(requests)
 
     # --- the repository ---
     async def RepositoryIndex(self, request: Any, context: Context) -> pb.RepositoryIndexResponse:
