@@ -12,6 +12,8 @@ class DemoConfig:
     host: str = "127.0.0.1"
     port: int = 7860  # 0: any that is free
     share: bool = False  # a public address through gradio's servers
+    allowed_hosts: tuple[str, ...] = ()  # as ServerConfig's
+    allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_port(self.port)

@@ -43,6 +43,7 @@ def run(
                 watchdog.end(EXIT_BROKEN)
 
     server = Server(create_app(pipelines, config, repositories, end), config, config.drain_seconds)
+    bound.listen()  # who reads the address may ask at once
     announce(address(config.host, bound))
     server.run(sockets=[bound])
     if server.interrupted:
