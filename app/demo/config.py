@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vlm_app.listening import check_port, listener
+from vlm_app.listening import check_names, check_port, listener
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         check_port(self.port)
+        check_names(self.allowed_hosts, self.allowed_origins)
 
     def on_free_port(self) -> DemoConfig:
         """The same with a port that can be listened at now; InputError when it cannot."""

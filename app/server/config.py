@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.threads import usable_cpus
-from vlm_app.listening import check_port
+from vlm_app.listening import check_names, check_port
 
 
 @dataclass(frozen=True)
@@ -51,5 +51,6 @@ class ServerConfig(ConnectionLimits):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
         check_port(self.port)
+        check_names(self.allowed_hosts, self.allowed_origins)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("the API key must be a non-empty ASCII text.")

@@ -8,6 +8,7 @@ import gzip
 import http.client
 import json
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ import pytest
 from fastapi.responses import StreamingResponse
 
 from tests.server_kit import Served, load, serving, until
+from vlm.errors import InputError
+from vlm_app.listening import reserve_files
 from vlm_app.server.checks import hostname, is_loopback
 from vlm_app.server.connections import MAX_FRAMING, MAX_HEADER_BYTES
 
@@ -184,6 +187,17 @@ def test_who_is_worked_for_does_not_give_way(hasty):
         assert all(answers(heard(connection)) == [200] for connection in working)
 
 
+@pytest.mark.parametrize(("limits", "soft"), [((100, 4096), 256 + 512), ((1024, 4096), None), ((100, 300), "lower")])
+def test_connections_find_files_to_be_had(monkeypatch, limits, soft):
+    """soft: what the limit is raised to, or the word of a refusal."""
+    found = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: found.append(pair))
+    with pytest.raises(InputError, match=soft) if soft == "lower" else contextlib.nullcontext():
+        reserve_files(512)
+    assert found == ([(soft, 4096)] if isinstance(soft, int) else [])
+
+
 # --- bytes that are no request, or two ---
 SHAPES = {
     "two lengths": (START + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", [400]),
@@ -198,6 +212,8 @@ SHAPES = {
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", [400]),
     "two hosts": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: a\r\n\r\n", [400]),
     "a line feed alone": (b"GET /health HTTP/1.1\nHost: localhost\nConnection: close\n\n", [200]),
+    "trailers": (START + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a:b\r\n" * MAX_HEADER_BYTES, [415, 431]),
+    "extensions": (START + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"a" * MAX_HEADER_BYTES * 3, [415, 431]),
     "0.9": (b"GET /\r\n\r\n", [400]),
     "2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [505, 400]),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2 + b"\r\n\r\n", [400]),
