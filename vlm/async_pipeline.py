@@ -91,6 +91,7 @@ class AsyncPipeline:
         if not files:
             return source
         frontend = self.pipeline.frontend
+        frontend.inputs.check_images(len(files))
         return frontend.with_pixels(source, await self._workers.pixels(files, frontend.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:

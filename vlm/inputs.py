@@ -169,6 +169,15 @@ class InputReader:
         given = given if isinstance(given, list | tuple) else [given]
         return tuple(Image.of(self.image_processor([load_image(source)])[0]) for source in given)
 
+    def check_images(self, count: int) -> None:
+        """Raises LimitError for more images than a request can hold, before any of them is read."""
+        rows = count * self.vision.num_features if self.vision and self.prompts else 0
+        if rows > self.max_tokens:
+            raise LimitError(
+                f"{count} images and pages are {rows:,} tokens, the engine was built for {self.max_tokens:,}; send"
+                " fewer."
+            )
+
     def fields(self, source: Any) -> dict[str, Any]:
         """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""
         if not isinstance(source, Mapping):

@@ -19,6 +19,7 @@ from vlm.processing.token_bounds import TokenBound
 
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
+FEW = 16  # characters for a token
 MARGIN = 8  # characters at a text's beginning that depend on what came before
 MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
 
@@ -136,7 +137,7 @@ class Tokenizer:
     def check_length(self, text: str, limit: int) -> None:
         """Raises LimitError, before it is tokenized, for a text that has more tokens than `limit` for certain."""
         check_size(len(text), limit)
-        if len(text) <= limit:
+        if len(text) <= FEW * limit:  # its tokens are counted
             return
         least = len(re.findall(r"\w\S*", text)) if self.moses else self._bound(text)
         if least > limit:
