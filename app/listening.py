@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 
 from vlm.errors import InputError
+
+OWN_FILES = 256  # weights, workers, libraries, and connections that are being closed
 
 
 def check_port(port: int) -> None:
@@ -13,7 +16,7 @@ def check_port(port: int) -> None:
         raise InputError(f"port is {port}; it must lie in [0, 65535], 0 is any that is free.")
 
 
-def listener(host: str, port: int) -> socket.socket:
+def listener(host: str, port: int, option: str = "--port") -> socket.socket:
     """A socket bound there, over IPv4 or IPv6 as the host has it. Raises InputError where that cannot be."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -22,6 +25,24 @@ def listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise InputError(
-            f"{host}:{port} cannot be listened at: {error.strerror}; give another --host or --port."
+            f"{host}:{port} cannot be listened at: {error.strerror}; give another --host or {option}."
         ) from None
     return bound
+
+
+def address(host: str, port: int, protocol: str = "http") -> str:
+    """Returns the URL of a server that listens there."""
+    return f"{protocol}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def reserve_files(connections: int) -> None:
+    """Lets the process open so many connections besides its own files. Raises InputError where it may not."""
+    needed = connections + OWN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:
+        raise InputError(
+            f"max_connections is {connections}; this process may open {hard} files, {OWN_FILES} of them for itself: "
+            "give a lower --max-connections, or raise `ulimit -n`."
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 import vlm
@@ -25,6 +24,7 @@ from vlm.runtime.llm_engine import LLMEngine
 from vlm_app.server.app import create_app
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.control import Repositories
+from vlm_app.server.http_server import Server
 from vlm_app.server.service import Service
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -40,6 +40,10 @@ class Served:
     @property
     def url(self) -> str:
         return f"http://{self.address}"
+
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.app.state.grpc.port}"
 
     def service(self, name: str) -> Service:
         return self.app.state.services[name]
@@ -57,8 +61,9 @@ def alone(name: str) -> Pipeline:
 
 @contextlib.contextmanager
 def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = None, **config) -> Iterator[Served]:
-    app = create_app(pipelines, ServerConfig(**{"preprocess_workers": 0, **config}), repositories)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+    settings = ServerConfig(**{"preprocess_workers": 0, **config})
+    app = create_app(pipelines, settings, repositories)
+    server = Server(app, settings, settings.drain_seconds)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -85,6 +90,12 @@ def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.P
         assert process.wait() == 0
     finally:
         process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
-from vlm.errors import InputError, LimitError, listed
+from vlm.errors import InputError, LengthError, listed
 from vlm.memory import memory_errors
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
@@ -31,6 +31,7 @@ INPUT_KEYS = (
     "prompt",
     "raw_prompt",
     "messages",
+    "continue_final_message",
     "prompt_table",
     "pixel_values",
     "encoder_output",
@@ -63,7 +64,7 @@ class InputReader:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
         params = self._without_bad_words(params)
-        stops = StopStrings(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
+        stops = self._stops(params) if params.stop and self.tokenizer else None
         if self.prompts is not None:
             return self._asked(fields, params, stops)
         given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
@@ -77,6 +78,9 @@ class InputReader:
         if (target := fields.get("tgt_lang")) is not None:
             params = self._towards(target, params)
         return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops, prompt_table=_table(fields))
+
+    def _stops(self, params: SamplingParams) -> StopStrings:
+        return StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
 
     def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
         """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
@@ -102,9 +106,10 @@ class InputReader:
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
         suffix = self._suffix(fields)
-        limit = self._prompt_limit(params) if fields.get("truncate") else None
+        limit = _cut_to(fields, self._prompt_limit(params))
         if turns is not None:
-            whole = self._bounded(self.prompts.of_messages(turns, len(images)))
+            continued = bool(fields.get("continue_final_message"))
+            whole = self._bounded(self.prompts.of_messages(turns, len(images), continued))
             ids = self.prompts.ids(whole, len(images), rows)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
@@ -122,7 +127,7 @@ class InputReader:
         if not self.has_encoder:
             return Request(tuple(ids), params=params, stops=stops, images=images, prompt_table=table)
         if len(ids) > self.max_encoder_len:
-            raise LimitError(
+            raise LengthError(
                 f"the prompt has {len(ids)} tokens with its images, {len(ids) - self.max_encoder_len} more than the"
                 " engine was built for; shorten it",
                 f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
@@ -229,12 +234,12 @@ class InputReader:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
         rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
-        cut = max(0, limit - len(rows)) if fields.get("truncate") else None
+        cut = _cut_to(fields, max(0, limit - len(rows)))
         text = self._bounded(text) if cut is None else self.tokenizer.shortened(text, cut)
         put = {"language": fields.get("src_lang"), "suffix": self._suffix(fields)}
         ids = [*rows, *self.tokenizer.encode_source(text, limit=cut, **put)]
         if len(ids) > limit:
-            raise LimitError(
+            raise LengthError(
                 f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it",
                 f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
             )
@@ -279,6 +284,16 @@ class InputReader:
             raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
         self.tokenizer.check_length(prompt, self.max_seq_len)
         return (*start, *self.tokenizer.encode(prompt))
+
+
+def _cut_to(fields: dict[str, Any], most: int) -> int | None:
+    """Returns the tokens that a text is cut to: with truncate=True `most`, with a number so many; None: it is not."""
+    truncate = fields.get("truncate") or False
+    if isinstance(truncate, bool):
+        return most if truncate else None
+    if not isinstance(truncate, int) or truncate < 1:
+        raise InputError(f"truncate is {truncate!r}; it must be true, false or a number of tokens.")
+    return min(most, truncate)
 
 
 def _rows_of(table: PromptTable | None, vocab_size: int) -> range:

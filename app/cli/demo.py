@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from vlm.errors import InputError
+from vlm.processing.worker_process import Budget
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
@@ -37,6 +38,12 @@ def demo(
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = DEFAULTS.host,
     port: Annotated[int, typer.Option(help="0: any that is free.")] = DEFAULTS.port,
     share: Annotated[bool, typer.Option("--share", help="A public address, through gradio's servers.")] = False,
+    media_seconds: Annotated[
+        float, typer.Option(help="For reading a file; then it is refused.")
+    ] = DEFAULTS.media.seconds,
+    media_memory_mb: Annotated[
+        int, typer.Option(help="That reading a file may take in its process.")
+    ] = DEFAULTS.media.memory_mb,
     options: LoadOptions,
 ) -> None:
     """Try models in the browser: ask about images, read documents, translate and summarize.
@@ -50,7 +57,7 @@ def demo(
       vlm demo facebook/nougat-base llava-hf/llava-1.5-7b-hf --host 0.0.0.0
       vlm demo mini-t5 --port 0
     """
-    config = DemoConfig(host, port, share).on_free_port()
+    config = DemoConfig(host, port, share, media=Budget(media_seconds, media_memory_mb)).on_free_port()
     names = list(dict.fromkeys(models or PACKAGED))
     running = _running()
     room = decoding.ROOM_FOR_ANOTHER if len(names) > 1 else {}

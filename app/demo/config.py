@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from vlm.processing.worker_process import Budget
 from vlm_app.listening import check_port, listener
 
 
@@ -12,6 +13,8 @@ class DemoConfig:
     host: str = "127.0.0.1"
     port: int = 7860  # 0: any that is free
     share: bool = False  # a public address through gradio's servers
+    preprocess_workers: int = 2  # processes that read what is uploaded
+    media: Budget = field(default_factory=Budget)  # of a file
 
     def __post_init__(self) -> None:
         check_port(self.port)

@@ -22,17 +22,19 @@ MAX_FILE = "64mb"
 @contextlib.contextmanager
 def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[str]:
     """Serves loaded models under these names, which it owns from now on, at a port that is free; gives the address."""
-    workers = ImageWorkers(0, MediaLimits())
+    workers = ImageWorkers(config.preprocess_workers, MediaLimits(budget=config.media))
     models = {name: AsyncPipeline(pipeline, workers) for name, pipeline in pipelines.items()}
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         for model in models.values():
             model.start()
+        if any(model.pipeline.frontend.vision for model in models.values()):
+            workers.start()
         yield
+        workers.close()
         for model in models.values():
             await model.close()
-        workers.close()
 
     page = build_page(models)
     _, local, public = page.launch(

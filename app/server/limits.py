@@ -16,19 +16,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vlm_app.server.errors import ClientGone, response
 
 T = TypeVar("T")
+BODIES = 16  # of the largest size, held for all requests together
 OPEN = ("/health", "/v2/health/live", "/v2/health/ready")
 
 
 class ApiKey:
-    """Lets in who sends `Authorization: Bearer KEY`; health may be asked by all."""
+    """Lets in who sends `Authorization: Bearer KEY`, the scheme in any case; health may be asked by all."""
 
     def __init__(self, app: ASGIApp, key: str):
-        self._app, self._wanted = app, b"Bearer " + key.encode()
+        self._app, self._key = app, key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._wanted):
+            scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
                 refusal = HTTPException(401, "the API key is missing or wrong; send Authorization: Bearer KEY")
                 await response(refusal, scope["path"])(scope, receive, send)
                 return
@@ -36,10 +37,10 @@ class ApiKey:
 
 
 class BodyLimit:
-    """Refuses bodies over `limit` bytes, announced or not."""
+    """Refuses bodies over `limit` bytes, announced or not, and any while all that are held are BODIES times as many."""
 
     def __init__(self, app: ASGIApp, limit: int):
-        self._app, self._limit = app, limit
+        self._app, self._limit, self._held = app, limit, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -47,21 +48,27 @@ class BodyLimit:
             return
         announced = dict(scope["headers"]).get(b"content-length", b"0")
         if announced.isdigit() and int(announced) > self._limit:
-            await response(self._refusal(), scope["path"])(scope, receive, send)
+            await response(self._too_large(), scope["path"])(scope, receive, send)
             return
         received = 0
 
         async def counted() -> Message:
             nonlocal received
             message = await receive()
-            received += len(message.get("body", b""))
+            received += (size := len(message.get("body", b"")))
+            self._held += size
             if received > self._limit:
-                raise self._refusal()
+                raise self._too_large()
+            if self._held > BODIES * self._limit:
+                raise HTTPException(429, "the server holds as many bodies as it may; ask again later")
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= received
 
-    def _refusal(self) -> HTTPException:
+    def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
 
 

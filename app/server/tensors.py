@@ -16,6 +16,7 @@ import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
 from vlm_app.server.json_bodies import parse_json
+from vlm_app.server.parameters import check_tensors, read_parameters
 
 DTYPES = {
     "BOOL": np.bool_,
@@ -37,15 +38,21 @@ class InferRequest:
     inputs: dict[str, np.ndarray]
     wanted: dict[str, bool] | None  # outputs by name, in binary or not; None: all
     binary: bool  # where an output does not say
+    parameters: dict[str, Any]  # of the request as a whole
 
 
 def read(body: bytes, header_length: str | None) -> InferRequest:
     """`header_length`: bytes of the JSON part, whose tensors' data follow it. InputError names what is wrong."""
     size = len(body) if header_length is None else _size(header_length, len(body))
-    head = parse_json(body[:size])
+    return request_from(parse_json(body[:size]), memoryview(body)[size:])
+
+
+def request_from(head: Any, data: memoryview) -> InferRequest:
+    """Reads a request's JSON, whose tensors' binary data stand one after the other in `data`. Raises InputError."""
     if not isinstance(head, dict) or not isinstance(head.get("inputs"), list):
         raise InputError('the request needs "inputs", a list of tensors.')
-    inputs, rest = {}, memoryview(body)[size:]
+    check_tensors(head)
+    inputs, rest = {}, data
     for tensor in head["inputs"]:
         name, array, used = _tensor(tensor, rest)
         if name in inputs:
@@ -53,9 +60,12 @@ def read(body: bytes, header_length: str | None) -> InferRequest:
         inputs[name], rest = array, rest[used:]
     if len(rest):
         raise InputError(f"{len(rest)} bytes follow the last tensor; binary_data_size and the data differ.")
-    binary = _parameters(head).get("binary_data_output") is True
+    parameters = read_parameters(head, "the request")
+    binary = parameters.get("binary_data_output") is True
     request_id = head.get("id")
-    return InferRequest(request_id if isinstance(request_id, str) else None, inputs, _wanted(head, binary), binary)
+    if request_id is not None and not isinstance(request_id, str):
+        raise InputError(f"the request's id is {str(request_id)[:20]}; give a string.")
+    return InferRequest(request_id, inputs, _wanted(head, binary), binary, parameters)
 
 
 def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
@@ -63,16 +73,12 @@ def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, n
 
     InputError for an output that is wanted and not there.
     """
-    wanted = dict.fromkeys(outputs, request.binary) if request.wanted is None else request.wanted
-    if unknown := [name for name in wanted if name not in outputs]:
-        raise InputError(f"{listed(unknown)} is no output of this request; there are {listed(outputs)}.")
     shown, data = [], []
-    for name, binary in wanted.items():
+    for name, binary in wanted_of(request, outputs).items():
         array = outputs[name]
-        kind = next(kind for kind, dtype in DTYPES.items() if array.dtype == dtype)
-        entry = {"name": name, "datatype": kind, "shape": list(array.shape)}
+        entry = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
         if binary:
-            data.append(_to_bytes(array))
+            data.append(to_bytes(array))
             entry["parameters"] = {"binary_data_size": len(data[-1])}
         else:
             entry["data"] = [_plain(value) for value in array.ravel().tolist()]
@@ -80,6 +86,26 @@ def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, n
     head = {"model_name": model[0], "model_version": model[1], "outputs": shown}
     text = json.dumps({**head, "id": request.id} if request.id is not None else head).encode()
     return b"".join((text, *data)), len(text) if data else None
+
+
+def wanted_of(request: InferRequest, outputs: Mapping[str, np.ndarray]) -> dict[str, bool]:
+    """Returns the outputs to send, each in binary or not. InputError for one that is wanted and not there."""
+    wanted = dict.fromkeys(outputs, request.binary) if request.wanted is None else request.wanted
+    if unknown := [name for name in wanted if name not in outputs]:
+        raise InputError(f"{listed(unknown)} is no output of this request; there are {listed(outputs)}.")
+    return wanted
+
+
+def datatype_of(array: np.ndarray) -> str:
+    """Returns the protocol's name of an array's type."""
+    return next(kind for kind, dtype in DTYPES.items() if array.dtype == dtype)
+
+
+def to_bytes(array: np.ndarray) -> bytes:
+    """Returns the elements little-endian, each of BYTES after its length in 4 bytes."""
+    if array.dtype == object:
+        return b"".join(len(value).to_bytes(4, "little") + value for value in array.ravel())
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 def _size(given: str, total: int) -> int:
@@ -99,9 +125,6 @@ def _wanted(head: dict[str, Any], binary: bool) -> dict[str, bool] | None:
         return None
     if not isinstance(given, list) or not all(isinstance(x, dict) and isinstance(x.get("name"), str) for x in given):
         raise InputError('"outputs" must be a list of {"name": …}.')
-    for output in given:
-        if {"classification", "shared_memory_region"} & _parameters(output).keys():
-            raise InputError(f"output {output['name']} asks for classification or shared memory; neither is served.")
     return {output["name"]: _parameters(output).get("binary_data", binary) is True for output in given}
 
 
@@ -193,12 +216,6 @@ def _objects(values: list[bytes]) -> np.ndarray:
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
-
-
-def _to_bytes(array: np.ndarray) -> bytes:
-    if array.dtype == object:
-        return b"".join(len(value).to_bytes(4, "little") + value for value in array.ravel())
-    return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
 def _plain(value: Any) -> Any:

@@ -14,10 +14,13 @@ from vlm_app.server.model_config import described
 from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
 from vlm_app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
 
-PROMPT_LENGTH = TensorSpec("prompt_length", "UINT32", (1,), optional=False)  # ids of it that stand in output_ids
+# how many of output_ids are the prompt's: an output of the engine, as no step of an ensemble may take tensors of a
+# decoupled model beside others
+PROMPT_LENGTH = TensorSpec("prompt_length", "UINT32", (1,), optional=False)
+ENGINE_OUT = (*IDS_OUT, PROMPT_LENGTH)
 GIVEN_TEXT = ("text_input", "image")
 PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images")
-READ_BACK = ("output_ids", "sequence_length")
+READ_BACK = ("output_ids", "sequence_length", PROMPT_LENGTH.name)
 
 
 def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any]]:
@@ -27,8 +30,8 @@ def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any
     names, prepared = config.folders, prepared_specs(frontend)
     given = _texts(frontend)
     before = _python(names[BEFORE], config, [s for s in given if s.name in GIVEN_TEXT], prepared, "KIND_CPU")
-    read = [replace(spec, optional=False) for spec in IDS_OUT if spec.name in READ_BACK]
-    after = _python(names[AFTER], config, [*read, PROMPT_LENGTH], TEXT_OUT[:1], "KIND_CPU")
+    read = [replace(spec, optional=False) for spec in ENGINE_OUT if spec.name in READ_BACK]
+    after = _python(names[AFTER], config, read, TEXT_OUT[:1], "KIND_CPU")
     return {
         ENSEMBLE: _ensemble(given, prepared, config),
         BEFORE: before,
@@ -38,11 +41,11 @@ def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any
 
 
 def prepared_specs(frontend: Frontend) -> tuple[TensorSpec, ...]:
-    """What preprocessing gives: ids, pixels, and where the output of a model without ids begins."""
+    """Returns what preprocessing gives: ids, pixels, and where the output of a model without ids begins."""
     by_ids = specs_of(frontend, IDS_IN)
     has_ids = any(spec.name == "input_ids" for spec in by_ids)
     names = PREPARED if has_ids else (*PREPARED, "decoder_input_ids", "decoder_input_lengths")
-    return (*(spec for spec in by_ids if spec.name in names), PROMPT_LENGTH)
+    return tuple(spec for spec in by_ids if spec.name in names)
 
 
 def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
@@ -53,7 +56,7 @@ def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
 
 
 def _engine(name: str, frontend: Frontend, config: ExportConfig) -> dict[str, Any]:
-    made = _python(name, config, specs_of(frontend, IDS_IN), IDS_OUT, KINDS[config.load.device.partition(":")[0]])
+    made = _python(name, config, specs_of(frontend, IDS_IN), ENGINE_OUT, KINDS[config.load.device.partition(":")[0]])
     if number := config.load.device.partition(":")[2]:
         made["instance_group"][0]["gpus"] = [int(number)]
     made["instance_group"][0]["count"] = config.instances
@@ -76,11 +79,10 @@ def _ensemble(given: tuple[TensorSpec, ...], prepared: tuple[TensorSpec, ...], c
     between = {spec.name: f"prepared_{spec.name}" for spec in prepared}
     texts = [spec.name for spec in given if spec.name in GIVEN_TEXT]
     options = [spec.name for spec in given if spec.name not in GIVEN_TEXT]
-    length = {PROMPT_LENGTH.name: between.pop(PROMPT_LENGTH.name)}
     steps = [
-        (BEFORE, same(texts), {**between, **length}),
-        (ENGINE, {**between, **same(options)}, same(spec.name for spec in IDS_OUT)),
-        (AFTER, {**same(READ_BACK), **length}, same([TEXT_OUT[0].name])),
+        (BEFORE, same(texts), between),
+        (ENGINE, {**between, **same(options)}, same(spec.name for spec in ENGINE_OUT)),
+        (AFTER, same(READ_BACK), same([TEXT_OUT[0].name])),
     ]
     return {
         **described(config.name, config.max_batch_size, given, TEXT_OUT),

@@ -8,14 +8,17 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.outputs import Output
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.asked import Asked
-from vlm_app.server.infer import read_batch, write_batch
+from vlm_app.server.infer import prompt_of, read_batch, write_batch
 from vlm_app.server.merge import merged
 from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
+from vlm_app.triton.config import PROMPT_LENGTH
 from vlm_app.triton.options import PARAMETERS, options_from_words
 
 NOTHING = Output("", "", [], "", [], 0)
@@ -95,7 +98,11 @@ class Engine:
                 yield piece
 
     def _written(self, asked: list[Asked], rows: list[dict[int, Output]]) -> Tensors:
-        return write_batch(self._frontend, asked, [[row[index] for index in sorted(row)] for row in rows])
+        prompts = [prompt_of(self._frontend, each.source.get("decoder_prompt_token_ids", ())) for each in asked]
+        return {
+            **write_batch(self._frontend, asked, [[row[index] for index in sorted(row)] for row in rows]),
+            PROMPT_LENGTH.name: np.array([[len(prompt)] for prompt in prompts], np.uint32),
+        }
 
 
 def _grown(known: Output, piece: Piece) -> Output:

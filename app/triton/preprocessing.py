@@ -10,7 +10,7 @@ import numpy as np
 
 from vlm.processing.workers import MediaLimits, read_pixels
 from vlm.runtime.request import Request, SamplingParams
-from vlm_app.server.infer import Row, padded, prompt_of, read_text
+from vlm_app.server.infer import Row, padded, read_text
 from vlm_app.server.tensor_specs import TEXT_IN, checked
 from vlm_app.triton.backend import Tensors, answered, config_of, frontend_of
 
@@ -37,13 +37,11 @@ class Preprocessing:
         encoder = self._frontend.encoder is not None
         ids = [list((r.encoder_input_ids if encoder else r.decoder_prompt_token_ids) or ()) for r in rows]
         starts = [list(r.decoder_prompt_token_ids) for r in rows]
-        given = [prompt_of(self._frontend, r.decoder_prompt_token_ids) for r in rows]
         return {
             "input_ids": padded(ids, 0, np.uint32),
             "sequence_length": _lengths(ids),
             "decoder_input_ids": padded(starts, 0, np.uint32),
             "decoder_input_lengths": _lengths(starts),
-            "prompt_length": _lengths(given),
             **(self._pixels(rows) if self._frontend.vision else {}),
         }
 

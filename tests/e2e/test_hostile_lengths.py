@@ -223,7 +223,7 @@ STEPS = {
     "conversations": (openai, "read_chat", CHAT),
     "log-probabilities": (openai.Texts, "_log_probabilities", LOGPROBS),
     "tensors": (tensors, "read", infer(IDS)),
-    "batches": (kserve, "read_batch", infer(IDS)),
+    "batches": (kserve, "read_inference", infer(IDS)),
     "answers": (tensors, "write", infer(IDS)),
     "texts": (Tokenizer, "pieces", v1("completions", model="mini-t5", prompt=TEXT)),
     "texts to embed": (Tokenizer, "pieces", v1("embeddings", model="mini-t5", input=TEXT)),

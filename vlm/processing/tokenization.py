@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from vlm.errors import EngineError, InputError, LimitError, VlmWarning, listed
+from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
 from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.moses import Moses
 from vlm.processing.token_bounds import TokenBound
@@ -78,6 +79,7 @@ class Tokenizer:
         fast.no_padding()
         self.bos_token, self.eos_token = bos_token, eos_token
         self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
+        self._skip_special = True
 
     @classmethod
     def from_dir(cls, path: Path) -> Tokenizer | None:
@@ -135,13 +137,13 @@ class Tokenizer:
         )
 
     def check_length(self, text: str, limit: int) -> None:
-        """Raises LimitError, before it is tokenized, for a text that has more tokens than `limit` for certain."""
+        """Raises LengthError, before it is tokenized, for a text that has more tokens than `limit` for certain."""
         check_size(len(text), limit)
         if len(text) <= FEW * limit:  # its tokens are counted
             return
         least = len(re.findall(r"\w\S*", text)) if self.moses else self._bound(text)
         if least > limit:
-            raise LimitError(
+            raise LengthError(
                 f"the text has at least {least:,} tokens, the engine was built for {limit:,}; shorten or split it."
             )
 
@@ -184,6 +186,14 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         return self._fast.token_to_id(token)
 
+    def showing(self, special_tokens: bool) -> Tokenizer:
+        """Returns this tokenizer, or one that does not leave special tokens out of what it decodes."""
+        if not special_tokens:
+            return self
+        other = copy.copy(self)
+        other._skip_special = False
+        return other
+
     def decode(self, token_ids: list[int]) -> str:
         """Special tokens are left out."""
         text = self.decode_split(token_ids)
@@ -191,7 +201,7 @@ class Tokenizer:
 
     def decode_split(self, token_ids: list[int]) -> str:
         """Returns the text as the model writes it: with Moses, its words and signs between blanks."""
-        return self._target.decode(token_ids, skip_special_tokens=True)
+        return self._target.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def piece(self, token_id: int, before: int | None = None) -> str:
         """What a token adds to a text that ends in the token `before`; special tokens by their names."""
@@ -214,9 +224,9 @@ class Tokenizer:
 
 
 def check_size(characters: int, limit: int) -> None:
-    """Raises LimitError for more characters than are read for so many tokens, however few they become."""
+    """Raises LengthError for more characters than are read for so many tokens, however few they become."""
     if characters > (most := CHARACTERS_PER_TOKEN * max(1, limit)):
-        raise LimitError(
+        raise LengthError(
             f"the text has {characters:,} characters; of one for {limit:,} tokens, which the engine was built for,"
             f" {most:,} are read; shorten or split it."
         )
@@ -263,10 +273,10 @@ def _is_code(token: str) -> bool:
     return language.isalpha() and language.islower() and region.isalpha() and region.isupper()
 
 
-def before_stop(text: str, stop: tuple[str, ...]) -> str:
-    """Up to the first of the strings at which it stops."""
-    found = [at for string in stop if (at := text.find(string)) >= 0]
-    return text[: min(found)] if found else text
+def before_stop(text: str, stop: tuple[str, ...], keep: bool = False) -> str:
+    """Up to the first of the strings at which it stops; `keep`: with it."""
+    found = [(at, at + keep * len(string)) for string in stop if (at := text.find(string)) >= 0]
+    return text[: min(found)[1]] if found else text
 
 
 class StopStrings:
@@ -306,15 +316,15 @@ def _overlap(text: str, string: str) -> int:
 class TextStream:
     """Turns growing token ids into text pieces that never end inside a character or what may yet be a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
-        self._tokenizer, self._stop = tokenizer, stop
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), keep_stop: bool = False):
+        self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
         self._ids: list[int] = []
         self._text = self._sent = ""
         self._begin = self._known = 0  # tokens whose decoding goes on, and of those the ones in `_text`
 
     def push(self, token_ids: tuple[int, ...], last: bool = False) -> str:
         self._ids += token_ids
-        text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop)
+        text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop, self._keep)
         if not last:
             held = max((_overlap(text, string) for string in self._stop), default=0)
             text = text[: max(len(self._sent), len(text) - held)]

@@ -63,10 +63,11 @@ class AsyncEngine:
         engine: LLMEngine,
         on_end: Callable[[Sequence], None] = lambda sequence: None,
         on_break: Callable[[Exception], None] = lambda error: None,
+        on_step: Callable[[int, float], None] = lambda batch_size, seconds: None,
     ):
-        """`on_end` is called with every sequence that ends, in the engine's thread; `on_break` once, in the loop, with
-        what the engine cannot recover from."""
-        self.engine, self._on_end, self._on_break = engine, on_end, on_break
+        """`on_end` is called with every sequence that ends and `on_step` with every step's sequences and duration, in
+        the engine's thread; `on_break` once, in the loop, with what the engine cannot recover from."""
+        self.engine, self._on_end, self._on_break, self._on_step = engine, on_end, on_break, on_step
         self.error: Exception | None = None  # what has broken the engine
         self._turns = turns_on(engine.executor.device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -130,7 +131,10 @@ class AsyncEngine:
 
     def _step(self) -> list[Update]:
         with suppress_out_of_memory():
-            return self.engine.step()
+            began = time.perf_counter()
+            updates = self.engine.step()
+            self._on_step(self.engine.last_batch_size, time.perf_counter() - began)
+            return updates
         # not within an except clause: the error's frames hold tensors
         return self.engine.recover()
 

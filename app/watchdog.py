@@ -1,0 +1,59 @@
+"""Ends a process that was told to end and does not, whatever hangs in it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+INTERRUPTED = 130
+BROKEN = 0  # no signal's number
+
+
+class Watchdog:
+    """Gives the process `seconds` to end after the first SIGTERM or SIGINT; a second SIGINT ends it at once.
+
+    Signals come through a socket into a thread of its own, so that it hears them while the main thread is stuck. Made
+    in the main thread, and never ended: Python's own exit may hang, too.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds, self._exit_code = seconds, 0
+        self._inbox, self._outbox = socket.socketpair()
+        self._outbox.setblocking(False)
+        signal.set_wakeup_fd(self._outbox.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+
+    def end(self, exit_code: int) -> None:
+        """The process is to end for another reason than a signal."""
+        self._exit_code = exit_code
+        self._outbox.send(bytes([BROKEN]))
+
+    def _watch(self) -> None:
+        if self._next() == signal.SIGINT:
+            self._exit_code = INTERRUPTED
+        end = time.monotonic() + self._seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._next(left) == signal.SIGINT:
+                self._kill(INTERRUPTED)
+        print("vlm: what ran did not end in time; it was cut off.", file=sys.stderr, flush=True)
+        self._kill(self._exit_code)
+
+    def _next(self, seconds: float | None = None) -> int | None:
+        """The next that says to end."""
+        self._inbox.settimeout(seconds)
+        try:
+            while (number := self._inbox.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT, BROKEN):
+                pass
+        except TimeoutError:
+            return None
+        return number
+
+    def _kill(self, exit_code: int) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        os._exit(exit_code)

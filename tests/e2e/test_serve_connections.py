@@ -1,0 +1,394 @@
+"""The server's front under attack: slow clients, many of them, bytes that are no HTTP, bombs, other sites' pages."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import json
+import re
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server_kit import load, serving, until
+from vlm_app.server.checks import hostname, is_loopback
+from vlm_app.server.connections import MAX_FRAMING, MAX_HEADER_BYTES
+
+SHORT = {"header_seconds": 0.4, "body_seconds": 0.5, "idle_seconds": 0.4}
+LIMIT = 2**20
+CHAT = {"model": "mini-t5", "messages": [{"role": "user", "content": "translate English to German: The old ship."}]}
+INFER = {"inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["summarize: A ship."]}]}
+START = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+JSON_TYPE = b"Content-Type: application/json\r\n"
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving(load("mini-t5"), max_body_mb=1, allowed_origins=("https://good.example",)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def hasty(served):
+    """A server that waits for nobody, and holds four connections."""
+    with serving({}, max_body_mb=1, max_connections=4, **SHORT) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def connected(served, sent: bytes = b"") -> Iterator[socket.socket]:
+    host, port = served.address.split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(sent)
+        yield connection
+
+
+def heard(connection: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while part := connection.recv(2**16):
+            found += part
+    return found
+
+
+def answers(text: bytes) -> list[int]:
+    return [int(code) for code in re.findall(rb"HTTP/1\.1 (\d+) ", text)]
+
+
+def sentence(text: bytes) -> str:
+    """The one of an answer's body."""
+    said = json.loads(text.partition(b"\r\n\r\n")[2])["error"]
+    said = said if isinstance(said, str) else said["message"]
+    assert said.endswith(".") and "\n" not in said and "Traceback" not in said
+    return said
+
+
+def post(served, path: str = "/v1/chat/completions", body: bytes | None = None, method: str = "POST", **headers):
+    """(status, headers, body) of an answer; in the headers' names, _ is -."""
+    connection = http.client.HTTPConnection(served.address)
+    payload = json.dumps(INFER if path.startswith("/v2") else CHAT).encode() if body is None else body
+    sent = {name.replace("_", "-"): value for name, value in headers.items() if value is not None}
+    connection.putrequest(method, path, skip_host="Host" in sent, skip_accept_encoding=True)
+    for name, value in {"Content-Length": str(len(payload)), **sent}.items():
+        connection.putheader(name, value)
+    connection.endheaders(payload)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read()
+
+
+def alive(served) -> bool:
+    return post(served, "/health", b"", "GET")[0] == 200
+
+
+# --- slow clients ---
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_half_a_header_is_closed(hasty, sent):
+    with connected(hasty, sent) as connection:
+        text = heard(connection)
+        assert answers(text) == [408] and "did not come in time" in sentence(text)
+
+
+def test_headers_that_drip_are_closed(hasty):
+    with connected(hasty, b"GET /health HTTP/1.1\r\nHost: localhost\r\n") as connection:
+        connection.settimeout(0.1)
+        with pytest.raises(ConnectionError):
+            while True:
+                connection.sendall(b"X: y\r\n")
+                with contextlib.suppress(TimeoutError):
+                    if not connection.recv(2**16):
+                        raise ConnectionResetError
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 99", b"Transfer-Encoding: chunked"])
+def test_half_a_body_is_closed(hasty, framing):
+    with connected(hasty, START + JSON_TYPE + framing + b"\r\n\r\n[") as connection:
+        text = heard(connection)
+        assert answers(text) == [408] and "did not come in time" in sentence(text)
+
+
+def test_the_rest_of_a_refused_body_is_not_waited_for_long(hasty):
+    with connected(hasty, START + JSON_TYPE + b"Content-Length: 99999999999\r\n\r\n") as connection:
+        until(lambda: b"413" in connection.recv(2**16, socket.MSG_PEEK))
+        with pytest.raises(ConnectionError):
+            while True:
+                connection.sendall(b"x" * 2**16)
+
+
+def test_an_idle_connection_is_closed_without_a_word(hasty):
+    with connected(hasty, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
+        assert answers(heard(connection)) == [200]
+
+
+def test_a_body_that_moves_may_take_longer(served, hasty):
+    """8 KB every 0.1 seconds pay for 0.125 each."""
+    body = json.dumps({"model": "none", "prompt": " " * 2**17}).encode()
+    start = START + JSON_TYPE + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with connected(hasty, start) as connection:
+        for begin in range(0, len(body), 2**13):
+            time.sleep(0.1)
+            connection.sendall(body[begin : begin + 2**13])
+        assert answers(heard(connection)) == [404]
+
+
+def test_a_client_that_does_not_read_is_cut_off(hasty):
+    """/openapi.json is asked for again and again; what is sent fills the kernel's buffers, then ours."""
+    asked = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
+    with connected(hasty) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(asked)
+        until(lambda: _gone(connection))
+
+
+def _gone(connection: socket.socket) -> bool:
+    """Has the other side reset it? What it sent before may lie unread."""
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+
+# --- many of them ---
+def test_who_waits_gives_way_to_who_comes(hasty):
+    """Twice as many as fit, all half-sent; each new one takes the place of the one that has waited longest."""
+    with contextlib.ExitStack() as stack:
+        half = [stack.enter_context(connected(hasty, b"GET /health HTTP/1.1\r\n")) for _ in range(8)]
+        assert all(alive(hasty) for _ in range(3))
+        assert sum(heard(connection) == b"" for connection in half) >= 4
+
+
+def test_who_is_worked_for_does_not_give_way(hasty):
+    at_work, release = threading.Semaphore(0), threading.Event()
+
+    @hasty.app.get("/wait")
+    def wait() -> None:
+        at_work.release()
+        release.wait()
+
+    asked = b"GET /wait HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    with contextlib.ExitStack() as stack:
+        stack.callback(release.set)
+        working = [stack.enter_context(connected(hasty, asked)) for _ in range(4)]
+        assert all(at_work.acquire() for _ in working)
+        assert post(hasty, "/health", b"", "GET")[0] == 503
+        release.set()
+        assert all(answers(heard(connection)) == [200] for connection in working)
+
+
+# --- bytes that are no request, or two ---
+SHAPES = {
+    "two lengths": (START + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", [400]),
+    "length and chunks": (START + b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", [400]),
+    "length in a list": (START + b"Content-Length: 3, 4\r\n\r\nabcd", [400]),
+    "signed length": (START + b"Content-Length: +3\r\n\r\nabc", [400]),
+    "huge length": (START + b"Content-Length: " + b"9" * 30 + b"\r\n\r\n", [400]),
+    "space before colon": (START + b"Content-Length : 3\r\n\r\nabc", [400]),
+    "other coding": (START + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", [501]),
+    "chunks in 1.0": (START.replace(b"1.1", b"1.0") + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", [400]),
+    "bad chunk": (START + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nabc\r\n", [415, 400]),
+    "no host": (b"GET /health HTTP/1.1\r\n\r\n", [400]),
+    "two hosts": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: a\r\n\r\n", [400]),
+    "a line feed alone": (b"GET /health HTTP/1.1\nHost: localhost\nConnection: close\n\n", [200]),
+    "0.9": (b"GET /\r\n\r\n", [400]),
+    "2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [505, 400]),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2 + b"\r\n\r\n", [400]),
+    "NUL": (b"GET /\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n", [400]),
+    "long line": (b"GET /" + b"a" * MAX_HEADER_BYTES * 3, [431]),
+    "many headers": (START + b"a:b\r\n" * MAX_HEADER_BYTES, [431]),
+    "CONNECT": (b"CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\nConnection: close\r\n\r\n", [403, 404]),
+    "another's address": (b"GET http://a.example/ HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", [404]),
+    "upgrade": (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n",
+        [200],
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bytes_of_two_meanings_get_one_answer(served, caplog, shape):
+    sent, expected = SHAPES[shape]
+    with connected(served) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(sent)
+        text = heard(connection)
+    [status] = answers(text)
+    assert status in expected
+    if status != 200:
+        sentence(text)
+    assert not caplog.records
+
+
+def test_chunks_of_a_byte_are_not_counted_one_by_one(served):
+    with connected(served, START + JSON_TYPE + b"Transfer-Encoding: chunked\r\n\r\n") as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(b"1\r\n \r\n" * MAX_FRAMING)
+        assert "few bytes" in sentence(heard(connection))
+
+
+def test_requests_behind_one_another_are_answered_in_order(served):
+    with connected(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20) as connection:
+        connection.sendall(b"GET /none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert answers(heard(connection)) == [200] * 20 + [404]
+
+
+@pytest.mark.parametrize("path", ["/%00", "/%ff%fe", "/v2/models/%00%ff", "/v1/../../etc/passwd", "//", "/%2e%2e/"])
+def test_paths_of_any_bytes_are_404(served, path):
+    status, _, text = post(served, path, b"", "GET")
+    assert status == 404 and sentence(b"\r\n\r\n" + text)
+
+
+def test_methods(served):
+    for method, status in (("HEAD", 200), ("OPTIONS", 405), ("TRACE", 405), ("DELETE", 405), ("BREW", 405)):
+        found, headers, text = post(served, "/health", b"", method)
+        assert found == status and (method != "HEAD" or not text)
+        assert status == 200 or headers["allow"] == "GET"
+
+
+def test_many_query_parameters_are_read_by_nobody(served):
+    assert post(served, "/health?" + "&".join(f"a{i}=b" for i in range(1500)), b"", "GET")[0] == 200
+    assert post(served, "/health?" + "a=b&" * MAX_HEADER_BYTES, b"", "GET")[0] == 431
+
+
+# --- coded bodies ---
+@pytest.mark.parametrize("code", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v2/models/mini-t5/infer"])
+def test_bodies_may_be_compressed(served, code, path):
+    body = json.dumps(INFER if path.startswith("/v2") else CHAT).encode()
+    name = code.__module__.replace("zlib", "deflate")
+    plain, packed = post(served, path, body, **JSON), post(served, path, code(body), Content_Encoding=name, **JSON)
+    assert plain[0] == packed[0] == 200
+    assert re.findall(rb'"(?:content|data)":[^}]*', plain[2]) == re.findall(rb'"(?:content|data)":[^}]*', packed[2])
+
+
+def test_two_files_of_gzip_are_one_body(served):
+    body = json.dumps(CHAT).encode()
+    packed = gzip.compress(body[:30]) + gzip.compress(body[30:])
+    assert post(served, body=packed, Content_Encoding="gzip", **JSON)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v2/models/mini-t5/infer"])
+def test_a_bomb_stops_at_the_limit(served, path):
+    """1 GB of spaces in 1 MB of gzip, twice over."""
+    until(lambda: alive(served))
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    bomb = b"".join(packer.compress(b" " * 2**24) for _ in range(60)) + packer.flush()
+    before = peak_mb()
+    for coding in ("gzip", "GZIP"):
+        status, _, text = post(served, path, bomb, Content_Encoding=coding, **JSON)
+        assert status == 413 and f"{LIMIT:,} bytes" in sentence(b"\r\n\r\n" + text)
+    assert peak_mb() - before < 100
+
+
+def peak_mb() -> float:
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+
+
+@pytest.mark.parametrize(
+    ("coding", "body", "status", "word"),
+    [
+        ("br", b"abc", 415, "gzip, deflate"),
+        ("zstd", b"abc", 415, "gzip, deflate"),
+        ("gzip, gzip", b"abc", 415, "gzip, deflate"),
+        ("gzip", b"{}", 400, "not coded"),
+        ("gzip", gzip.compress(b"{}" * 50)[:-9], 400, "ends before"),
+        ("gzip", gzip.compress(b"{}") + b"{}", 400, "not coded"),
+        ("deflate", b"\x78\x01" + b"\x00\x00\x00\xff\xff" * (LIMIT // 5), 413, "1,048,576"),  # of which nothing comes
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v2/models/mini-t5/infer"])
+def test_bodies_that_are_not_what_they_say(served, path, coding, body, status, word):
+    found, _, text = post(served, path, body, Content_Encoding=coding, **JSON)
+    assert found == status and word in sentence(b"\r\n\r\n" + text)
+
+
+def test_all_bodies_together_have_a_limit(served):
+    """17 clients have sent all but the last byte of what each may."""
+    start = START + JSON_TYPE + b"Content-Length: %d\r\n\r\n" % LIMIT
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(served, start)) for _ in range(17)]
+        for client in clients:
+            client.sendall(b" " * (LIMIT - 1))
+        until(lambda: any(_has_answer(client) for client in clients))
+        refused = next(client for client in clients if _has_answer(client))
+        assert answers(refused.recv(2**16)) == [429]
+    until(lambda: post(served, **JSON)[0] == 200)
+
+
+def _has_answer(client: socket.socket) -> bool:
+    client.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        return bool(client.recv(1, socket.MSG_PEEK))
+    return False
+
+
+# --- web pages ---
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v2/models/mini-t5/infer", "/v2/repository/index"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://localhost:1"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+        ({"Sec_Fetch_Site": "same-origin", "Origin": "https://behind.a.proxy"}, 200),
+        ({"Origin": "https://good.example"}, 200),
+        ({"Host": "localhost:7", "Origin": "http://localhost:7"}, 200),
+        ({"Host": "evil.example", "Origin": "http://evil.example"}, 403),
+        ({"Host": "evil.example", "Sec_Fetch_Site": "same-origin"}, 403),
+        ({"Host": "127.0.0.1.evil.example"}, 403),
+        ({"Host": "localhost@evil.example"}, 403),
+        ({"Host": "[::1]:80"}, 200),
+    ],
+)
+def test_web_pages_of_others_are_refused(served, path, headers, status):
+    found, _, text = post(served, path, **JSON, **headers)
+    assert found == status
+    assert status == 200 or sentence(b"\r\n\r\n" + text)
+
+
+def test_a_page_that_is_named_hears_the_answer(served):
+    allowed = {"Origin": "https://good.example"}
+    _, headers, _ = post(served, **JSON, **allowed)
+    assert headers["access-control-allow-origin"] in ("https://good.example", "*")
+    before = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization,content-type"}
+    status, headers, _ = post(served, body=b"", method="OPTIONS", **before, **allowed)
+    assert status == 200 and "authorization" in headers["access-control-allow-headers"]
+    status, headers, _ = post(served, body=b"", method="OPTIONS", **before, Origin="https://evil.example")
+    assert status == 403 and "access-control-allow-origin" not in headers
+
+
+@pytest.mark.parametrize(
+    ("kind", "v1", "v2"),
+    [
+        ("application/json", 200, 200),
+        ("Application/JSON; charset=utf-8", 200, 200),
+        ("application/octet-stream", 415, 200),  # tritonclient's, for tensors
+        (None, 415, 200),  # tritonclient's, for all else
+        ("application/x-www-form-urlencoded", 415, 200),  # curl's, as in Triton's documentation
+        ("text/plain", 415, 415),
+        ("text/plain; application/json", 415, 415),
+        ("multipart/form-data; boundary=a", 415, 415),
+    ],
+)
+def test_bodies_say_what_they_are(served, kind, v1, v2):
+    for path, status in (("/v1/chat/completions", v1), ("/v2/models/mini-t5/infer", v2)):
+        found, _, text = post(served, path, Content_Type=kind)
+        assert found == status
+        assert status == 200 or "application/json" in sentence(b"\r\n\r\n" + text)
+
+
+def test_where_others_may_reach_it_any_name_will_do():
+    assert all(is_loopback(host) for host in ("127.0.0.1", "::1", "localhost"))
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "a.example"))
+    assert [hostname(f) for f in ("A.b:1", "[::1]:1", "a.", "a@b", "[", "")] == ["a.b", "::1", "a", "", "", ""]
+    with serving({}, host="0.0.0.0") as anywhere, serving({}, host="0.0.0.0", allowed_hosts=("a.example",)) as named:
+        for served, status in ((anywhere, 200), (named, 403)):
+            assert post(served, "/health", b"", "GET", Host="b.example")[0] == status
+            assert post(served, "/health", b"", "GET", Host="A.example:80")[0] == 200
