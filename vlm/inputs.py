@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, listed
+from vlm.memory import memory_errors
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
 from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, read_messages
@@ -58,6 +59,7 @@ class InputReader:
     source_vocab_size: int | None = None  # the encoder's; None: the decoder's
     max_seq_len: int = 0
 
+    @memory_errors()
     def request(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from vlm.errors import DocumentError, InputError
 from vlm_app.ocr.ledger import Ledger
 from vlm_app.ocr.naming import FORMATS, PARTIAL
-from vlm_app.storage import Presence, check_same, is_remote, remove, write_whole
+from vlm_app.ocr.placing import check_same, write_whole
+from vlm_app.storage import Presence, is_remote, key, remove
 
 OCCUPIED = "occupied"  # the kind of a document whose output's place another file has
 # what is wrong with the whole folder, not with one name in it
@@ -35,6 +36,11 @@ class Outputs:
         """Is the output there, and does it hold these pages as they were read last?"""
         file = self.file(name)
         return self._ledger.file(file) == (document, selection) and self._present(self.path(file))
+
+    def is_of_sibling(self, source: Path, name: str, selection: str) -> bool:
+        """Is there an output that a job beside this one wrote of the same document?"""
+        file = self.file(name)
+        return self._is_unknown(file) and self._ledger.siblings.holds(file, key(source)) == selection
 
     def can_be(self, name: str) -> bool:
         """Can a file be called so? DocumentError where what should be a folder of it is a file."""

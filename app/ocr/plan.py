@@ -80,6 +80,9 @@ class Plan:
 
     def _add(self, document: Document) -> None:
         found, record = seen_file(document.source), self._ledger.find(key(document.source))
+        if record is None and not self._recompute and self._is_of_sibling(document):
+            self.skipped += 1
+            return
         if record is None:
             name = self._new_name(document, may_be_there=self._recompute)
             number = self._ledger.register(key(document.source), found)
@@ -93,6 +96,10 @@ class Plan:
             self.skipped += 1
         else:
             self.due[number] = Target(document.source, name)
+
+    def _is_of_sibling(self, document: Document) -> bool:
+        """Has another part of the job written the document?"""
+        return any(self._outputs.is_of_sibling(document.source, name, self.selection) for name in document.names)
 
     def _new_name(self, document: Document, may_be_there: bool) -> str:
         """The best name that no other document has; DocumentError where a file is there that the job did not write."""

@@ -48,7 +48,7 @@ def create_app(
 
     def add(name: str, pipeline: Pipeline) -> Service:
         limits = (workers, metrics, config.max_requests)
-        entry = {"version": loaded[name].version, "decoupled": loaded[name].decoupled} if name in loaded else {}
+        entry = loaded[name].described if name in loaded else {}
         services.add(Service(name, pipeline, *limits, on_break=on_break, **entry))
         return services[name]
 

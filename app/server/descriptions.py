@@ -8,7 +8,7 @@ from vlm import __version__
 from vlm.errors import ModelNotFoundError
 from vlm_app.server.model_config import described
 from vlm_app.server.service import Service, Services
-from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
+from vlm_app.server.tensor_specs import TensorSpec
 
 EXTENSIONS = [
     "binary_tensor_data", "generate", "model_configuration", "model_repository", "parameters", "statistics",
@@ -46,8 +46,5 @@ def model_statistics(services: Services, name: str | None, version: str | None) 
 
 
 def specs(service: Service) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """Returns all that a model takes and gives: ids where it reads tokens, texts where it has a tokenizer."""
-    frontend = service.pipeline.frontend
-    texts = specs_of(frontend, TEXT_IN) if frontend.tokenizer else ()
-    inputs = {spec.name: spec for spec in (*specs_of(frontend, IDS_IN), *texts)}
-    return tuple(inputs.values()), TEXT_OUT if frontend.tokenizer else IDS_OUT
+    """Returns all that a model takes and gives."""
+    return service.tensors.inputs, service.tensors.outputs

@@ -23,7 +23,7 @@ from fastapi.responses import Response as HttpResponse
 from vlm.errors import InputError
 from vlm_app.server import errors
 from vlm_app.server.descriptions import specs
-from vlm_app.server.inference import Inference
+from vlm_app.server.inferences import read_inference
 from vlm_app.server.json_bodies import parse_json
 from vlm_app.server.kserve import service_of
 from vlm_app.server.limits import Streamed, unless_gone
@@ -78,7 +78,7 @@ class Generation:
         if _switch(given, "details"):
             raise InputError("the parameter details is true; ask for log-probabilities with is_return_log_probs.")
         stop = _stop(given.pop("stop", None))
-        self.inference = Inference(service, request_from(self._head(given), memoryview(b"")), stop=stop)
+        self.inference = read_inference(service, request_from(self._head(given), memoryview(b"")), stop=stop)
 
     async def responses(self) -> AsyncIterator[dict[str, Any]]:
         """Yields what there is after each burst; with `stream` false, and of models that are not decoupled, once."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ class Inference:
         self._service, self._frontend = service, service.pipeline.frontend
         inputs = with_options(request.inputs, self.parameters.options)
         self._left_out = _left_out(request, inputs)
+        self._typed = partial(service.tensors.typed, inputs=inputs, wanted=request.wanted)
         rows = read_batch(self._frontend, inputs)
         self.asked = [replace(row, sampling={**row.sampling, **sampling}) for row in rows]
 
@@ -67,7 +69,7 @@ class Inference:
 
     def _written(self, outputs: list[list[Output]]) -> Tensors:
         found = write_batch(self._frontend, self.asked, outputs)
-        return {name: array for name, array in found.items() if name not in self._left_out}
+        return self._typed({name: array for name, array in found.items() if name not in self._left_out})
 
     @asynccontextmanager
     async def _within(self, began: float) -> AsyncIterator[None]:

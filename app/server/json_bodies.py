@@ -39,7 +39,7 @@ class JsonRoute(APIRoute):
 
         async def handle_parsed(request: Request) -> Response:
             parsed = _Parsed(request.scope, request.receive)
-            if request.method == "POST" and "json" in request.headers.get("content-type", ""):
+            if request.method == "POST" and "json" in request.headers.get("content-type", "").lower():
                 await parsed.parse()
             return await handle(parsed)
 

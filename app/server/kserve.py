@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 
 from vlm_app.server import tensors
 from vlm_app.server.descriptions import find, model_config, model_metadata, model_statistics, server_metadata
-from vlm_app.server.inference import Inference
+from vlm_app.server.inferences import read_inference
 from vlm_app.server.limits import unless_gone
 from vlm_app.server.service import Service, Services
 
@@ -73,7 +73,7 @@ async def infer(name: str, http: Request, version: str | None = None) -> Respons
     content = await http.body()
     # nothing of a request's size is worked on in the event loop, which answers everybody
     request = await asyncio.to_thread(tensors.read, content, http.headers.get(HEADER_LENGTH))
-    inference = await asyncio.to_thread(Inference, service, request)
+    inference = await asyncio.to_thread(read_inference, service, request)
     outputs = await unless_gone(http, inference.outputs())
     body, size = await asyncio.to_thread(tensors.write, (name, service.version), request, outputs)
     if size is None:

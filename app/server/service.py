@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
 
@@ -17,6 +17,7 @@ from vlm_app.server.asked import Asked
 from vlm_app.server.errors import Busy
 from vlm_app.server.merge import merged
 from vlm_app.server.metrics import Metrics, Stopwatch
+from vlm_app.server.model_tensors import ModelTensors
 from vlm_app.server.statistics import RequestTimes, Statistics
 
 
@@ -34,11 +35,13 @@ class Service:
         on_break: Callable[[str, Exception], None] = lambda name, error: None,
         *,
         decoupled: bool = True,
+        datatypes: Mapping[str, str] | None = None,
     ):
         """`on_break` is told when the engine has broken for good. `decoupled`: streams of KServe's protocol hold a
-        response a burst, else one response."""
+        response a burst, else one response; `datatypes`: of outputs, as a configuration declares them."""
         self.name, self.version, self._metrics, self._max = name, version, metrics, max_requests
         self.created = int(time.time())
+        self.tensors = ModelTensors.from_frontend(pipeline.frontend, pipeline.engine.build.dtype, datatypes)
         self.held = 0  # outputs running or waiting
         self.decoupled = decoupled
         self.statistics = Statistics()

@@ -75,7 +75,9 @@ def test_it_says_what_it_is_and_what_it_serves(client):
     assert client.is_model_ready("mini-t5") and client.is_model_ready("mini-t5", "1")
     shown = client.get_model_metadata("mini-t5")
     assert {"name": "input_ids", "datatype": "UINT32", "shape": [-1, -1]} in shown["inputs"]
-    assert {"name": "output_ids", "datatype": "UINT32", "shape": [-1, -1, -1]} in shown["outputs"]
+    assert {"name": "output_ids", "datatype": "INT32", "shape": [-1, -1, -1]} in shown["outputs"]  # T5's guide
+    llava = client.get_model_metadata("mini-llava")["outputs"]
+    assert {"name": "output_ids", "datatype": "UINT32", "shape": [-1, -1, -1]} in llava  # GPT's
     assert "image" in [each["name"] for each in client.get_model_metadata("mini-llava")["inputs"]]
     config = client.get_model_config("mini-t5")
     assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_UINT32"
@@ -93,7 +95,7 @@ def test_a_ragged_batch_of_ids_gives_each_its_own_answer(client, t5, binary):
         assert found["cum_log_probs"][row, 0] == pytest.approx(expected.cumulative_logprob, abs=1e-3)
         if binary:
             assert found["output_log_probs"][row, 0, :length] == pytest.approx(expected.logprobs, abs=1e-4)
-    assert found["output_ids"].dtype == np.uint32 and found["output_ids"].shape[:2] == (2, 1)
+    assert found["output_ids"].dtype == np.int32 and found["output_ids"].shape[:2] == (2, 1)
 
 
 def test_log_probabilities_come_when_they_are_asked_for(client, t5):

@@ -18,7 +18,7 @@ from vlm_app.server.errors import Unsupported
 from vlm_app.server.grpc import messages
 from vlm_app.server.grpc.failures import refusals
 from vlm_app.server.grpc.streams import InferStream
-from vlm_app.server.inference import Inference
+from vlm_app.server.inferences import read_inference
 from vlm_app.server.repository_api import check_unload
 from vlm_app.server.service import Service, Services
 
@@ -68,7 +68,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             service = descriptions.find(self._services, request.model_name, request.model_version)
             # nothing of a request's size is worked on in the event loop, which answers everybody
             read = await asyncio.to_thread(messages.read, request)
-            outputs = await (await asyncio.to_thread(Inference, service, read)).outputs()
+            outputs = await (await asyncio.to_thread(read_inference, service, read)).outputs()
             return messages.written((service.name, service.version), read, outputs)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:

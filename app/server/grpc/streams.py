@@ -14,7 +14,7 @@ from vlm_app.server.descriptions import find
 from vlm_app.server.grpc import messages
 from vlm_app.server.grpc.failures import refusals, told
 from vlm_app.server.grpc.receiving import END, next_message
-from vlm_app.server.inference import Inference
+from vlm_app.server.inferences import read_inference
 from vlm_app.server.service import Services
 
 AT_ONCE = 256  # requests of a stream; the next is read when one has ended
@@ -73,7 +73,7 @@ class InferStream:
                 raise message
             service = find(self._services, message.model_name, message.model_version)
             request = await asyncio.to_thread(messages.read, message)
-            inference = await asyncio.to_thread(Inference, service, request)
+            inference = await asyncio.to_thread(read_inference, service, request)
             empty_final = inference.parameters.empty_final and service.decoupled
             async with aclosing(inference.responses()) as responses:
                 async for each in responses:
