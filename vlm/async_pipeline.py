@@ -93,6 +93,7 @@ class AsyncPipeline:
         if not files:
             return source
         frontend = self.pipeline.frontend
+        frontend.inputs.check_images(len(files))
         return frontend.with_pixels(source, await self.workers.pixels(files, frontend.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:

@@ -68,7 +68,8 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LedgerError(path, f"cannot be used: {error.strerror}", "give another --out") from None
-        self._database, self.siblings = Database(path), Siblings(path)
+        self._database = Database(path)
+        self.siblings = Siblings(path, lambda: self.get("settings"))
         try:
             self._database.rows("PRAGMA journal_mode = WAL")
             # safe from a kill; a power cut may take the last pages, never the file

@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
+from collections import defaultdict
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 
 class Siblings:
-    """Looked into only where a file is in the way, for a job that reads the documents of others finds their outputs."""
+    """What the other ledgers of a folder tell, as the run found them: a job that comes to read the documents of others
+    finds what these have written, with the same settings."""
 
-    def __init__(self, ledger: Path):
-        self._ledger = ledger
+    def __init__(self, ledger: Path, settings: Callable[[], Any]):
+        self._ledger, self._settings = ledger, settings
 
-    def holds(self, file: str, source: str) -> str | None:
-        """Returns which pages of a document (its key) an output holds; None where no other ledger tells."""
-        return self._outputs.get((file, source))
+    def outputs(self, source: str, stamp: str) -> dict[str, str]:
+        """Returns the outputs of a document (its key) as it is now, and which pages each holds."""
+        return self._outputs.get((source, stamp), {})
 
     @cached_property
-    def _outputs(self) -> dict[tuple[str, str], str]:
-        found: dict[tuple[str, str], str] = {}
+    def _outputs(self) -> dict[tuple[str, str], dict[str, str]]:
+        found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         for path in sorted(self._ledger.parent.glob("ledger*.sqlite")):
             if path.name != self._ledger.name:
-                found.update(_outputs_of(path))
+                for source, stamp, file, holds in _rows(path, self._settings()):
+                    found[source, stamp][file] = holds
         return found
 
 
-def _outputs_of(ledger: Path) -> dict[tuple[str, str], str]:
-    """What a ledger tells that another machine may be writing to: no lock is taken, and what is unreadable is left."""
-    query = "SELECT file, path, holds FROM files JOIN documents ON id = document WHERE holds IS NOT NULL"
-    with contextlib.suppress(sqlite3.Error):
+def _rows(ledger: Path, settings: Any) -> list[tuple[str, str, str, str]]:
+    """Without a lock, for another machine may be at work there; a ledger that cannot be read so tells nothing."""
+    query = "SELECT path, stamp, file, holds FROM files JOIN documents ON id = document WHERE holds IS NOT NULL"
+    with contextlib.suppress(sqlite3.Error, ValueError):
         uri = f"{ledger.absolute().as_uri()}?mode=ro&immutable=1"
         with contextlib.closing(sqlite3.connect(uri, uri=True)) as rows:
-            return {(file, path): holds for file, path, holds in rows.execute(query)}
-    return {}
+            begun = rows.execute("SELECT value FROM job WHERE name = 'settings'").fetchone()
+            if (begun and json.loads(begun[0])) == settings:
+                return rows.execute(query).fetchall()
+    return []

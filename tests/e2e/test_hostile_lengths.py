@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import http.client
@@ -12,9 +13,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.server_kit import EXAMPLES, asked, command, load, serving, until
+from tests.server_kit import EXAMPLES, alone, asked, command, load, serving, until
+from vlm.async_pipeline import AsyncPipeline
+from vlm.errors import LimitError
 from vlm.processing.tokenization import Tokenizer
 from vlm_app.server import json_bodies, kserve, openai, tensors
 
@@ -107,7 +111,11 @@ ATTACKS = {
     ),
     "a million fields": (
         lambda: v1("completions", model="mini-t5", prompt="a", **{f"k{i}": i for i in range(10**6)}),
-        "1,000,002 fields",
+        "objects and fields",
+    ),
+    "a thousand fields": (
+        lambda: v1("completions", model="mini-t5", prompt="a", **{f"k{i}": i for i in range(1000)}),
+        "1,002 fields",
     ),
     "a long field": (lambda: v1("completions", model="mini-t5", prompt="a", **{"k" * 10**6: 1}), "kkk…"),
     "a long name": (lambda: v1("completions", model="m" * 10**6, prompt="a"), "mmm…"),
@@ -215,7 +223,7 @@ STEPS = {
     "conversations": (openai, "read_chat", CHAT),
     "log-probabilities": (openai.Texts, "_log_probabilities", LOGPROBS),
     "tensors": (tensors, "read", infer(IDS)),
-    "batches": (kserve, "read_batch", infer(IDS)),
+    "batches": (kserve, "read_inference", infer(IDS)),
     "answers": (tensors, "write", infer(IDS)),
     "texts": (Tokenizer, "pieces", v1("completions", model="mini-t5", prompt=TEXT)),
     "texts to embed": (Tokenizer, "pieces", v1("embeddings", model="mini-t5", input=TEXT)),
@@ -245,6 +253,14 @@ def test_health_is_told_while_a_request_is_worked_on(served, monkeypatch, step):
         finally:
             go_on.set()
         assert answer.result()[0] == 200
+
+
+def test_images_are_counted_before_they_are_read():
+    model = AsyncPipeline(alone("mini-llava"), workers=None)
+    with pytest.raises(LimitError, match=r"100 images and pages are 14,400 tokens, .* for 1,024; send fewer"):
+        asyncio.run(model.request({"prompt": "a"}, [b""] * 100))
+    with pytest.raises(LimitError, match="100 images and pages"):  # of a PDF the pages
+        model.pipeline.frontend.with_pixels({"prompt": "a"}, [np.zeros((50, 3, 1, 1), np.float32)] * 2)
 
 
 def test_what_fits_is_answered(served):

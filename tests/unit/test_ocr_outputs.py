@@ -539,9 +539,14 @@ def test_another_number_of_parts_does_not_read_again(tmp_path):
     run([root], out)
     summary = _run_part(root, out, "0-of-2")
     assert (summary.skipped, summary.found) == (3, 3) and summary.is_complete
-    image(root / "1.png", 9)
     (out / "2.md").unlink()
-    assert _run_part(root, out, "1-of-2").documents == 1 and text(out, "2.md") == shade(2)
+    image(root / "1.png", 9)  # which the other ledger does not know
+    summary = _run_part(root, out, "1-of-2")
+    assert (summary.skipped, summary.documents) == (1, 1) and problems(summary) == [("1.png", "occupied")]
+    assert text(out, "2.md") == shade(2)
+    with closing(Ledger(out / ".vlm-ocr" / "ledger.sqlite")) as ledger:
+        ledger.put({"settings": {"model": "another"}})
+    assert _run_part(root / "0.png", out, "0-of-3").refused == 1
 
 
 # --- folders ---

@@ -47,12 +47,18 @@ def test_tensors_that_are_read():
     assert read("FP16", [1, 0, 3], [[]]).shape == (1, 0, 3) and read("BYTES", [1], ["a"]).tolist() == [b"a"]
 
 
-@pytest.mark.parametrize(
-    "body", [b"[" + b"1," * 2_000_001 + b"1]", b"[" * 200_001, b'[{"a":{}}' + b",{}" * 200_000 + b"]"]
-)
+MANY = {
+    "numbers": b"[" + b"1," * 2_000_001 + b"1]",
+    "lists": b"[" * 200_001,
+    "objects": b"[{}" + b",{}" * 200_000 + b"]",
+    "fields": b'{"a":1' + b',"b":1' * 200_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", MANY.values(), ids=MANY)
 def test_json_of_more_values_than_are_parsed(monkeypatch, body):
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(LimitError, match="2,000,000 values and 200,000 lists and objects; send fewer"):
+    with pytest.raises(LimitError, match="2,000,000 values and 200,000 lists, objects and fields; send fewer"):
         parse_json(body)
 
 
