@@ -98,7 +98,7 @@ def test_it_says_what_it_is_and_what_it_serves(client):
     assert not client.is_model_ready("gpt") and not client.is_model_ready("mini-t5", "7")
     assert client.get_server_metadata().name == "vlm"
     shown = client.get_model_metadata("mini-t5", as_json=True)
-    assert {"name": "output_ids", "datatype": "UINT32", "shape": ["-1", "-1", "-1"]} in shown["outputs"]
+    assert {"name": "output_ids", "datatype": "INT32", "shape": ["-1", "-1", "-1"]} in shown["outputs"]
     config = client.get_model_config("mini-t5").config
     assert config.max_batch_size == 8 and config.model_transaction_policy.decoupled
     assert [model.name for model in client.get_model_repository_index().models] == list(MODELS)
