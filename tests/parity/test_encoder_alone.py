@@ -131,5 +131,5 @@ def test_what_needs_a_decoder_says_so(tmp_path):
     engine = EngineDir.open(resolve(tmp_path / "alone", cache_dir=tmp_path / "cache"))
     with pytest.raises(EngineError, match="is an encoder alone: max_encoder_input_len is its limit"):
         resolve(engine.path, max_seq_len=65)
-    with pytest.raises(InputError, match="t5-encoder is an encoder alone, .* vlm serve --model-repository"):
+    with pytest.raises(InputError, match=r"t5-encoder is an encoder alone, .* vlm serve --model-repository"):
         export(engine, tmp_path / "repository", ExportConfig("t5", 8))
