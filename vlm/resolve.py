@@ -131,6 +131,10 @@ def similar_names(name: str) -> list[str]:
 def _check_engine(path: Path, asked: dict[str, Any]) -> None:
     """An engine serves smaller limits than its own; a larger one or another dtype needs a build."""
     build = EngineDir.open(path, verify=False).build
+    if build.max_seq_len is None and "max_seq_len" in asked:
+        raise EngineError(
+            f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out."
+        )
     short = {n: v for n, v in asked.items() if n in LIMITS and v > (getattr(build, n) or 0)}
     other = {n: v for n, v in asked.items() if n not in LIMITS and v != getattr(build, n)}
     if not short and not other:

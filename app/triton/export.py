@@ -40,6 +40,11 @@ def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
 
     Raises LimitError for a batch that the engine was not built for, InputError where `out` holds something else.
     """
+    if not engine.generates:
+        raise InputError(
+            f"{engine.family} is an encoder alone, and Triton's models here are those that write; put its folder at"
+            " NAME/1/ of a model repository and serve that: vlm serve --model-repository FOLDER."
+        )
     if config.max_batch_size > engine.build.max_batch_size:
         raise LimitError(
             f"max_batch_size {config.max_batch_size} is more than the engine's {engine.build.max_batch_size}; rebuild"

@@ -199,7 +199,7 @@ def test_required_rpc_infer(stub):
     found = stub.ModelInfer(infer_request(id="42", model_version="1", outputs=wanted))
     assert (found.model_name, found.model_version, found.id) == ("mini-t5", "1", "42")
     [output], [raw] = found.outputs, found.raw_output_contents
-    assert (output.name, output.datatype) == ("output_ids", "UINT32")
+    assert (output.name, output.datatype) == ("output_ids", "INT32")
     assert len(raw) == 4 * np.prod(output.shape) and not output.HasField("contents")
     assert len(stub.ModelInfer(infer_request()).outputs) > 1
 

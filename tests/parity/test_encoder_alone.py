@@ -14,7 +14,7 @@ from tests.engines import engine_dir
 from vlm.compile.builder import build_engine, convert_folder
 from vlm.compile.engine_dir import EngineDir
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.errors import ConfigError, InputError, LimitError
+from vlm.errors import ConfigError, EngineError, InputError, LimitError
 from vlm.pipeline import Pipeline
 from vlm.resolve import resolve
 
@@ -120,3 +120,16 @@ def test_onnx_runtime_runs_an_encoder_alone(tmp_path):
     want = hf(encoder, ids).last_hidden_state
     for i, found in enumerate(pipeline.encode([{"encoder_input_ids": x} for x in ids])):
         torch.testing.assert_close(found.last_hidden_state, want[i, : len(ids[i])], atol=1e-4, rtol=1e-4)
+
+
+def test_what_needs_a_decoder_says_so(tmp_path):
+    from vlm_app.triton.export import export
+    from vlm_app.triton.options import ExportConfig
+
+    tiny.t5(seed=1).save_pretrained(tmp_path / "whole")
+    T5EncoderModel.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "alone")
+    engine = EngineDir.open(resolve(tmp_path / "alone", cache_dir=tmp_path / "cache"))
+    with pytest.raises(EngineError, match="is an encoder alone: max_encoder_input_len is its limit"):
+        resolve(engine.path, max_seq_len=65)
+    with pytest.raises(InputError, match=r"t5-encoder is an encoder alone, .* vlm serve --model-repository"):
+        export(engine, tmp_path / "repository", ExportConfig("t5", 8))
