@@ -62,11 +62,17 @@ def find_documents(paths: Iterable[str | Path]) -> Found:
     sources: dict[str, Source] = {}
     for path in paths:
         for source in _documents(path, search):
-            sources.setdefault(key(source.path), source)
+            name = key(source.path)
+            if name not in sources or (_is_link(sources[name]) and not _is_link(source)):  # called after itself
+                sources[name] = source
     if not sources:
         failed = "".join(f" ({folder} cannot be searched: {reason})" for folder, reason in search.failed[:1])
         raise InputError(f"there is no document in {listed(paths)}{failed}; read are {supported_suffixes()}.")
     return Found(list(sources.values()), search.failed)
+
+
+def _is_link(source: Source) -> bool:
+    return not is_remote(source.path) and source.path.is_symlink()
 
 
 def _documents(path: Path, search: FolderSearch) -> Iterator[Source]:

@@ -83,6 +83,14 @@ def test_a_document_keeps_its_output_however_it_is_given(tmp_path):
     assert run([root / "link.png"], out).skipped == 1 and outputs(out) == {"sub"}
 
 
+def test_a_document_is_called_after_itself_and_not_after_a_link(tmp_path):
+    root, out = tmp_path / "in", tmp_path / "out"
+    image(root / "good.png", 7)
+    (root / "again.png").symlink_to("good.png")
+    (root / "zlink.png").symlink_to("good.png")
+    assert run([root], out).found == 1 and outputs(out) == {"good.md"}
+
+
 def test_the_output_of_an_unfinished_document_is_not_that_of_another(tmp_path):
     root, out = tmp_path / "in", tmp_path / "out"
     image(root / "a.png", 7)
