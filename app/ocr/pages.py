@@ -93,8 +93,11 @@ class OpenDocument:
         try:
             with self._lock, self._renamed():
                 return self._document.render(page)
-        except (VlmError, MemoryError):
+        except VlmError:
             raise
+        except MemoryError:
+            told = f"{self.path} page {page + 1} takes more memory than there is; print it to a new one."
+            raise DocumentError(told, "memory") from None
         except Exception as error:  # whatever a renderer trips over costs this page, not the job
             raise DocumentError(f"{self.path} page {page + 1} cannot be rendered: {error}.") from error
 
