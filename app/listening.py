@@ -29,7 +29,7 @@ def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
             raise InputError(f"{origin!r} is no origin; give --allowed-origin as in https://app.example, or *.")
 
 
-def listener(host: str, port: int) -> socket.socket:
+def listener(host: str, port: int, option: str = "--port") -> socket.socket:
     """A socket bound there, over IPv4 or IPv6 as the host has it. Raises InputError where that cannot be."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -38,14 +38,14 @@ def listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise InputError(
-            f"{host}:{port} cannot be listened at: {error.strerror}; give another --host or --port."
+            f"{host}:{port} cannot be listened at: {error.strerror}; give another --host or {option}."
         ) from None
     return bound
 
 
-def address(host: str, bound: socket.socket) -> str:
-    """The URL of a server that listens there."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
+def address(host: str, port: int, protocol: str = "http") -> str:
+    """Returns the URL of a server that listens there."""
+    return f"{protocol}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def reserve_files(connections: int) -> None:

@@ -24,6 +24,7 @@ class LoadOptions:
 
     build: Mapping[str, Any] = field(default_factory=dict)
     runtime: Mapping[str, Any] = field(default_factory=dict)
+    encoder_only: bool = False  # the decoder's weights stay on the disk
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LoadOptions:
@@ -47,7 +48,8 @@ class LoadOptions:
 
     def overridden_by(self, other: LoadOptions) -> LoadOptions:
         """Returns these options with all that the others say."""
-        return LoadOptions({**self.build, **other.build}, {**self.runtime, **other.runtime})
+        build, runtime = {**self.build, **other.build}, {**self.runtime, **other.runtime}
+        return LoadOptions(build, runtime, self.encoder_only or other.encoder_only)
 
     def resolve(self, model: str | Path, on: str, progress: Progress | None = None) -> Path:
         """Returns the engine that `load` takes `on` cpu or cuda, built where it is not yet."""
@@ -59,5 +61,5 @@ class LoadOptions:
         """Loads a model as `vlm.load` does; `defaults` are RuntimeConfig's, for what was not given."""
         import vlm
 
-        runtime = self.runtime_config(**defaults)
-        return vlm.load(model, device=self.device, runtime=runtime, progress=progress, **self.build)
+        made = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
+        return vlm.load(model, device=self.device, progress=progress, **made, **self.build)

@@ -14,9 +14,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vlm.errors import DocumentError, InputError, VlmError
+from vlm_app.names import as_text, is_utf8, percent_encoded
 
 EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
 CHUNK = 2**20  # bytes
+LONGEST_SUFFIX = 16  # characters that the name of a local copy keeps
 
 
 def location(given: str | Path) -> Path:
@@ -45,7 +47,8 @@ def reaching(path: Path, what: str = "reached") -> Iterator[None]:
     except VlmError:
         raise
     except OSError as error:
-        raise InputError(f"{path} cannot be {what}: {error.strerror or error}.") from error
+        kind = "missing" if isinstance(error, FileNotFoundError) else "not reached"
+        raise InputError(f"{path} cannot be {what}: {error.strerror or error}.", kind) from error
     except Exception as error:
         if not is_remote(path):
             raise
@@ -75,8 +78,8 @@ def objects_below(folder: Path) -> Iterator[tuple[PurePosixPath, dict[str, Any]]
 
 
 def key(path: Path) -> str:
-    """A file's name that does not depend on how it was given."""
-    return str(path) if is_remote(path) else str(path.resolve())
+    """A file's name that does not depend on how it was given, as text that UTF-8 can hold."""
+    return str(path) if is_remote(path) else as_text(Path(os.path.realpath(path)))
 
 
 class Presence:
@@ -87,7 +90,7 @@ class Presence:
 
     def __call__(self, path: Path) -> bool:
         with reaching(path):
-            return path.name in self._listed(path.parent) if is_remote(path) else path.exists()
+            return path.name in self._listed(path.parent) if is_remote(path) else is_taken(path)
 
     def _listed(self, folder: Path) -> set[str]:
         if str(folder) not in self._names:
@@ -97,6 +100,15 @@ class Presence:
                 found = []
             self._names[str(folder)] = {PurePosixPath(name).name for name in found}
         return self._names[str(folder)]
+
+
+def is_taken(path: Path) -> bool:
+    """Is there anything of that name, be it a link that leads nowhere?"""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -113,15 +125,33 @@ def seen(path: Path) -> Seen:
         if is_remote(path):
             return seen_object(path.fs.info(path.path))
         found = path.stat()
-        modified = datetime.fromtimestamp(found.st_mtime, UTC).isoformat(timespec="seconds")
-        return Seen(f"{found.st_size}-{found.st_mtime_ns}", modified)
+        return Seen(f"{found.st_size}-{found.st_mtime_ns}", _iso_8601(found.st_mtime))
+
+
+def seen_file(path: Path) -> Seen:
+    """The same; DocumentError for a pipe, a device or a folder, of which a read may never end."""
+    found = seen(path)
+    if not is_remote(path) and not path.is_file():
+        raise DocumentError(f"{path} is no regular file; give images and PDFs.", "no file")
+    return found
 
 
 def seen_object(info: dict[str, Any]) -> Seen:
     """The same of what a store's client says of an object."""
     when = next((info[name] for name in ("LastModified", "mtime", "updated", "created") if info.get(name)), None)
-    modified = when.astimezone(UTC).isoformat(timespec="seconds") if isinstance(when, datetime) else str(when or "")
-    return Seen(f"{info.get('size')}-{info.get('ETag', '')}-{modified}", modified)
+    modified = _iso_8601(when)
+    return Seen(f"{info.get('size')}-{info.get('ETag', '')}-{modified or when}", modified)
+
+
+def _iso_8601(when: datetime | float | str | None) -> str:
+    """Returns a time as ISO 8601 in UTC; "" for none, and outside of the years 1 to 9999, which it cannot tell."""
+    if isinstance(when, str):
+        return when
+    try:
+        when = datetime.fromtimestamp(when, UTC) if isinstance(when, int | float) else when
+        return when.astimezone(UTC).isoformat(timespec="seconds") if when else ""
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def digest(path: Path) -> str:
@@ -134,14 +164,15 @@ def digest(path: Path) -> str:
 
 
 class LocalCopy:
-    """A file on this machine: itself, or a copy that goes when this object does."""
+    """A file on this machine under a name that every library can open: itself, or a copy of a remote one or a link to
+    one whose name is no UTF-8; these go when this object does."""
 
     def __init__(self, path: Path):
-        self._folder = tempfile.TemporaryDirectory(prefix="vlm-ocr-") if is_remote(path) else None
         self.source = self.path = path
-        if self._folder:
-            self.path = Path(self._folder.name, path.name)
-            self._fetch()
+        if is_remote(path) or not is_utf8(str(path)):
+            self._folder = tempfile.TemporaryDirectory(prefix="vlm-ocr-")
+            self.path = Path(self._folder.name, f"document{percent_encoded(path.suffix)[:LONGEST_SUFFIX]}")
+            self._fetch() if is_remote(path) else self.path.symlink_to(path.absolute())
 
     def _fetch(self) -> None:
         try:
@@ -154,24 +185,7 @@ class LocalCopy:
         return text.replace(str(self.path), str(self.source))
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Puts a file in place whole or not at all; InputError where that fails."""
-    with reaching(path, "written"):
-        if is_remote(path):
-            path.fs.pipe_file(path.path, text.encode())  # an object appears when it is complete
-        else:
-            _replace(path, text)
-
-
 def remove(path: Path) -> None:
     """Where there is such a file."""
-    with reaching(path), contextlib.suppress(FileNotFoundError):
+    with reaching(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()
-
-
-def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # one job at a time writes here: what a killed one left is written over
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)

@@ -53,9 +53,6 @@ def _is_half(ending: str, *model_types: str) -> Any:
 
 
 UNSUPPORTED = (
-    Unsupported(_is_half("EncoderModel", "t5", "mt5", "umt5", "longt5"),
-                lambda m: f"is the encoder of a T5 alone ({m.architectures[0]}); give the whole model, of which vlm"
-                          " encode runs the encoder (google-t5/t5-small)"),
     Unsupported(_is_half("ForCausalLM", "bart", "mbart", "plbart", "marian", "pegasus", "m2m_100", "blenderbot",
                          "blenderbot-small"),
                 lambda m: f"is the decoder of an encoder-decoder model alone ({m.architectures[0]}); give the whole"
@@ -175,7 +172,21 @@ def _gpt_next() -> dict[str, Any]:
     }
 
 
+def _is_t5_encoder(config: dict[str, Any]) -> bool:
+    """Says whether the architectures name the encoder of a T5, and no other class."""
+    if config.get("model_type") not in ("t5", "mt5") or not isinstance(names := config.get("architectures"), list):
+        return False
+    return bool(names) and all(name in ("T5EncoderModel", "MT5EncoderModel") for name in names)
+
+
 FAMILIES = (
+    FamilySpec(
+        name="t5-encoder",
+        summary="Text to hidden states: encoders of T5, T5 v1.1, mT5 saved alone (T5EncoderModel)",
+        roles={"encoder": Role("t5-encoder", weight_prefix="encoder.", shared=("shared.weight",))},
+        matches=_is_t5_encoder,
+        inputs=("text",),
+    ),
     FamilySpec(
         name="t5",
         summary="Text to text: T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2 (google-t5/t5-*, google/flan-t5-*, …)",

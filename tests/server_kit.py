@@ -41,6 +41,10 @@ class Served:
     def url(self) -> str:
         return f"http://{self.address}"
 
+    @property
+    def grpc_address(self) -> str:
+        return f"127.0.0.1:{self.app.state.grpc.port}"
+
     def service(self, name: str) -> Service:
         return self.app.state.services[name]
 
@@ -73,7 +77,7 @@ def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = 
 
 
 @contextlib.contextmanager
-def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.Popen, str]]:
+def command(*arguments: str, verb: str = "serve", ends_with: int = 0) -> Iterator[tuple[subprocess.Popen, str]]:
     """`vlm serve …` on a free port: (its process, host:port). Ends it with SIGTERM, which it has to obey."""
     line = [sys.executable, "-m", "vlm_app.cli.main", verb, *arguments, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(line, cwd=EXAMPLES.parent, stderr=subprocess.PIPE, text=True)
@@ -83,9 +87,15 @@ def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.P
         threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
         yield process, address
         process.terminate()
-        assert process.wait() == 0
+        assert process.wait() == ends_with
     finally:
         process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def aborts(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.outputs import Encoding, Output, samples_of
+from vlm.outputs import Encoding, Output, samples_of, text_stream
 from vlm.pipeline import Pipeline
 from vlm.processing.tokenization import TextStream
 from vlm.processing.workers import ImageFile, ImageWorkers
@@ -30,8 +30,8 @@ class AsyncPipeline:
     """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
 
     def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
-        """`listeners`: on_end, on_break; see AsyncEngine."""
-        self.pipeline, self._workers = pipeline, workers
+        """`listeners`: on_end, on_break, on_step; see AsyncEngine."""
+        self.pipeline, self.workers = pipeline, workers
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:
@@ -68,10 +68,21 @@ class AsyncPipeline:
             ended = {piece.index: piece.output async for piece in pieces if piece.output}
         return [ended[index] for index in sorted(ended)]
 
-    async def encode(self, sources: list[dict[str, Any]], files: list[list[ImageFile]]) -> list[Encoding]:
+    async def encode(
+        self, sources: list[dict[str, Any]], files: list[list[ImageFile]], *, attentions: bool = False
+    ) -> list[Encoding]:
         """As `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
-        return await self.engine.run(lambda: self.pipeline.encode(inputs))
+        inputs = [await asyncio.to_thread(self._tokenized, fields) for fields in inputs]
+        return await self.engine.run(lambda: self.pipeline.encode(inputs, attentions=attentions))
+
+    def _tokenized(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """An input with its text as token ids: the engine's thread is for the device."""
+        if not {"text", "prompt", "raw_prompt", "messages"} & fields.keys():
+            return fields
+        ids = self.pipeline.request(fields).encoder_input_ids
+        rest = {name: fields[name] for name in ("images", "pixel_values", "prompt_table") if name in fields}
+        return fields if ids is None else {**rest, "encoder_input_ids": list(ids)}
 
     async def _output(self, sequence: Sequence) -> Output:
         # post-processing a page takes milliseconds, in which the loop serves others
@@ -82,8 +93,8 @@ class AsyncPipeline:
         if not files:
             return source
         frontend = self.pipeline.frontend
-        return frontend.with_pixels(source, await self._workers.pixels(files, frontend.image_source))
+        return frontend.with_pixels(source, await self.workers.pixels(files, frontend.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer
-        return TextStream(tokenizer, request.params.stop) if tokenizer else None
+        return text_stream(tokenizer, request.params) if tokenizer else None

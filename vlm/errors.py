@@ -46,6 +46,10 @@ class LimitError(InputError):
         super().__init__(f"{message}, {remedy}." if remedy else self.for_clients)
 
 
+class LengthError(LimitError):
+    """An input, or what is to come after it, is longer than the engine was built for."""
+
+
 class ModelNotFoundError(VlmError):
     """`--model` names nothing that is packaged, on disk or on the Hub."""
 

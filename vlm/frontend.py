@@ -30,7 +30,7 @@ class Frontend:
     """Of one engine. Used by several threads at once."""
 
     family: FamilySpec
-    config: ModelConfig  # the decoder's
+    config: ModelConfig  # the decoder's, or that of an encoder alone
     encoder: ModelConfig | None
     vision: VisionConfig | None
     tokenizer: Tokenizer | None
@@ -38,12 +38,14 @@ class Frontend:
     image_processor: ImageProcessor | None
     inputs: InputReader
     postprocess: Callable[[str], str]
+    generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
     def of(cls, engine: EngineDir) -> Frontend:
         """Raises EngineError for a damaged processor."""
         family, configs = registry.family(engine.family), registry.configs_of(engine)
-        config, encoder, vision = configs["decoder"], configs.get("encoder"), configs.get("visual")
+        encoder, vision = configs.get("encoder"), configs.get("visual")
+        config = configs.get("decoder", encoder)
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder) if folder else None
         source = ProcessorSource(folder, family.image_processor, tuple(vision.image_size)) if vision else None
@@ -59,10 +61,15 @@ class Frontend:
             prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size, features)
         longest = engine.build.max_encoder_input_len or 0
         made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
-        made = (*made, engine.build.max_seq_len)
+        made = (*made, engine.build.max_seq_len or 0)
         inputs = InputReader(family, config, vision, engine.generation, *made)
         postprocess = _imported(family.postprocess) if family.postprocess else str
-        return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess)
+        return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess, engine.generates)
+
+    @property
+    def num_features(self) -> int | None:
+        """Rows of an image; None for a model of texts."""
+        return self.vision.num_features if self.vision else None
 
     @property
     def image_source(self) -> ProcessorSource:

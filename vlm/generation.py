@@ -145,6 +145,9 @@ def _frozen(name: str, value: Any) -> Any:
     if name == "sequence_bias":
         pairs = value.items() if isinstance(value, dict) else value or ()
         return tuple((tuple(tokens), float(bias)) for tokens, bias in pairs)
+    if name == "logit_bias":
+        pairs = value.items() if isinstance(value, dict) else value or ()
+        return tuple((int(token), float(bias)) for token, bias in pairs)
     if name == "forced_eos_token_id" and isinstance(value, list | tuple):
         ends = tuple(dict.fromkeys(value))
         return ends if len(ends) > 1 else ends[0] if ends else None

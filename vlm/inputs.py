@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
-from vlm.errors import InputError, LimitError, listed
+from vlm.errors import InputError, LengthError, listed
+from vlm.memory import memory_errors
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
-from vlm.processing.prompts import Prompts, read_messages
+from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, read_messages
 from vlm.processing.tokenization import StopStrings, Tokenizer
 from vlm.registry import FamilySpec
 from vlm.runtime.prompt_table import Image, PromptTable
@@ -30,6 +31,7 @@ INPUT_KEYS = (
     "prompt",
     "raw_prompt",
     "messages",
+    "continue_final_message",
     "prompt_table",
     "pixel_values",
     "encoder_output",
@@ -57,11 +59,12 @@ class InputReader:
     source_vocab_size: int | None = None  # the encoder's; None: the decoder's
     max_seq_len: int = 0
 
+    @memory_errors()
     def request(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
         params = self._without_bad_words(params)
-        stops = StopStrings(self.tokenizer, params.stop) if params.stop and self.tokenizer else None
+        stops = self._stops(params) if params.stop and self.tokenizer else None
         if self.prompts is not None:
             return self._asked(fields, params, stops)
         given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
@@ -76,6 +79,9 @@ class InputReader:
             params = self._towards(target, params)
         return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops, prompt_table=_table(fields))
 
+    def _stops(self, params: SamplingParams) -> StopStrings:
+        return StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
+
     def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
         """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
         if not params.bad_words:
@@ -88,6 +94,8 @@ class InputReader:
 
     def _asked(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
         """A prompt, with images in it or not."""
+        if "messages" in fields:
+            check_conversation(fields["messages"], self.max_tokens)
         turns, sources = read_messages(fields["messages"]) if "messages" in fields else (None, [])
         if sources and fields.get("images"):
             raise InputError("images were given in the messages and besides them; give each once.")
@@ -97,16 +105,19 @@ class InputReader:
         table = _table(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
-        suffix = fields.get("suffix", "")
-        limit = self._prompt_limit(params) if fields.get("truncate") else None
+        suffix = self._suffix(fields)
+        limit = _cut_to(fields, self._prompt_limit(params))
         if turns is not None:
-            ids = self.prompts.ids(self.prompts.of_messages(turns, len(images)), len(images), rows)
+            continued = bool(fields.get("continue_final_message"))
+            whole = self._bounded(self.prompts.of_messages(turns, len(images), continued))
+            ids = self.prompts.ids(whole, len(images), rows)
         elif "raw_prompt" in fields:
-            text = fields["raw_prompt"]
+            text = self._prompt_text(fields["raw_prompt"], limit)
             ids = self.prompts.ids(text + suffix, len(images), rows, limit=limit, cut=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
-            whole = self.prompts.of_prompt(_text_of(prompt) + suffix, len(images))
-            ids = self.prompts.ids(whole, len(images), rows, limit=limit, cut=prompt)
+            text = self._prompt_text(prompt, limit)
+            whole = self.prompts.of_prompt(text + suffix, len(images))
+            ids = self.prompts.ids(whole, len(images), rows, limit=limit, cut=text)
         strange = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if given := sorted(strange & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
@@ -116,7 +127,7 @@ class InputReader:
         if not self.has_encoder:
             return Request(tuple(ids), params=params, stops=stops, images=images, prompt_table=table)
         if len(ids) > self.max_encoder_len:
-            raise LimitError(
+            raise LengthError(
                 f"the prompt has {len(ids)} tokens with its images, {len(ids) - self.max_encoder_len} more than the"
                 " engine was built for; shorten it",
                 f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
@@ -125,6 +136,28 @@ class InputReader:
         return Request(
             start, encoder_input_ids=tuple(ids), params=params, stops=stops, images=images, prompt_table=table
         )
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that a text may have at most, whatever else a request asks for."""
+        return self.max_encoder_len if self.has_encoder else self.max_seq_len
+
+    def _prompt_text(self, prompt: Any, limit: int | None) -> str:
+        """A prompt, cut to what is read for `limit` tokens. LimitError for one that is too long for certain."""
+        if not isinstance(prompt, str | None):
+            raise InputError(f"the prompt must be a text; got {type(prompt).__name__}.")
+        if limit is not None and self.tokenizer is not None:
+            return self.tokenizer.shortened(prompt or "", limit)
+        return self._bounded(prompt or "")
+
+    def _suffix(self, fields: dict[str, Any]) -> str:
+        return self._bounded(fields.get("suffix") or "")
+
+    def _bounded(self, text: str) -> str:
+        """LimitError for a text of too many tokens, told before it is tokenized; images stand where it says so."""
+        if self.tokenizer is not None:
+            self.tokenizer.check_length(text.replace(PLACEHOLDER, ""), self.max_tokens)
+        return text
 
     def _prompt_limit(self, params: SamplingParams) -> int:
         """Tokens that a prompt may have: an encoder's, or what a decoder holds besides the new ones."""
@@ -192,15 +225,12 @@ class InputReader:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
         rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
-        cut = max(0, limit - len(rows)) if fields.get("truncate") else None
-        if cut is None and (least := self.tokenizer.least_tokens(text)) > limit:
-            raise LimitError(
-                f"the text has {least} words, the engine was built for {limit} tokens; shorten or split it."
-            )
-        put = {"language": fields.get("src_lang"), "suffix": fields.get("suffix", "")}
+        cut = _cut_to(fields, max(0, limit - len(rows)))
+        text = self._bounded(text) if cut is None else self.tokenizer.shortened(text, cut)
+        put = {"language": fields.get("src_lang"), "suffix": self._suffix(fields)}
         ids = [*rows, *self.tokenizer.encode_source(text, limit=cut, **put)]
         if len(ids) > limit:
-            raise LimitError(
+            raise LengthError(
                 f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it",
                 f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
             )
@@ -243,13 +273,18 @@ class InputReader:
             return start
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
+        self.tokenizer.check_length(prompt, self.max_seq_len)
         return (*start, *self.tokenizer.encode(prompt))
 
 
-def _text_of(prompt: Any) -> str:
-    if not isinstance(prompt, str | None):
-        raise InputError(f"the prompt must be a text; got {type(prompt).__name__}.")
-    return prompt or ""
+def _cut_to(fields: dict[str, Any], most: int) -> int | None:
+    """Returns the tokens that a text is cut to: with truncate=True `most`, with a number so many; None: it is not."""
+    truncate = fields.get("truncate") or False
+    if isinstance(truncate, bool):
+        return most if truncate else None
+    if not isinstance(truncate, int) or truncate < 1:
+        raise InputError(f"truncate is {truncate!r}; it must be true, false or a number of tokens.")
+    return min(most, truncate)
 
 
 def _rows_of(table: PromptTable | None, vocab_size: int) -> range:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.ops.advance import loop_period
-from vlm.processing.tokenization import Tokenizer, before_stop
-from vlm.runtime.request import Request, Sequence
+from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
+from vlm.runtime.request import Request, SamplingParams, Sequence
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +77,12 @@ def samples_of(request: Request) -> list[Request]:
     return [replace(request, params=replace(params, seed=seed)) for seed in seeds]
 
 
+def text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
+    """Returns the text of a request's output as it grows."""
+    shown = tokenizer.showing(special_tokens=not params.skip_special_tokens)
+    return TextStream(shown, params.stop, params.include_stop_str_in_output)
+
+
 @dataclass(frozen=True)
 class OutputReader:
     """Reads finished sequences of one engine: tokens -> text."""
@@ -103,12 +109,12 @@ class OutputReader:
     def _decoded(
         self, sequence: Sequence, tokens: list[int], logprobs: list[float], reason: str, score: float | None = None
     ) -> Output:
-        shown, stop = tokens, sequence.request.params.stop
+        shown, params = tokens, sequence.request.params
         if reason == "loop" and (period := loop_period(sequence.tokens)):
             shown = without_loop(tokens, period)
-        raw = self.tokenizer.decode(shown) if self.tokenizer else ""
-        raw = before_stop(raw, stop)
-        top = sequence.top_logprobs if sequence.request.params.top_logprobs else None
+        tokenizer = self.tokenizer and self.tokenizer.showing(special_tokens=not params.skip_special_tokens)
+        raw = before_stop(tokenizer.decode(shown) if tokenizer else "", params.stop, params.include_stop_str_in_output)
+        top = sequence.top_logprobs if params.top_logprobs else None
         return Output(
             self.postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score, *logits_of(sequence)
         )

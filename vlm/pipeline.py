@@ -15,18 +15,20 @@ import torch
 from vlm.backends import pick
 from vlm.compile.engine_dir import EngineDir, kind_of
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.errors import InputError, VlmError, listed
+from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.frontend import Frontend
 from vlm.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.inputs import INPUT_KEYS
 from vlm.layers.attention import Trace
-from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of
+from vlm.memory import FULL, memory_errors, suppress_out_of_memory
+from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of, text_stream
 from vlm.prefetch import Prefetch
-from vlm.processing.tokenization import TextStream
+from vlm.runtime.admission import check_encoder_input
+from vlm.runtime.encoder_engine import EncoderEngine
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.packing import chunks, within
-from vlm.runtime.request import Request, SamplingParams, Sequence
+from vlm.runtime.request import Request, SamplingParams, Sequence, Update
 
 
 def load(
@@ -38,6 +40,7 @@ def load(
     max_seq_len: int | None = None,
     max_encoder_input_len: int | None = None,
     backend: str | None = None,
+    encoder_only: bool = False,
     cache_dir: str | Path | None = None,
     runtime: RuntimeConfig | None = None,
     progress: Callable[[str, int, int], None] | None = None,
@@ -46,14 +49,16 @@ def load(
 
     What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
     engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
-    vlm.backends.pick takes; None: an engine's own, else torch. `device` and `max_batch_size` override those of
+    vlm.backends.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on the disk:
+    `encode` is all that there is then. `device` and `max_batch_size` override those of
     `runtime`; None leaves them. Raises a VlmError with one sentence.
     """
     runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
     limits = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
     found = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
     path = engine_of(model, resolve_device(runtime.device).type, progress=progress, **found, **limits)
-    return Pipeline(EngineDir.open(path).limited(**limits), runtime)
+    engine = EngineDir.open(path).limited(**limits)
+    return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
 
 
 def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:
@@ -79,7 +84,7 @@ class Pipeline:
 
     def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None):
         self.engine = engine
-        self.llm: LLMEngine = load_engine(engine, runtime or RuntimeConfig())
+        self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
         self.frontend = Frontend.of(engine)
         self.family, self._inputs = self.frontend.family, self.frontend.inputs
         self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
@@ -124,10 +129,12 @@ class Pipeline:
         if params.num_return_sequences > 1:
             raise InputError("a stream is of one output; use generate() for several.")
         request_id = self.llm.add(self._request(single, params))
-        text = TextStream(self.tokenizer, params.stop)
+        text = text_stream(self.tokenizer, params)
         try:
             while self.llm.has_work:
-                for update in self.llm.step():
+                for update in self._step():
+                    if update.sequence.finish_reason == "memory":
+                        raise OutOfMemoryError(FULL)
                     if piece := text.push(update.new_token_ids, last=update.finished):
                         yield piece
                     if update.finished:
@@ -136,6 +143,7 @@ class Pipeline:
         finally:
             self._abandon({request_id})
 
+    @memory_errors()
     def encode(
         self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
     ) -> Encoding | list[Encoding]:
@@ -152,6 +160,9 @@ class Pipeline:
             found = [self._features(one, hidden_states or attentions) for one in fields]
             return found if many else found[0]
         requests = [self._inputs.request(one, SamplingParams()) for one in fields]
+        if (encoder := self.frontend.encoder) is not None:
+            for request in requests:
+                check_encoder_input(request, encoder, self.frontend.num_features, self.llm.max_encoder_len)
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
@@ -176,11 +187,18 @@ class Pipeline:
                             raise
                         feed.done()
                         yield index, error
-                for update in self.llm.step() if waiting else ():
-                    if not update.finished:
+                for update in self._step() if waiting else ():
+                    if not update.finished or (samples := waiting.pop(update.sequence.id, None)) is None:
+                        continue
+                    if update.sequence.finish_reason == "memory":
+                        self._give_up(samples, waiting)
+                        if on_error == "raise":
+                            raise OutOfMemoryError(FULL)
+                        feed.done()
+                        yield samples.index, OutOfMemoryError(FULL)
                         continue
                     self._counted(update.sequence)
-                    if (samples := waiting.pop(update.sequence.id)).add(update.sequence):
+                    if samples.add(update.sequence):
                         feed.done()
                         yield samples.index, self.outputs.merged(samples)
         finally:
@@ -272,6 +290,18 @@ class Pipeline:
         ]
 
     # --- results ---
+    def _step(self) -> list[Update]:
+        """The engine's next updates. Where memory runs out, those whose turn it was end, and the others go on."""
+        with suppress_out_of_memory():
+            return self.llm.step()
+        return self.llm.recover()
+
+    def _give_up(self, samples: Samples, waiting: dict[int, Samples]) -> None:
+        """Aborts the samples of an input of which one is lost."""
+        for request_id in [key for key, value in waiting.items() if value is samples]:
+            del waiting[request_id]
+            self.llm.abort(request_id)
+
     def _counted(self, sequence: Sequence) -> None:
         self._tokens += len(sequence.generated)
         self._ended = time.perf_counter()
@@ -285,7 +315,7 @@ class Pipeline:
 
     def _window(self, window: int | None) -> int:
         # as much again as runs, so that a freed slot never waits for preprocessing
-        return window or 2 * self.llm.executor.state.spare
+        return window or 2 * self.llm.max_batch_size
 
     def _reset_timings(self) -> None:
         self.llm.executor.timer.reset()

@@ -150,6 +150,12 @@ def configs_of(model: Checkpoint | EngineDir) -> dict[str, Any]:
     return {role: model_spec(name).config.from_dict(model.config(role)) for role, name in model.roles.items()}
 
 
+def text_config(model: Checkpoint | EngineDir) -> Any:
+    """Returns the configuration of what a request's ids are: the decoder's, or that of an encoder alone."""
+    configs = configs_of(model)
+    return configs.get("decoder", configs.get("encoder"))
+
+
 def converter_of(path: Path) -> ConverterRef | None:
     """What converts this folder or file; None for a Hugging Face one and any other."""
     found = (ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()) if ref.matches(path))

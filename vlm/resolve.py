@@ -131,7 +131,7 @@ def similar_names(name: str) -> list[str]:
 def _check_engine(path: Path, asked: dict[str, Any]) -> None:
     """An engine serves smaller limits than its own; a larger one or another dtype needs a build."""
     build = EngineDir.open(path, verify=False).build
-    short = {n: v for n, v in asked.items() if n in LIMITS and v > getattr(build, n)}
+    short = {n: v for n, v in asked.items() if n in LIMITS and v > (getattr(build, n) or 0)}
     other = {n: v for n, v in asked.items() if n not in LIMITS and v != getattr(build, n)}
     if not short and not other:
         return

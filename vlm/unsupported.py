@@ -5,6 +5,7 @@ A catalog adds rows of its own for the models it knows: `UNSUPPORTED`, a tuple o
 
 from __future__ import annotations
 
+import configparser
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -147,6 +148,18 @@ def _quantized(model: ModelFiles) -> str:
     )
 
 
+def _converted_from(model: ModelFiles) -> str:
+    """Returns the name that FasterTransformer's converter wrote down, in brackets; "" where there is none."""
+    reader = configparser.ConfigParser(interpolation=None, strict=False)
+    try:
+        reader.read_string((model.path / "config.ini").read_text(encoding="utf-8") if model.path else "")
+    except (OSError, UnicodeDecodeError, configparser.Error):
+        return ""
+    found = (reader[section].get(key) for section in reader.sections() for key in ("_name_or_path", "model_name"))
+    name = next((name for name in found if name and name.strip()), None)
+    return f" ({name})" if name else ""
+
+
 def _training(model: ModelFiles) -> str:
     steps = sorted((n for n in model.names if re.fullmatch(r"checkpoint-\d+", n)), key=lambda n: int(n[11:]))
     return f"holds the checkpoints of a training ({listed(steps)}); give one of them: {model.name}/{steps[-1]}"
@@ -204,6 +217,9 @@ ROWS = (
     Unsupported(lambda m: m.holds(r".+\.npz") and m.holds(r"decoder\.yml|.+\.vocab\.yml"),
                 lambda m: "is a model of the Marian program, as OPUS-MT publishes it; give its Hugging Face conversion"
                           " (Helsinki-NLP/opus-mt-SOURCE-TARGET)"),
+    Unsupported(lambda m: "config.ini" in m.names and m.holds(r"model\..+\.bin") and "config.json" not in m.names,
+                lambda m: "was written by FasterTransformer's converter (config.ini, a .bin file a weight), which is"
+                          f" not read; give the model that it was converted from{_converted_from(m)}"),
     Unsupported(lambda m: {"context", "weights"} <= m.names and "config.json" not in m.names,
                 lambda m: "is a NeMo 2 checkpoint; export it with nemo.collections.llm.export_ckpt(path, target=\"hf\")"
                           " and give the folder that this writes"),

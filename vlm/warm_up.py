@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from vlm.errors import InputError, OutOfMemoryError
+from vlm.errors import InputError
+from vlm.memory import suppress_out_of_memory
 from vlm.pipeline import Pipeline
 from vlm.runtime.packing import bucket_of
 
@@ -21,8 +22,11 @@ WAYS = ({}, {"temperature": 1.0, "num_beams": 1})  # as the model has it, mostly
 def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None = None) -> None:
     """Decodes two tokens in every size of batch that has graphs of its own, as the model has it and sampled.
 
-    What the engine or the device is too small for is left out. The pipeline must be idle, and is so afterwards.
+    What the engine or the device is too small for is left out, and an encoder alone decodes nothing. The pipeline must
+    be idle, and is so afterwards.
     """
+    if not pipeline.frontend.generates:
+        return
     sizes = sorted({bucket_of(n, pipeline.llm.max_batch_size) for n in range(1, pipeline.llm.max_batch_size + 1)})
     numbers = itertools.count()
     for done, size in enumerate(sizes):
@@ -40,7 +44,7 @@ def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, 
     with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
         for source in sources:
             ids.append(llm.add(pipeline.request(source, **LENGTHS, **sampling)))
-    with contextlib.suppress(OutOfMemoryError, torch.OutOfMemoryError):
+    with suppress_out_of_memory():
         while llm.has_work:
             llm.step()
         return True

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from vlm.errors import InputError
+from vlm.processing.worker_process import Budget
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
@@ -47,6 +48,12 @@ def demo(
         list[str] | None,
         typer.Option(help="Of other sites that may use it (https://a.example), or *; again for more. [default: none]"),
     ] = None,
+    media_seconds: Annotated[
+        float, typer.Option(help="For reading a file; then it is refused.")
+    ] = DEFAULTS.media.seconds,
+    media_memory_mb: Annotated[
+        int, typer.Option(help="That reading a file may take in its process.")
+    ] = DEFAULTS.media.memory_mb,
     options: LoadOptions,
 ) -> None:
     """Try models in the browser: ask about images, read documents, translate and summarize.
@@ -60,7 +67,14 @@ def demo(
       vlm demo facebook/nougat-base llava-hf/llava-1.5-7b-hf --host 0.0.0.0
       vlm demo mini-t5 --port 0
     """
-    config = DemoConfig(host, port, share, tuple(allowed_host or ()), tuple(allowed_origin or ())).on_free_port()
+    config = DemoConfig(
+        host,
+        port,
+        share,
+        allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
+        media=Budget(media_seconds, media_memory_mb),
+    ).on_free_port()
     names = list(dict.fromkeys(models or PACKAGED))
     running = _running()
     room = decoding.ROOM_FOR_ANOTHER if len(names) > 1 else {}

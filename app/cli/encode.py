@@ -58,7 +58,7 @@ def encode(
     if out is not None and out.suffix not in SUFFIXES:
         raise InputError(f"--out {out} must end in .npz or .safetensors.")
     inputs = _inputs(text or [], image or [])
-    pipeline = decoding.load(model, options)
+    pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)))
     fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
     if out is None:
         _print(pipeline, inputs, fields)

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from vlm.errors import VlmError, VlmWarning
+from vlm_app.names import printable
 
 PARTLY_FAILED = 1  # some pages of a job
 USER_ERROR = 2
@@ -30,7 +31,7 @@ def debugging() -> bool:
 
 def complain(message: object) -> None:
     """One line of `vlm: ...` on stderr."""
-    print(f"vlm: {message}", file=sys.stderr, flush=True)
+    print(f"vlm: {printable(str(message))}", file=sys.stderr, flush=True)
 
 
 def verb(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -164,6 +164,8 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     from vlm.runtime.kv_cache import block_bytes, plan_cache
 
     build, runtime = engine.build, RuntimeConfig()
+    if "decoder" not in engine.roles:
+        return {"weights": weights, "kv_cache_full_batch": 0, "kv_cache_per_sequence": 0}
     config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
     dtype = getattr(torch, build.dtype)
     shape = plan_cache(

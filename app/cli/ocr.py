@@ -21,12 +21,13 @@ from vlm_app.ocr.engines import EngineConfig, devices_of
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger import Ledger
+from vlm_app.ocr.naming import FORMATS, Document, name_all
+from vlm_app.ocr.outputs import Outputs
 from vlm_app.ocr.pages import OpenDocument, check_pages, selected
-from vlm_app.ocr.report import Summary, complaints, live, totals
-from vlm_app.ocr.sources import Shard, Target, find_documents, plan_outputs
+from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
+from vlm_app.ocr.sources import Shard, find_documents
 from vlm_app.ocr.state import ledger_of
-from vlm_app.ocr.writers import FORMATS
-from vlm_app.storage import is_remote, location
+from vlm_app.storage import is_remote, location, seen_file
 
 # --batch-size says it here, and is an engine's own to settle
 OCR_LOADING = LOADING.only(*(name for name in LOADING.options if name != "max_batch_size"))
@@ -85,7 +86,7 @@ def ocr(
     Every page that was read is kept in a ledger (OUT/.vlm-ocr): whatever ends the job, the same command goes on after
     the last page. Ctrl-C also leaves the finished pages of unfinished documents in NAME.partial.md. Outputs are called
     after their documents (report.pdf: report.md) and lie as these do below the folders given; a.png and a.pdf become
-    a.png.md and a.pdf.md.
+    a.png.md and a.pdf.md. A file that the job did not write is never written over: its document is refused by name.
 
     \b
     Examples:
@@ -97,22 +98,24 @@ def ocr(
     config = JobConfig(format, pages, max_new_tokens, recompute, retries, max_page_error_rate)
     folder = location(out)
     part = Shard.parse(shard) if shard else None
-    targets = _plan(paths, folder, config)
+    documents, unsearched = _find(paths, folder, config)
     if part:
-        targets = part.of(targets)
+        documents = part.of(documents)
     _check_places(ray, devices, engines)
     with Progress() as progress:
         where = _cluster_device(options.device) if ray else devices_of(devices or options.device)
         if batch_size is not None:
             options = options.overridden_by(LoadOptions.from_dict({"max_batch_size": batch_size}))
         engine = EngineConfig.resolved(model, where, options, workers, progress, elsewhere=ray)
-    with ledger_of(folder, engine.settings(max_new_tokens), recompute, part.name if part else "") as ledger:
+    name = part.name if part else ""
+    with ledger_of(folder, engine.settings(max_new_tokens), recompute, name) as ledger:
         reader = _cluster_reader(engine, engines) if ray else engine.reader()
-        summary = _run(reader, targets, config, ledger)
+        summary = _run(reader, documents, config, ledger, Outputs(folder, format, ledger, name))
+    summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unsearched]
     _report(summary, gpu_price)
 
 
-def _plan(paths: list[str], out: Path, config: JobConfig) -> list[Target]:
+def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document], list[tuple[Path, str]]]:
     """Finds what is wrong with the whole job before a model is loaded."""
     SamplingParams(max_new_tokens=config.max_new_tokens)
     if config.format not in FORMATS:
@@ -120,10 +123,11 @@ def _plan(paths: list[str], out: Path, config: JobConfig) -> list[Target]:
     if not is_remote(out) and out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder.")
     check_pages(config.pages)
-    targets = plan_outputs(find_documents(paths), out, f".{config.format}")
-    if len(targets) == 1:
-        selected(config.pages, OpenDocument(targets[0].source).num_pages)
-    return targets
+    found = find_documents(paths)
+    if len(found.sources) == 1:
+        seen_file(found.sources[0].path)
+        selected(config.pages, OpenDocument(found.sources[0].path).num_pages)
+    return name_all(found.sources), found.unsearched
 
 
 def _check_places(ray: bool, devices: str | None, engines: int | None) -> None:
@@ -146,12 +150,12 @@ def _cluster_reader(engine: EngineConfig, engines: int | None) -> Reader:
     return RayReader(engine, engines)
 
 
-def _run(reader: Reader, targets: list[Target], config: JobConfig, ledger: Ledger) -> Summary:
+def _run(reader: Reader, documents: list[Document], config: JobConfig, ledger: Ledger, outputs: Outputs) -> Summary:
     def show(summary: Summary) -> None:
-        progress("Reading", summary.done, len(targets), live(summary, len(targets)))
+        progress("Reading", summary.done, summary.found, live(summary, summary.found))
 
     with contextlib.closing(reader), Progress() as progress:
-        return Job(reader, targets, config, ledger, show).run()
+        return Job(reader, documents, config, ledger, outputs, show).run()
 
 
 def _report(summary: Summary, gpu_price: float | None) -> None:
@@ -159,7 +163,9 @@ def _report(summary: Summary, gpu_price: float | None) -> None:
         print(line, file=sys.stderr)
     for line in complaints(summary):
         complain(line)
+    if summary.stopped:
+        raise summary.stopped
     if summary.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if summary.failures:
+    if not summary.is_complete:
         raise typer.Exit(PARTLY_FAILED)

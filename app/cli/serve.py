@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm.errors import InputError, VlmError, listed
+from vlm.processing.worker_process import Budget
 from vlm_app.cli.errors import INTERNAL_ERROR, complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.progress import Progress
@@ -47,8 +48,14 @@ def serve(
     max_images: Annotated[int, typer.Option(help="Of a request; pages of PDFs count.")] = DEFAULTS.max_images,
     max_image_pixels: Annotated[int, typer.Option(help="Of an image.")] = DEFAULTS.max_image_pixels,
     preprocess_workers: Annotated[
-        int, typer.Option(help="Processes that decode images; 0: threads of the server.")
+        int, typer.Option(help="Processes that decode images; 0: threads of the server, which no budget bounds.")
     ] = DEFAULTS.preprocess_workers,
+    media_seconds: Annotated[
+        float, typer.Option(help="For decoding all images and pages of a request; then it is refused.")
+    ] = DEFAULTS.media.seconds,
+    media_memory_mb: Annotated[
+        int, typer.Option(help="That decoding a request may take in its process.")
+    ] = DEFAULTS.media.memory_mb,
     header_seconds: Annotated[
         float, typer.Option(help="For a request's line and headers to come.")
     ] = DEFAULTS.header_seconds,
@@ -73,6 +80,10 @@ def serve(
     model_control: Annotated[
         bool, typer.Option("--model-control", help="Clients may load and unload the models of repositories.")
     ] = DEFAULTS.model_control,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(help="Serve KServe's protocol over gRPC, too; Triton's is 8001, 0: any that is free."),
+    ] = DEFAULTS.grpc_port,
     exit_when_broken: Annotated[
         bool,
         typer.Option("--exit-when-broken/--stay-when-broken", help="At an engine's end, exit 70 or answer 503."),
@@ -91,6 +102,7 @@ def serve(
     Examples:
       vlm serve mini-llava
       vlm serve --model-repository s3://bucket/models --model-control
+      vlm serve mini-llava --grpc-port 8001
       vlm serve ocr=facebook/nougat-base chat=llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key SECRET
       curl localhost:8000/v1/models
     """
@@ -103,6 +115,7 @@ def serve(
         max_images=max_images,
         max_image_pixels=max_image_pixels,
         preprocess_workers=preprocess_workers,
+        media=Budget(media_seconds, media_memory_mb),
         header_seconds=header_seconds,
         body_seconds=body_seconds,
         idle_seconds=idle_seconds,
@@ -112,7 +125,10 @@ def serve(
         drain_seconds=drain_seconds,
         model_control=model_control,
         exit_when_broken=exit_when_broken,
+        grpc_port=grpc_port,
     )
+    if grpc_port is not None:
+        _check_grpc()
     names = dict(_named(model) for model in models or ())
     if len(names) < len(models or ()):
         raise InputError("two models have one name; give them as NAME=MODEL.")
@@ -160,6 +176,14 @@ def _loaded(
     if not pipelines:
         raise InputError(f"no model of {listed(urls)} could be loaded.")
     return pipelines, repositories
+
+
+def _check_grpc() -> None:
+    """Raises InputError where gRPC's packages are not there, or older than their generated messages."""
+    try:
+        import vlm_app.server.grpc.server  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"--grpc-port needs pip install 'vlm-runtime[grpc]': {error}.") from None
 
 
 def _server() -> Callable[..., None]:

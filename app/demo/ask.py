@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import numpy as np
 
 from vlm.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
-from vlm.processing.images import load_image
 from vlm_app.demo import examples
 from vlm_app.demo.answers import answers, guarded
+from vlm_app.demo.documents import UploadedPage
 from vlm_app.demo.models import Models, takes_images
 from vlm_app.demo.parts import LATEX, Controls, given, model_choice, sampling_controls, timing_line
 
@@ -95,7 +92,7 @@ class AskTab:
         asked."""
         turns = (*turns, _asked(question))
         source, paths = input_of(self.models[model], turns)
-        files = await asyncio.to_thread(lambda: [np.asarray(load_image(Path(path).read_bytes())) for path in paths])
+        files = [UploadedPage(path, 1) for path in paths]
         emptied = NOTHING
         async with aclosing(answers(self.models[model], source, files, given(sampling))) as states:
             async for text, timing in states:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from vlm.processing.worker_process import Budget
 from vlm_app.listening import check_names, check_port, listener
 
 
@@ -14,6 +15,8 @@ class DemoConfig:
     share: bool = False  # a public address through gradio's servers
     allowed_hosts: tuple[str, ...] = ()  # as ServerConfig's
     allowed_origins: tuple[str, ...] = ()
+    preprocess_workers: int = 2  # processes that read what is uploaded
+    media: Budget = field(default_factory=Budget)  # of a file
 
     def __post_init__(self) -> None:
         check_port(self.port)

@@ -1,10 +1,10 @@
-"""Pages of uploaded documents as pictures."""
+"""Pages of uploaded documents as pictures: what the worker processes do with a file that nobody has looked at."""
 
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING
 
 from vlm.errors import DocumentError, InputError
@@ -13,18 +13,28 @@ from vlm.processing.documents import Document, open_document
 if TYPE_CHECKING:
     from PIL import Image
 
-_lock = Lock()  # PDFium is not for several threads, not even to close a document
 PREVIEW_WIDTH = 900  # pixels
 
 
+@dataclass(frozen=True)
+class UploadedPage:
+    """A page, counted from 1, which is drawn where its pixel values are made."""
+
+    path: str | None
+    page: float | None
+
+    def picture(self) -> Image.Image:
+        return page_image(self.path, self.page)
+
+
 def num_pages(path: str | None) -> int:
-    with _lock, closing(_opened(path)) as document:
+    with closing(_opened(path)) as document:
         return document.num_pages
 
 
 def page_image(path: str | None, page: float | None) -> Image.Image:
     """A page, counted from 1. Raises DocumentError and ImageError that name the file as it was uploaded."""
-    with _lock, closing(_opened(path)) as document:
+    with closing(_opened(path)) as document:
         if page is None or not 1 <= page <= document.num_pages:
             have = "1 page" if document.num_pages == 1 else f"{document.num_pages} pages"
             raise DocumentError(f"page {page} was asked for, the document has {have}.")
@@ -34,9 +44,19 @@ def page_image(path: str | None, page: float | None) -> Image.Image:
             raise _with_own_name(error, path) from None
 
 
-def preview(image: Image.Image) -> Image.Image:
-    """No larger than what is shown."""
+def first_page(path: str) -> tuple[int, Image.Image]:
+    """Returns how many pages a document has, and its first one as it is shown."""
+    return num_pages(path), preview(path, 1)
+
+
+def preview(path: str, page: float) -> Image.Image:
+    """Returns a page that is no larger than what is shown."""
+    image = page_image(path, page)
     return image if image.width <= PREVIEW_WIDTH else image.reduce(-(-image.width // PREVIEW_WIDTH))
+
+
+def uploaded_name(path: str) -> str:
+    return Path(path).name
 
 
 def _opened(path: str | None) -> Document:
@@ -50,4 +70,4 @@ def _opened(path: str | None) -> Document:
 
 def _with_own_name(error: InputError, path: str) -> InputError:
     """Without the folder that uploads are kept in."""
-    return type(error)(str(error).replace(path, Path(path).name))
+    return type(error)(str(error).replace(path, uploaded_name(path)), error.kind)

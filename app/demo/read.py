@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
 import gradio as gr
-import numpy as np
 
 from vlm.processing.documents import IMAGE_SUFFIXES, PDF_SUFFIX
 from vlm_app.demo import documents, examples
@@ -63,20 +61,24 @@ class ReadTab:
         """The first page of a new document, after nothing has been left of the last one."""
         yield gr.update(value=1, label="Page"), None, "", ""
         if document is not None:
-            count = await asyncio.to_thread(documents.num_pages, document)
-            picture = await asyncio.to_thread(lambda: documents.preview(documents.page_image(document, 1)))
+            count, picture = await self._draw(documents.first_page, document)
             yield gr.update(value=1, label=f"Page (of {count})"), picture, "", ""
 
     async def turn(self, document: str | None, page: int | None) -> AsyncIterator[Any]:
         """Another page of it."""
         if document is not None and page is not None:
-            yield await asyncio.to_thread(lambda: documents.preview(documents.page_image(document, page)))
+            yield await self._draw(documents.preview, document, page)
 
     async def read(
         self, document: str | None, page: int | None, model: str, **sampling: Any
     ) -> AsyncIterator[tuple[str, str]]:
         """The page's markdown as it grows, and the timing."""
-        picture = await asyncio.to_thread(lambda: np.asarray(documents.page_image(document, page)))
-        async with aclosing(answers(self.models[model], {}, [picture], given(sampling))) as states:
+        files = [documents.UploadedPage(document, page)]
+        async with aclosing(answers(self.models[model], {}, files, given(sampling))) as states:
             async for state in states:
                 yield state
+
+    async def _draw(self, function: Callable[..., Any], document: str, *arguments: Any) -> Any:
+        """Calls a function of `documents` where a file can do no harm: the models share their worker processes."""
+        workers = next(iter(self.models.values())).workers
+        return await workers.run(documents.uploaded_name(document), function, document, *arguments)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from vlm.errors import DocumentError, VlmError
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
 from vlm_app.ocr.ledger import FAILED, LOOPED, Ledger, Page
+from vlm_app.ocr.naming import Document
+from vlm_app.ocr.outputs import OCCUPIED, Outputs
 from vlm_app.ocr.plan import Plan
 from vlm_app.ocr.report import Failure, Summary
-from vlm_app.ocr.sources import Target
 from vlm_app.ocr.writers import About, Draft
 
 
@@ -21,20 +24,22 @@ class Job:
     def __init__(
         self,
         reader: Reader,
-        targets: list[Target],
+        documents: list[Document],
         config: JobConfig,
         ledger: Ledger,
+        outputs: Outputs,
         on_progress: Callable[[Summary], None] = lambda summary: None,
     ):
         self.reader, self.config, self.ledger, self.on_progress = reader, config, ledger, on_progress
-        self.summary = Summary(engines=reader.engines)
-        self._plan = Plan(ledger, targets, config.pages, config.recompute)
+        self.summary = Summary(engines=reader.engines, found=len(documents))
+        self._outputs = outputs
+        self._plan = Plan(ledger, documents, outputs, config.pages, config.recompute)
         self._missing: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
         self._started: set[int] = set()  # documents that were opened and are not done
         self._since = 0.0
 
     def run(self) -> Summary:
-        """Failed pages and documents are in the summary; VlmError only for what stops the job (a full disk)."""
+        """Failed pages and documents are in the summary, and what stopped the job (a full disk)."""
         self._since = time.perf_counter()
         try:
             self._prepare()
@@ -42,19 +47,22 @@ class Job:
                 if self._plan.due:
                     self._read(attempt)
             for target in self._plan.due.values():  # a reader lost pages of it
-                self._fail(target, "unfinished", "some pages were lost; run the same command again.")
+                self._fail(target.source, "unfinished", "some pages were lost; run the same command again.")
         except KeyboardInterrupt:
             self.summary.interrupted = True
+        except VlmError as error:
+            self.summary.stopped = error
         finally:
             self._keep_partial()
             self._tell()
         return self.summary
 
     def _prepare(self) -> None:
+        self._outputs.sweep()
         self._plan.make()
-        self.summary.skipped = self.summary.done = self._plan.skipped
-        for target, error in self._plan.unreachable:
-            self._fail(target, error.kind, str(error))
+        self.summary.skipped = self._plan.skipped
+        for source, error in self._plan.refused:
+            self._fail(source, error.kind, str(error))
 
     def _read(self, attempt: int) -> None:
         for event in self.reader.read(self._works(attempt), self.config.sampling(attempt)):
@@ -84,6 +92,8 @@ class Job:
 
     # --- events ---
     def _take(self, event: Event, attempt: int) -> None:
+        if event.document not in self._plan.due:  # given up meanwhile
+            return
         if isinstance(event, Opened):
             self._opened(event, attempt)
         elif isinstance(event, Unreadable):
@@ -94,6 +104,11 @@ class Job:
 
     def _opened(self, event: Opened, attempt: int) -> None:
         if attempt:
+            return
+        try:
+            self._plan.check_goes_on(event)
+        except DocumentError as error:
+            self._fail(self._plan.due.pop(event.document).source, error.kind, str(error))
             return
         self.ledger.opened(event, self.config.pages)
         self._started.add(event.document)
@@ -107,7 +122,7 @@ class Job:
             self._settle(event.document)
             return
         self.ledger.unreadable(event)
-        self._fail(self._plan.due.pop(event.document), event.kind, event.reason)
+        self._fail(self._plan.due.pop(event.document).source, event.kind, event.reason)
 
     def _page(self, event: PageRead | PageFailed, attempt: int) -> None:
         if isinstance(event, PageRead):
@@ -133,26 +148,35 @@ class Job:
             self._close(document, draft)
 
     def _close(self, document: int, draft: Draft) -> None:
-        target = self._plan.due.pop(document)
-        self._started.discard(document)
         self._count(draft)
-        rate, allowed = draft.error_rate, self.config.max_page_error_rate
-        if not draft.has_text:
-            self.summary.done += 1
-        elif rate > allowed:
-            reason = f"{rate:.1%} of its pages are bad, allowed are {allowed:.1%} (--max-page-error-rate)."
-            self._fail(target, "error rate", reason)
+        try:
+            self._plan.check_unchanged(document)
+            self._check_error_rate(draft)
+            if draft.has_text:
+                self._write(document, draft)
+        except DocumentError as error:
+            self._fail(draft.source, error.kind, str(error))
         else:
-            writers.write(draft, self.config.format)
-            self.ledger.written(document, self._plan.output(target))
-            self.summary.documents += 1
-            self.summary.done += 1
+            self.summary.documents += draft.has_text
+            self.summary.failed += not draft.has_text  # its pages tell why
+        del self._plan.due[document]
+        self._started.discard(document)
+
+    def _check_error_rate(self, draft: Draft) -> None:
+        rate, allowed = draft.error_rate, self.config.max_page_error_rate
+        if draft.has_text and rate > allowed:
+            reason = f"{rate:.1%} of its pages are bad, allowed are {allowed:.1%} (--max-page-error-rate)."
+            raise DocumentError(reason, "error rate")
+
+    def _write(self, document: int, draft: Draft) -> None:
+        text = writers.WRITERS[self.config.format](draft)
+        self._outputs.write(document, self._plan.due[document].name, text, self._plan.selection)
 
     def _draft(self, document: int) -> Draft:
-        record, target = self.ledger.record(document), self._plan.due[document]
+        record, source = self.ledger.record(document), self._plan.due[document].source
         added, model = self.ledger.get("added") or "", self.ledger.get("model") or ""
         about = About(record.digest or "", record.num_pages or 0, record.created, added, model)
-        return Draft(target, record.pages or (), self.ledger.pages(document), about)
+        return Draft(source, record.pages or (), self.ledger.pages(document), about)
 
     def _count(self, draft: Draft) -> None:
         for page in draft.asked:
@@ -161,17 +185,28 @@ class Job:
             if page.state != "done":
                 self.summary.failures.append(_failure(draft, page))
 
-    def _fail(self, target: Target, kind: str, reason: str) -> None:
-        self.summary.failures.append(Failure(target.source, None, reason, kind))
-        self.summary.done += 1
+    def _fail(self, source: Path, kind: str, reason: str) -> None:
+        self.summary.failures.append(Failure(source, None, reason, kind))
+        if kind == OCCUPIED:
+            self.summary.refused += 1
+        else:
+            self.summary.failed += 1
 
     def _keep_partial(self) -> None:
         """Finished pages of unfinished documents; after a job that ran to its end there are none."""
         for document in sorted(self._started):
-            draft = self._draft(document)
-            if draft.has_text:
-                self.summary.partial.append(writers.write_partial(draft, self.config.format))
+            try:
+                self._write_partial(document)
+            except VlmError as error:  # the pages stand in the ledger
+                self.summary.stopped = self.summary.stopped or error
+                break
         self._started.clear()
+
+    def _write_partial(self, document: int) -> None:
+        draft = self._draft(document)
+        if draft.has_text:
+            text, name = writers.WRITERS[self.config.format](draft), self._plan.due[document].name
+            self.summary.partial.append(self._outputs.write_partial(document, name, text))
 
     def _tell(self) -> None:
         self.summary.seconds = time.perf_counter() - self._since
@@ -180,4 +215,4 @@ class Job:
 
 def _failure(draft: Draft, page: Page) -> Failure:
     reason = writers.loop_notice(page) + "." if page.state == LOOPED else str(page.error)
-    return Failure(draft.target.source, page.page + 1, reason, LOOP if page.state == LOOPED else str(page.error_kind))
+    return Failure(draft.source, page.page + 1, reason, LOOP if page.state == LOOPED else str(page.error_kind))

@@ -7,27 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import InputError
+from vlm_app.names import printable
+from vlm_app.ocr.database import Database, LedgerError
 from vlm_app.ocr.events import LOOP, Opened, PageFailed, PageRead, Unreadable
-from vlm_app.storage import Seen
+from vlm_app.ocr.naming import folded
+from vlm_app.ocr.schema import prepare
+from vlm_app.ocr.siblings import Siblings
+from vlm_app.storage import Seen, key
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS job (name TEXT PRIMARY KEY, value TEXT);
-CREATE TABLE IF NOT EXISTS documents (
-    id INTEGER PRIMARY KEY, path TEXT UNIQUE NOT NULL, stamp TEXT NOT NULL, created TEXT, digest TEXT,
-    num_pages INTEGER, selection TEXT, pages TEXT, written TEXT, error_kind TEXT, error TEXT);
-CREATE TABLE IF NOT EXISTS pages (
-    document INTEGER NOT NULL REFERENCES documents (id), page INTEGER NOT NULL, state TEXT NOT NULL,
-    text TEXT, raw_text TEXT, finish_reason TEXT, tokens INTEGER NOT NULL DEFAULT 0, error_kind TEXT, error TEXT,
-    attempts INTEGER NOT NULL DEFAULT 1, PRIMARY KEY (document, page)) WITHOUT ROWID;
-"""
 DONE, LOOPED, FAILED = "done", "looped", "failed"  # states of a page
+RESET = (
+    "UPDATE documents SET digest = NULL, num_pages = NULL, selection = NULL, pages = NULL, error_kind = NULL,"
+    " error = NULL"
+)
+OUTDATE = "UPDATE files SET holds = NULL"
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Record:
     digest: str | None
     num_pages: int | None
     selection: str | None  # the page range that was asked for
-    written: str | None  # what its output file holds and how it is called; None: there is none
+    name: str | None  # of its output, without suffix, below the output folder
     pages: tuple[int, ...] | None  # which pages the range is, from 0; None: never opened
 
 
@@ -63,58 +61,50 @@ class Page:
 class Ledger:
     """One job's. For one thread of one process at a time; others may look in."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, root: str | None = None):
+        """`root`: the key of the output folder, which ledgers of earlier versions need; None: where `path` lies."""
         self.after_page: Callable[[], None] = lambda: None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._rows = sqlite3.connect(path, isolation_level=None)
-            self._rows.execute("PRAGMA journal_mode = WAL")
+        except OSError as error:
+            raise LedgerError(path, f"cannot be used: {error.strerror}", "give another --out") from None
+        self._database, self.siblings = Database(path), Siblings(path)
+        try:
+            self._database.rows("PRAGMA journal_mode = WAL")
             # safe from a kill; a power cut may take the last pages, never the file
-            self._rows.execute("PRAGMA synchronous = NORMAL")
-            self._rows.executescript(SCHEMA)
-        except (sqlite3.DatabaseError, OSError) as error:
-            raise InputError(f"the ledger {path} cannot be used ({error}); remove it to start anew.") from None
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self.is_old = prepare(self._database, root or key(path.parent.parent))
+        except LedgerError:
+            self.close()
+            raise
 
     def close(self) -> None:
-        self._rows.close()
+        self._database.close()
 
-    @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
+    def at_once(self) -> contextlib.AbstractContextManager[None]:
         """All of what is written inside, or none of it."""
-        if self._rows.in_transaction:
-            yield
-            return
-        try:
-            self._rows.execute("BEGIN IMMEDIATE")
-            yield
-            self._rows.execute("COMMIT")
-        except BaseException as error:
-            if self._rows.in_transaction:
-                self._rows.execute("ROLLBACK")
-            if isinstance(error, sqlite3.Error):
-                raise InputError(f"the ledger {self._path} cannot be written: {error}.") from error
-            raise
+        return self._database.at_once()
 
     def get(self, name: str) -> Any:
         """A value of the job's own; None where there is none."""
-        row = self._rows.execute("SELECT value FROM job WHERE name = ?", (name,)).fetchone() or ("null",)
+        row = self._database.row("SELECT value FROM job WHERE name = ?", (name,)) or ("null",)
         return json.loads(row[0])
 
     def put(self, values: Mapping[str, Any]) -> None:
         rows = [(name, json.dumps(value)) for name, value in values.items()]
         with self.at_once():
-            self._rows.executemany("INSERT OR REPLACE INTO job VALUES (?, ?)", rows)
+            self._database.execute_all("INSERT OR REPLACE INTO job VALUES (?, ?)", rows)
 
     def clear(self) -> None:
+        """Forgets all but the names of the outputs."""
         with self.at_once():
-            for name in ("pages", "documents", "job"):
-                self._rows.execute(f"DELETE FROM {name}")
+            for statement in ("DELETE FROM pages", "DELETE FROM job", RESET, OUTDATE):
+                self._database.execute(statement)
 
     def register(self, path: str, seen: Seen) -> int:
         """A document that is to be read -> its number."""
         values = (path, seen.stamp, seen.modified)
-        return self._rows.execute("INSERT INTO documents (path, stamp, created) VALUES (?, ?, ?)", values).lastrowid
+        return self._database.execute("INSERT INTO documents (path, stamp, created) VALUES (?, ?, ?)", values)
 
     def find(self, path: str) -> Record | None:
         return self._record("path = ?", path)
@@ -123,45 +113,40 @@ class Ledger:
         return self._record("id = ?", document)  # of one that is registered
 
     def _record(self, where: str, value: Any) -> Record | None:
-        columns = "id, path, stamp, created, digest, num_pages, selection, written, pages"
-        row = self._rows.execute(f"SELECT {columns} FROM documents WHERE {where}", (value,)).fetchone()
+        columns = "id, path, stamp, created, digest, num_pages, selection, name, pages"
+        row = self._database.row(f"SELECT {columns} FROM documents WHERE {where}", (value,))
         return Record(*row[:-1], row[-1] and tuple(json.loads(row[-1]))) if row else None
 
     def restamp(self, document: int, seen: Seen) -> None:
         """The file was written anew."""
         change = "UPDATE documents SET stamp = ?, created = ? WHERE id = ?"
-        self._rows.execute(change, (seen.stamp, seen.modified, document))
+        self._database.execute(change, (seen.stamp, seen.modified, document))
 
     def forget(self, document: int) -> None:
         """Nothing is known of the document any more but that it is to be read."""
         with self.at_once():
-            self._rows.execute("DELETE FROM pages WHERE document = ?", (document,))
-            columns = "digest num_pages selection pages written error_kind error".split()
-            reset = ", ".join(f"{name} = NULL" for name in columns)
-            self._rows.execute(f"UPDATE documents SET {reset} WHERE id = ?", (document,))
+            self._database.execute("DELETE FROM pages WHERE document = ?", (document,))
+            self._database.execute(f"{RESET} WHERE id = ?", (document,))
+            self._database.execute(f"{OUTDATE} WHERE document = ?", (document,))
 
     def opened(self, event: Opened, selection: str | None) -> None:
         values = (event.digest, event.num_pages, selection, json.dumps(event.pages), event.document)
         changes = "digest = ?, num_pages = ?, selection = ?, pages = ?, error_kind = NULL, error = NULL"
-        self._rows.execute(f"UPDATE documents SET {changes} WHERE id = ?", values)
+        self._database.execute(f"UPDATE documents SET {changes} WHERE id = ?", values)
 
     def unreadable(self, event: Unreadable) -> None:
-        values = (event.kind, event.reason, event.document)
-        self._rows.execute("UPDATE documents SET error_kind = ?, error = ? WHERE id = ?", values)
-
-    def written(self, document: int, what: str | None) -> None:
-        """The output file is in place, or has gone."""
-        self._rows.execute("UPDATE documents SET written = ? WHERE id = ?", (what, document))
+        values = (event.kind, printable(event.reason), event.document)
+        self._database.execute("UPDATE documents SET error_kind = ?, error = ? WHERE id = ?", values)
 
     def pages(self, document: int) -> dict[int, Page]:
         """What is known of a document's pages, in order."""
         columns = "page, state, text, raw_text, finish_reason, tokens, error_kind, error, attempts"
-        rows = self._rows.execute(f"SELECT {columns} FROM pages WHERE document = ? ORDER BY page", (document,))
+        rows = self._database.rows(f"SELECT {columns} FROM pages WHERE document = ? ORDER BY page", (document,))
         return {row[0]: Page(*row) for row in rows}
 
     def attempts(self, document: int) -> dict[int, tuple[str, int]]:
         """State and attempts of a document's pages, without their texts."""
-        rows = self._rows.execute("SELECT page, state, attempts FROM pages WHERE document = ?", (document,))
+        rows = self._database.rows("SELECT page, state, attempts FROM pages WHERE document = ?", (document,))
         return {page: (state, attempts) for page, state, attempts in rows}
 
     def page_read(self, event: PageRead) -> None:
@@ -172,15 +157,15 @@ class Ledger:
 
     def page_failed(self, event: PageFailed) -> None:
         """One that looped before keeps what was read."""
-        self._commit(event.document, event.page, FAILED, None, None, None, 0, event.kind, event.reason)
+        self._commit(event.document, event.page, FAILED, None, None, None, 0, event.kind, printable(event.reason))
 
     def _commit(self, *row: Any) -> None:
         columns = "document, page, state, text, raw_text, finish_reason, tokens, error_kind, error"
         better = ", ".join(f"{name} = excluded.{name}" for name in columns.split(", ")[2:])
         with self.at_once():
-            known = self._rows.execute("SELECT state FROM pages WHERE document = ? AND page = ?", row[:2]).fetchone()
+            known = self._database.row("SELECT state FROM pages WHERE document = ? AND page = ?", row[:2])
             keep = known and known[0] == LOOPED and row[2] != DONE
-            self._rows.execute(
+            self._database.execute(
                 f"INSERT INTO pages ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
                 f" attempts = attempts + 1{'' if keep else ', ' + better}",
                 row,
@@ -190,9 +175,35 @@ class Ledger:
     def exhaust(self, document: int, attempts: int) -> None:
         """Looped pages of a document that cannot be opened any more are tried no further."""
         values = (attempts, document, LOOPED)
-        self._rows.execute("UPDATE pages SET attempts = ? WHERE document = ? AND state = ?", values)
+        self._database.execute("UPDATE pages SET attempts = ? WHERE document = ? AND state = ?", values)
+
+    # --- outputs ---
+    def has_name(self, name: str) -> bool:
+        """Does a document's output have this name, or one that a file system may not tell from it?"""
+        return bool(self._database.row("SELECT 1 FROM documents WHERE name_key = ?", (folded(name),)))
+
+    def set_name(self, document: int, name: str) -> None:
+        values = (name, folded(name), document)
+        self._database.execute("UPDATE documents SET name = ?, name_key = ? WHERE id = ?", values)
+
+    def names(self) -> list[str]:
+        """Of all outputs, of this run or of earlier ones."""
+        return [name for (name,) in self._database.rows("SELECT name FROM documents WHERE name IS NOT NULL")]
+
+    def file(self, file: str) -> tuple[int, str | None] | None:
+        """Whose an output is, and which pages it holds (None: not as they were read last); None: not the job's."""
+        return self._database.row("SELECT document, holds FROM files WHERE file = ?", (file,))
+
+    def put_file(self, file: str, document: int, holds: str | None) -> None:
+        self._database.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?)", (file, document, holds))
+
+    def drop_file(self, file: str) -> None:
+        self._database.execute("DELETE FROM files WHERE file = ?", (file,))
+
+    def is_written(self, document: int) -> bool:
+        """Is there an output of what was read last?"""
+        return bool(self._database.row("SELECT 1 FROM files WHERE document = ? AND holds IS NOT NULL", (document,)))
 
     def save_as(self, path: Path) -> None:
         """A copy, whole, while the job goes on."""
-        with contextlib.closing(sqlite3.connect(path)) as copy:
-            self._rows.backup(copy)
+        self._database.save_as(path)

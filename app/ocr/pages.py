@@ -93,7 +93,7 @@ class OpenDocument:
         try:
             with self._lock, self._renamed():
                 return self._document.render(page)
-        except VlmError:
+        except (VlmError, MemoryError):
             raise
         except Exception as error:  # whatever a renderer trips over costs this page, not the job
             raise DocumentError(f"{self.path} page {page + 1} cannot be rendered: {error}.") from error

@@ -1,31 +1,51 @@
-"""Which documents a run has to read: those that the ledger, and the output folder, do not have already."""
+"""Which documents a run has to read, and where each one's text goes."""
 
 from __future__ import annotations
 
-from vlm.errors import VlmError
+from dataclasses import dataclass
+from pathlib import Path
+
+from vlm.errors import DocumentError, InputError, VlmError
+from vlm_app.ocr.database import LedgerError
+from vlm_app.ocr.events import Opened
 from vlm_app.ocr.ledger import FAILED, Ledger, Record
-from vlm_app.ocr.sources import Target
-from vlm_app.storage import Presence, Seen, digest, key, seen
+from vlm_app.ocr.naming import PARTIAL, Document
+from vlm_app.ocr.outputs import OCCUPIED, Outputs
+from vlm_app.storage import Seen, digest, is_remote, key, seen, seen_file
+
+
+@dataclass(frozen=True)
+class Target:
+    """A document, and the name of its output for good: below the output folder, without suffix."""
+
+    source: Path
+    name: str
 
 
 class Plan:
     """Made before anything is read; `due` then shrinks as documents are done."""
 
-    def __init__(self, ledger: Ledger, targets: list[Target], pages: str | None, recompute: bool):
-        self._ledger, self._targets, self._pages, self._recompute = ledger, targets, pages, recompute
-        self._present = Presence()
+    def __init__(self, ledger: Ledger, documents: list[Document], outputs: Outputs, pages: str | None, recompute: bool):
+        self._ledger, self._documents, self._outputs, self._recompute = ledger, documents, outputs, recompute
+        self.pages = pages
         self.due: dict[int, Target] = {}  # by number in the ledger
         self.skipped = 0
-        self.unreachable: list[tuple[Target, VlmError]] = []
+        self.refused: list[tuple[Path, VlmError]] = []
 
     def make(self) -> None:
         """Enters all documents into the ledger at once: a run that goes on after a kill finds the same plan."""
         with self._ledger.at_once():
-            for target in self._targets:
+            for document in self._documents:
                 try:
-                    self._add(target)
+                    self._add(document)
+                except LedgerError:
+                    raise
                 except VlmError as error:
-                    self.unreachable.append((target, error))
+                    self.refused.append((document.source, error))
+
+    @property
+    def selection(self) -> str:
+        return self.pages or "all"
 
     def done(self, document: int) -> frozenset[int]:
         """Pages (from 0) of a due document that the ledger has."""
@@ -34,35 +54,77 @@ class Plan:
     def is_read(self, document: int, done: frozenset[int]) -> bool:
         """Are these pages all that are asked for, so that the document need not be opened?"""
         record = self._ledger.record(document)
-        return record.pages is not None and record.selection == self._pages and done.issuperset(record.pages)
+        return record.pages is not None and record.selection == self.pages and done.issuperset(record.pages)
 
-    def output(self, target: Target) -> str:
-        """Which file holds which pages."""
-        return f"{key(target.out)} {self._pages or 'all'}"
-
-    def _add(self, target: Target) -> None:
-        found, record = seen(target.source), self._ledger.find(key(target.source))
-        there = not self._recompute and self._present(target.out)
-        if record is None:
-            if there:  # of somebody else: it stays
-                self.skipped += 1
-            else:
-                self.due[self._ledger.register(key(target.source), found)] = target
+    def check_unchanged(self, document: int) -> None:
+        """Raises DocumentError for a file that was written while it was read: its pages may be of two contents."""
+        record, source = self._ledger.record(document), self.due[document].source
+        if is_remote(source):  # it was read from a copy
             return
-        self._bring_up(record, target, found)
-        if there and self._ledger.record(record.id).written == self.output(target):
+        try:
+            found = seen(source)
+            is_same = found.stamp == record.stamp or digest(source) == record.digest
+        except InputError:  # gone, and read before
+            return
+        if not is_same:
+            self._ledger.forget(document)
+            raise DocumentError(f"{source} has changed while it was read; run the same command again.", "changed")
+
+    def check_goes_on(self, event: Opened) -> None:
+        """Raises DocumentError where known pages are of another content than the one that was opened."""
+        record = self._ledger.record(event.document)
+        if record.digest not in (None, event.digest) and self._ledger.attempts(event.document):
+            self._ledger.forget(event.document)
+            source = self.due[event.document].source
+            raise DocumentError(f"{source} has changed since it was found; run the same command again.", "changed")
+
+    def _add(self, document: Document) -> None:
+        found, record = seen_file(document.source), self._ledger.find(key(document.source))
+        if record is None and not self._recompute and self._is_of_sibling(document):
+            self.skipped += 1
+            return
+        if record is None:
+            name = self._new_name(document, may_be_there=self._recompute)
+            number = self._ledger.register(key(document.source), found)
+            self._ledger.set_name(number, name)
+        else:
+            number, name = record.id, record.name or self._late_name(record, document)
+            self._bring_up(record, document.source, found)
+        if self._recompute:
+            self._outputs.take_over(number, name)
+        if self._outputs.is_current(number, name, self.selection):
             self.skipped += 1
         else:
-            self.due[record.id] = target
+            self.due[number] = Target(document.source, name)
 
-    def _bring_up(self, record: Record, target: Target, found: Seen) -> None:
+    def _is_of_sibling(self, document: Document) -> bool:
+        """Has another part of the job written the document?"""
+        return any(self._outputs.is_of_sibling(document.source, name, self.selection) for name in document.names)
+
+    def _new_name(self, document: Document, may_be_there: bool) -> str:
+        """The best name that no other document has; DocumentError where a file is there that the job did not write."""
+        for name in document.names:
+            if not self._ledger.has_name(name) and self._outputs.can_be(name):
+                if not may_be_there:
+                    self._outputs.check_free(name)
+                return name
+        raise DocumentError(f"{document.source} has no output name that is free; give another --out.", OCCUPIED)
+
+    def _late_name(self, record: Record, document: Document) -> str:
+        """For a document of a run of an earlier version, which may have left a file that the ledger does not tell."""
+        name = self._new_name(document, may_be_there=True)
+        self._ledger.set_name(record.id, name)
+        self._outputs.take_over(record.id, name + PARTIAL)
+        return name
+
+    def _bring_up(self, record: Record, source: Path, found: Seen) -> None:
         """Forgets what was read of another content, or is to be read again."""
         changed = record.stamp != found.stamp
         if changed:
             self._ledger.restamp(record.id, found)
-        if self._recompute or (changed and record.digest != digest(target.source)) or self._all_failed(record):
+        if self._recompute or (changed and record.digest != digest(source)) or self._all_failed(record):
             self._ledger.forget(record.id)
 
     def _all_failed(self, record: Record) -> bool:
         states = [state for state, _ in self._ledger.attempts(record.id).values()]
-        return bool(states) and record.written is None and set(states) == {FAILED}
+        return bool(states) and not self._ledger.is_written(record.id) and set(states) == {FAILED}

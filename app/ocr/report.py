@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlm.errors import listed
+from vlm.errors import VlmError, listed
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,11 @@ class Failure:
 class Summary:
     """What one run did. Counts hold for this run, failures for the documents that it was through with."""
 
-    done: int = 0  # documents that the job is through with, whatever came of them
+    found: int = 0  # documents; each is one of the next four, or unfinished
     documents: int = 0  # written
     skipped: int = 0  # their output was there
+    refused: int = 0  # the place of their output is another file's
+    failed: int = 0
     pages: int = 0  # read
     known: int = 0  # pages that an earlier run had read
     bad_pages: int = 0  # so far; `failures` has those of documents that are done
@@ -37,6 +39,17 @@ class Summary:
     finish_reasons: Counter[str] = field(default_factory=Counter)
     partial: list[Path] = field(default_factory=list)  # of documents that were interrupted
     interrupted: bool = False
+    stopped: VlmError | None = None  # what ended the job
+
+    @property
+    def done(self) -> int:
+        """Documents that the job is through with, whatever came of them."""
+        return self.documents + self.skipped + self.refused + self.failed
+
+    @property
+    def is_complete(self) -> bool:
+        """Is every page of every document that was found in its output?"""
+        return not self.failures and not self.refused and not self.failed and self.done == self.found
 
     @property
     def pages_per_second(self) -> float:
@@ -67,6 +80,7 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
     ended = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.finish_reasons.items()))
     text = f"{summary.documents} documents, {summary.pages} pages, {summary.tokens} tokens in {summary.seconds:.1f} s"
     yield text + (f" ({ended})" if ended else "")
+    yield _shares(summary)
     if summary.pages:
         yield f"{summary.pages_per_second:.2f} pages/s, {summary.tokens_per_second:.1f} tokens/s"
     if summary.known:
@@ -76,6 +90,14 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
         yield "failures: " + ", ".join(f"{count} {kind}" for kind, count in kinds)
     if gpu_price is not None and (cost := summary.cost_per_million_pages(gpu_price)) is not None:
         yield f"cost: {cost:,.2f} a million pages, at {gpu_price:g} an hour a device, {summary.engines} at work"
+
+
+def _shares(summary: Summary) -> str:
+    """What became of the documents: numbers that add up."""
+    names = {"written": summary.documents, "skipped": summary.skipped, "refused": summary.refused}
+    names |= {"failed": summary.failed, "unfinished": summary.found - summary.done}
+    shares = [f"{count} {name}" for name, count in names.items() if count or name == "written"]
+    return f"{summary.found} found: {', '.join(shares)}"
 
 
 def complaints(summary: Summary) -> Iterator[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vlm.errors import InputError
 from vlm_app.ocr.ledger import Ledger
-from vlm_app.storage import reaching
+from vlm_app.storage import key, reaching
 
 SECONDS_BETWEEN = 30.0
 SHARE = 0.05  # of the time may go into copies
@@ -30,7 +30,7 @@ class Snapshots:
     """Brings a ledger from its URL, and copies there as pages come."""
 
     def __init__(self, local: Path, remote: Path):
-        self._local, self._remote = local, remote
+        self._local, self._remote, self._root = local, remote, key(remote.parent.parent)
         self._due = time.monotonic() + SECONDS_BETWEEN
 
     def fetch(self) -> None:
@@ -66,13 +66,13 @@ class Snapshots:
         """Is the ledger here the one that was copied, or what became of it?"""
         if not self._local.exists():
             return False
-        (job, copies), (copied_job, copied) = _mark(self._local), _mark(copy)
+        (job, copies), (copied_job, copied) = _mark(self._local, self._root), _mark(copy, self._root)
         return job == copied_job and copies >= copied
 
 
-def _mark(path: Path) -> tuple[str | None, int]:
+def _mark(path: Path, root: str) -> tuple[str | None, int]:
     try:
-        ledger = Ledger(path)
+        ledger = Ledger(path, root)
     except InputError:
         return None, 0
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from vlm.errors import InputError
 from vlm_app.ocr.ledger import Ledger
 from vlm_app.ocr.snapshots import Snapshots, working_folder
-from vlm_app.storage import is_remote
+from vlm_app.storage import is_remote, key
 
 FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for a text
 
@@ -26,16 +26,16 @@ def ledger_of(out: Path, settings: Mapping[str, object], recompute: bool, part: 
     folder = working_folder(out) if is_remote(out) else out / FOLDER
     with _locked(folder, name, out):
         copies = Snapshots(folder / name, out / FOLDER / name) if is_remote(out) else None
-        with _opened(folder / name, copies) as ledger:
+        with _opened(folder / name, key(out), copies) as ledger:
             _agree(ledger, settings, recompute, out)
             yield ledger
 
 
 @contextlib.contextmanager
-def _opened(path: Path, copies: Snapshots | None) -> Iterator[Ledger]:
+def _opened(path: Path, root: str, copies: Snapshots | None) -> Iterator[Ledger]:
     if copies:
         copies.fetch()
-    ledger = Ledger(path)
+    ledger = Ledger(path, root)
     if copies:
         ledger.after_page = lambda: copies.save_in_time(ledger)
     try:

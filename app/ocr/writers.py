@@ -1,17 +1,18 @@
-"""One output file a document, written whole when its last page is done; what is known of it until then."""
+"""The text of a document's output, of the pages that are known of it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vlm_app.names import as_text
 from vlm_app.ocr.ledger import FAILED, LOOPED, Page
-from vlm_app.ocr.sources import Target
-from vlm_app.storage import remove, write_atomic
+from vlm_app.ocr.naming import FORMATS
 
 SOURCE = "vlm-ocr"  # of a record, in Dolma's sense
 
@@ -31,7 +32,7 @@ class About:
 class Draft:
     """A document under way: the pages (from 0) that were asked for, and what came of them so far."""
 
-    target: Target
+    source: Path
     pages: tuple[int, ...]
     results: dict[int, Page] = field(default_factory=dict)
     about: About = field(default_factory=About)
@@ -55,11 +56,6 @@ class Draft:
     def missing(self) -> list[int]:
         return [page for page in self.pages if page not in self.results]
 
-    @property
-    def partial(self) -> Path:
-        """Where an interrupted job leaves the finished pages: another name, so that nobody takes it for the whole."""
-        return self.target.out.with_suffix(f".partial{self.target.out.suffix}")
-
 
 def markdown(draft: Draft) -> str:
     """Post-processed pages, blank lines between them, a comment in place of a page that failed."""
@@ -76,19 +72,7 @@ def json_lines(draft: Draft) -> str:
     return "".join(json.dumps(_record(draft, page), ensure_ascii=False) + "\n" for page in draft.asked)
 
 
-FORMATS = {"md": markdown, "mmd": raw_text, "jsonl": json_lines}
-
-
-def write(draft: Draft, format: str) -> None:
-    """The finished document, and the end of what an interrupted run left of it."""
-    write_atomic(draft.target.out, FORMATS[format](draft))
-    remove(draft.partial)
-
-
-def write_partial(draft: Draft, format: str) -> Path:
-    """The finished pages of an interrupted document."""
-    write_atomic(draft.partial, FORMATS[format](draft))
-    return draft.partial
+WRITERS = dict(zip(FORMATS, (markdown, raw_text, json_lines), strict=True))
 
 
 def loop_notice(page: Page) -> str:
@@ -112,12 +96,12 @@ def _shown(page: Page, text: str | None) -> str:
 
 
 def _comment(page: Page, text: str) -> str:
-    return f"<!-- page {page.page + 1}: {text.replace('--', '- -')} -->"
+    return f"<!-- page {page.page + 1}: {re.sub('-(?=-)', '- ', text)} -->"
 
 
 def _record(draft: Draft, page: Page) -> dict[str, Any]:
     about, text, number = draft.about, page.text or "", page.page + 1
-    document = str(draft.target.source)
+    document = as_text(draft.source)
     key = hashlib.sha256(f"{document}\n{about.digest}".encode()).hexdigest()[:32]
     metadata = {
         "document": document, "page": number, "num_pages": about.num_pages, "model": about.model,

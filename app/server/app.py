@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.middleware.gzip import GZipMiddleware
 
 from vlm import __version__
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
-from vlm_app.server import embeddings, errors, kserve, openai, repository_api
+from vlm_app.server import embeddings, errors, generate, kserve, openai, repository_api, unserved
 from vlm_app.server.checks import Checks, add_door, content_type
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.content_coding import ContentDecoding
 from vlm_app.server.control import Control, Repositories
 from vlm_app.server.limits import ApiKey, BodyLimit
 from vlm_app.server.metrics import Metrics
+from vlm_app.server.request_id import RequestId
 from vlm_app.server.service import Service, Services
+
+if TYPE_CHECKING:
+    from vlm_app.server.grpc.server import GrpcServer
 
 
 def create_app(
@@ -32,37 +39,59 @@ def create_app(
     that is unloaded must be free. `repositories`: where some of them come from, and others may. `on_break` is told of
     an engine that is beyond recovery."""
     metrics, services = Metrics(), Services()
-    workers = ImageWorkers(config.preprocess_workers, MediaLimits(config.max_images, config.max_image_pixels))
+    limits = MediaLimits(config.max_images, config.max_image_pixels, config.media)
+    workers = ImageWorkers(config.preprocess_workers, limits)
     metrics.watch(lambda: {service.name: service.pipeline.llm for service in services})
+    if workers.pool is not None:
+        metrics.watch_workers(workers.pool)
     loaded = repositories.loaded if repositories else {}
 
-    def add(name: str, pipeline: Pipeline, version: str) -> Service:
-        services.add(Service(name, pipeline, workers, metrics, config.max_requests, version, on_break))
+    def add(name: str, pipeline: Pipeline) -> Service:
+        limits = (workers, metrics, config.max_requests)
+        entry = loaded[name].described if name in loaded else {}
+        services.add(Service(name, pipeline, *limits, on_break=on_break, **entry))
         return services[name]
 
     for name in list(pipelines):
-        add(name, pipelines.pop(name), loaded[name].version if name in loaded else "1")
+        add(name, pipelines.pop(name))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
+        if any(service.pipeline.frontend.vision for service in services):
+            workers.start()
+        if config.grpc_port is not None:
+            app.state.grpc = await _grpc(services, app.state.control, config)
         yield
+        if app.state.grpc is not None:
+            await app.state.grpc.drain()
+        workers.close()
         for service in services:
             await service.close()
-        workers.close()
 
-    def serve(name: str, pipeline: Pipeline, version: str) -> None:
-        add(name, pipeline, version).model.start()
+    def serve(name: str, pipeline: Pipeline) -> None:
+        add(name, pipeline).model.start()
 
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
-    app.state.services, app.state.metrics = services, metrics
+    app.state.services, app.state.metrics, app.state.workers = services, metrics, workers
+    app.state.grpc = None
     app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
     _route(app, config)
     return app
 
 
+async def _grpc(services: Services, control: Control, config: ServerConfig) -> GrpcServer:
+    """Starts the gRPC server. Raises InputError when it cannot listen there."""
+    from vlm_app.server.grpc.server import GrpcServer
+    from vlm_app.server.grpc.servicer import Servicer
+
+    server = GrpcServer(Servicer(services, control, config.max_body_mb * 2**20), config)
+    await server.start()
+    return server
+
+
 def _route(app: FastAPI, config: ServerConfig) -> None:
-    for protocol in (openai, embeddings, kserve, repository_api):
+    for protocol in (openai, embeddings, kserve, generate, repository_api, unserved):
         app.include_router(protocol.router)
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)
@@ -73,18 +102,24 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
 def _guard(app: FastAPI, config: ServerConfig) -> None:
     """What a request passes before a route sees it: the last is the first."""
     limit = config.max_body_mb * 2**20
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)  # the loop's time is dearer than bytes
     app.add_middleware(BodyLimit, limit=limit)
     app.add_middleware(ContentDecoding, limit=limit)
     app.add_middleware(Checks, checks=[content_type])
     if config.api_key is not None:
         app.add_middleware(ApiKey, key=config.api_key)
     add_door(app, config.host, config.allowed_hosts, config.allowed_origins)
+    app.add_middleware(RequestId)  # refusals have an id, too
 
 
 async def health(http: Request) -> JSONResponse:
-    """200 while every engine runs, else 503."""
+    """200 while every engine runs and images can be read, else 503."""
     broken = [service.name for service in http.app.state.services if not service.ready]
-    return JSONResponse({"status": "broken" if broken else "ok", "broken": broken}, 503 if broken else 200)
+    pool = http.app.state.workers.pool
+    is_broken = bool(broken) or (pool is not None and pool.is_broken)
+    workers = {"workers": asdict(pool.state())} if pool is not None else {}
+    status = {"status": "broken" if is_broken else "ok", "broken": broken, **workers}
+    return JSONResponse(status, 503 if is_broken else 200)
 
 
 async def show_metrics(http: Request) -> Response:

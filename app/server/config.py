@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
+from vlm.processing.worker_process import Budget
 from vlm.threads import usable_cpus
 from vlm_app.listening import check_names, check_port
 
@@ -34,10 +35,13 @@ class ServerConfig(ConnectionLimits):
     max_body_mb: int = 64
     max_images: int = 16  # a request; pages of PDFs count
     max_image_pixels: int = MAX_PIXELS
-    preprocess_workers: int = field(default_factory=lambda: max(1, min(8, usable_cpus() // 2)))  # 0: threads
+    # two at least: one may be held up by a file, as long as its budget lasts; 0: threads, without a budget
+    preprocess_workers: int = field(default_factory=lambda: max(2, min(8, usable_cpus() // 2)))
+    media: Budget = field(default_factory=Budget)  # of the images of a request
     drain_seconds: int = 30  # for what runs when the server is told to end, or a model to go
     model_control: bool = False  # may clients load and unload the models of repositories?
     exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart
+    grpc_port: int | None = None  # of KServe's protocol over gRPC; None: HTTP alone
 
     allowed_hosts: tuple[str, ...] = ()  # names in Host besides the machine's own; "*": any. A loopback has no others
     allowed_origins: tuple[str, ...] = ()  # of web pages on other hosts that may ask; "*": any
@@ -50,7 +54,10 @@ class ServerConfig(ConnectionLimits):
         for name in ("preprocess_workers", "drain_seconds"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
-        check_port(self.port)
+        for port in (self.port, self.grpc_port or 0):
+            check_port(port)
+        if self.port and self.port == self.grpc_port:
+            raise InputError(f"port {self.port} is given to HTTP and gRPC; give another --grpc-port.")
         check_names(self.allowed_hosts, self.allowed_origins)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("the API key must be a non-empty ASCII text.")

@@ -72,11 +72,11 @@ class Control:
         self,
         services: Services,
         repositories: Repositories | None,
-        serve: Callable[[str, Pipeline, str], None],
+        serve: Callable[[str, Pipeline], None],
         allowed: bool,
         drain_seconds: int,
     ):
-        """`serve` puts a loaded model, of this version, among the services."""
+        """`serve` puts a loaded model among the services."""
         self._services, self._repositories, self._serve = services, repositories, serve
         self._allowed, self._drain_seconds, self._lock = allowed, drain_seconds, asyncio.Lock()
 
@@ -99,7 +99,7 @@ class Control:
                     return
                 await self._unload(name)
             pipeline = await asyncio.to_thread(repositories.load, name)
-            self._serve(name, pipeline, repositories.loaded[name].version)
+            self._serve(name, pipeline)
 
     async def unload(self, name: str) -> None:
         """When what runs has ended, or the time to drain is over."""

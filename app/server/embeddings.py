@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 
+from vlm.errors import LimitError
 from vlm.outputs import Encoding
+from vlm.runtime.packing import chunks
+from vlm_app.server.data_uris import decode_data_uri, is_data_uri
+from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import unless_gone
-from vlm_app.server.messages import decode_data_uri, verbatim
+from vlm_app.server.messages import verbatim
 from vlm_app.server.openai_schema import EmbeddingBody
 from vlm_app.server.service import Service, Services
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
+AT_ONCE = 32  # inputs of a request that are encoded together
 
 
 @router.post("/embeddings")
@@ -24,28 +30,56 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
     """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
     services: Services = http.app.state.services
     service = services[body.model]
-    encodings = await unless_gone(http, _encoded(service, body.inputs))
-    rows = [_row(i, _vector(e), body.encoding_format) for i, e in enumerate(encodings)]
+    encodings = await unless_gone(http, _encoded(service, body))
+    vectors = [_shortened(_vector(e), body) for e in encodings]
+    rows = [_row(i, vector, body.encoding_format) for i, vector in enumerate(vectors)]
     read = sum(len(e.last_hidden_state) for e in encodings)
     usage = {"prompt_tokens": read, "total_tokens": read}
     return {"object": "list", "model": body.model, "data": rows, "usage": usage}
 
 
-async def _encoded(service: Service, inputs: list[str | list[int]]) -> list[Encoding]:
-    files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
-    sources = [{} if own else verbatim(service.pipeline, each) for own, each in zip(files, inputs, strict=True)]
-    with service.admitted(len(inputs)):
-        return await service.model.encode(sources, files)
+async def _encoded(service: Service, body: EmbeddingBody) -> list[Encoding]:
+    """Some inputs after the other: between them the engine goes on with what else it does."""
+    found: list[Encoding] = []
+    with service.statistics.request(len(body.inputs)):
+        for inputs in chunks(body.inputs, AT_ONCE):
+            files = await asyncio.to_thread(_files, inputs)
+            sources = [
+                {} if own else verbatim(service.pipeline, each, body.truncate)
+                for own, each in zip(files, inputs, strict=True)
+            ]
+            with service.admitted(len(inputs)):
+                found += await service.model.encode(sources, files)
+    return found
+
+
+def _files(inputs: list[str | list[int]]) -> list[list[bytes]]:
+    return [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
 
 
 def _is_image(given: str | list[int]) -> bool:
-    return isinstance(given, str) and given.startswith("data:image/")
+    return isinstance(given, str) and is_data_uri(given, "image/")
+
+
+def _shortened(vector: Tensor, body: EmbeddingBody) -> Tensor:
+    """[dimensions] float32: the first values, at unit length again, as OpenAI shortens them."""
+    if body.dimensions is None:
+        return vector
+    if body.dimensions > len(vector):
+        raise LimitError(
+            f"dimensions is {body.dimensions}, the embeddings of {body.model} have {len(vector)}; ask for no more than"
+            " that, or leave it out."
+        )
+    return _unit(vector[: body.dimensions])
 
 
 def _vector(encoding: Encoding) -> Tensor:
     """[hidden] float32"""
-    mean = encoding.last_hidden_state.float().mean(0)
-    return mean / mean.norm().clamp(min=1e-12)
+    return _unit(encoding.last_hidden_state.float().mean(0))
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.norm().clamp(min=1e-12)
 
 
 def _row(index: int, vector: Tensor, form: str) -> dict[str, Any]:

@@ -9,9 +9,18 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from vlm.errors import EngineError, ModelNotFoundError, OutOfMemoryError, VlmError
+from vlm.errors import EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+# what clients tell errors apart by; OpenAI's other errors have none
+_CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+_ERROR_CODES = {ModelNotFoundError: "model_not_found", LengthError: "context_length_exceeded"}
+UNROUTED = (
+    "{} is not served here; there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models: a client's"
+    " base_url ends in /v1."
+)
+TOO_LONG = "this model's maximum context length is exceeded: "  # OpenAI's words, by which litellm knows it
+MAX_CHARACTERS = 1000  # of a sentence
 
 
 class Busy(VlmError):
@@ -20,6 +29,14 @@ class Busy(VlmError):
 
 class Forbidden(VlmError):
     """The server was started without it."""
+
+
+class Unsupported(VlmError):
+    """Triton does it, and this server does not."""
+
+
+class RequestTimeout(VlmError):
+    """A request has not ended within the time that it gave itself."""
 
 
 class ClientGone(Exception):
@@ -31,6 +48,8 @@ _STATUS = {
     Busy: 429,
     Forbidden: 403,
     EngineError: 503,
+    RequestTimeout: 503,
+    Unsupported: 501,
     OutOfMemoryError: 503,
     ClientGone: 499,
 }
@@ -46,20 +65,21 @@ def status_of(error: Exception) -> int:
 def sentence(error: Exception) -> str:
     """Encodable whatever the client has sent."""
     if isinstance(error, RequestValidationError):
-        text = _first(error)
+        text = _first(error.errors()[0])
     elif isinstance(error, HTTPException):
         text = f"{error.detail}".rstrip(".") + "."
     else:
         said = getattr(error, "for_clients", str(error))
         text = said if isinstance(error, VlmError) else "the server failed; its log says where."
+    if len(text) > MAX_CHARACTERS:  # it may quote what was sent
+        text = f"{text[: MAX_CHARACTERS - 2]}…."
     return text.encode("utf-8", "replace").decode()
 
 
-def _first(error: RequestValidationError) -> str:
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:])
-    reason = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
-    return f"{reason}." if first["type"] == "value_error" or not place else f"{place}: {reason}."
+def _first(error: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"][1:])
+    reason = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+    return f"{reason}." if error["type"] in ("value_error", "refused") or not place else f"{place}: {reason}."
 
 
 def body(error: Exception, path: str) -> dict[str, Any]:
@@ -68,7 +88,31 @@ def body(error: Exception, path: str) -> dict[str, Any]:
         return {"error": sentence(error)}
     status = status_of(error)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"error": {"message": sentence(error), "type": kind, "param": None, "code": status}}
+    return {"error": {"message": _said(error, path), "type": kind, "param": _param(error), "code": _code(error)}}
+
+
+def _said(error: Exception, path: str) -> str:
+    """Returns the sentence as OpenAI's clients look for it."""
+    if isinstance(error, HTTPException) and (error.status_code, error.detail) == (404, "Not Found"):
+        return UNROUTED.format(path[:80].encode("utf-8", "replace").decode())
+    return f"{TOO_LONG}{sentence(error)}" if isinstance(error, LengthError) else sentence(error)
+
+
+def _code(error: Exception) -> str | None:
+    """A word or none: many clients do not read numbers there."""
+    known = [code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)]
+    return known[0] if known else _CODES.get(status_of(error))
+
+
+def _param(error: Exception) -> str | None:
+    """The field that is wrong."""
+    if isinstance(error, ModelNotFoundError):
+        return "model"
+    if not isinstance(error, RequestValidationError):
+        return None
+    first = error.errors()[0]
+    place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
+    return first.get("ctx", {}).get("param", place)
 
 
 def response(error: Exception, path: str) -> JSONResponse:

@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -26,7 +26,14 @@ LAST_WORDS = 1  # seconds for who is cut off to see it
 class Server(uvicorn.Server):
     """Ends `drain_seconds` after it was told to, at the latest; requests that run then get 503, or half an answer."""
 
-    def __init__(self, app: ASGIApp, limits: ConnectionLimits, drain_seconds: float):
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ConnectionLimits,
+        drain_seconds: float,
+        on_drain: Callable[[], object] = lambda: None,
+    ):
+        """`on_drain` is called when it begins to end: what else serves ends in the same time."""
         settings = uvicorn.Config(
             app,
             http=partial(Connection, limits),  # type: ignore[arg-type]
@@ -40,7 +47,7 @@ class Server(uvicorn.Server):
         )
         LOGGER.setLevel(logging.ERROR)  # bytes that are no request are not worth a line each
         super().__init__(settings)
-        self._drain_seconds = drain_seconds
+        self._drain_seconds, self._on_drain = drain_seconds, on_drain
         self.interrupted = False  # by SIGINT
 
     @contextmanager
@@ -65,6 +72,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_drain()
         end = asyncio.create_task(self._cut_off())
         try:
             await super().shutdown(sockets)

@@ -15,6 +15,7 @@ from vlm.frontend import Frontend
 from vlm.outputs import Output
 from vlm.processing.workers import ImageFile
 from vlm_app.server.asked import Asked
+from vlm_app.server.ft_tensors import without_neutral
 from vlm_app.server.messages import decode_data_uri
 from vlm_app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
 
@@ -23,6 +24,7 @@ Row = dict[str, np.ndarray]  # one request's part of each tensor
 
 def read_batch(frontend: Frontend, inputs: dict[str, np.ndarray]) -> list[Asked]:
     """Requests of tensors (`input_ids`, `pixel_values`), or of texts and images. InputError with one sentence."""
+    inputs = without_neutral(inputs)
     if by_ids := bool({"input_ids", "pixel_values"} & inputs.keys()):
         size, tensors = checked(inputs, IDS_IN)
     elif {"text_input", "image"} & inputs.keys():
@@ -45,6 +47,9 @@ def write_batch(frontend: Frontend, asked: list[Asked], outputs: list[list[Outpu
     return {
         "output_ids": padded(tokens, end, np.uint32),
         "sequence_length": padded([[len(x) for x in row] for row in tokens], 0, np.uint32),
+        "response_input_lengths": padded(
+            [[len(prompt)] * len(row) for prompt, row in zip(prompts, outputs, strict=True)], 0, np.uint32
+        ),
         "cum_log_probs": padded([[sum(x) for x in row] for row in logprobs], 0.0, np.float32),
         "output_log_probs": padded(logprobs, 0.0, np.float32),
         "text_output": padded([[o.text.encode("utf-8", "replace") for o in row] for row in outputs], b"", object),
@@ -58,19 +63,19 @@ def _of_tensors(frontend: Frontend, row: Row) -> Asked:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
         source = frontend.with_pixels(source, [images.astype(np.float32)])
     if "input_ids" in row:
-        ids = _cut(row, "input_ids", "sequence_length")
+        ids = cut(row, "input_ids", "sequence_length")
         if (table := row.get("request_prompt_embedding")) is not None:
             table = table[: int(row.get("request_prompt_lengths", len(table)))]
             first = (frontend.encoder or frontend.config).vocab_size
             source["prompt_table"], ids = table.astype(np.float32), [*range(first, first + len(table)), *ids]
         source["encoder_input_ids" if frontend.encoder else "decoder_prompt_token_ids"] = ids
     if "decoder_input_ids" in row and frontend.config.cross_attention:
-        source["decoder_prompt_token_ids"] = _cut(row, "decoder_input_ids", "decoder_input_lengths")
+        source["decoder_prompt_token_ids"] = cut(row, "decoder_input_ids", "decoder_input_lengths")
     return Asked({**source, **_start(frontend, row)}, [], _sampling(row))
 
 
-def _cut(row: Row, name: str, lengths: str) -> list[int]:
-    """Without the padding"""
+def cut(row: Row, name: str, lengths: str) -> list[int]:
+    """Returns a row's ids without the padding."""
     length = int(row.get(lengths, len(row[name])))
     if not 0 < length <= len(row[name]):
         raise InputError(f"{lengths} is {length}; {name} has {len(row[name])} tokens.")
@@ -96,7 +101,7 @@ def read_text(frontend: Frontend, row: Row) -> tuple[dict[str, Any], list[ImageF
 
 def _file(element: bytes) -> bytes:
     """A file's bytes; in JSON, which cannot hold them, a data URI."""
-    return decode_data_uri(element.decode("ascii", "replace")) if element.startswith(b"data:") else element
+    return decode_data_uri(element.decode("ascii", "replace")) if element[:5].lower() == b"data:" else element
 
 
 def _start(frontend: Frontend, row: Row) -> dict[str, Any]:

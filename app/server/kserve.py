@@ -1,101 +1,89 @@
-"""KServe's inference protocol v2 (Triton's): health, models, infer."""
+"""KServe's inference protocol v2 (Triton's) over HTTP: health, models, infer."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
-from vlm import __version__
-from vlm.errors import InputError
 from vlm_app.server import tensors
-from vlm_app.server.infer import read_batch, write_batch
+from vlm_app.server.descriptions import find, model_config, model_metadata, model_statistics, server_metadata
+from vlm_app.server.inferences import read_inference
 from vlm_app.server.limits import unless_gone
-from vlm_app.server.model_config import described
 from vlm_app.server.service import Service, Services
-from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
 
 router = APIRouter(prefix="/v2")
 HEADER_LENGTH = "Inference-Header-Content-Length"
-EXTENSIONS = ["binary_tensor_data", "model_configuration", "model_repository"]
-WITH_LOGPROBS = ("cum_log_probs", "output_log_probs")
 
 
 @router.get("")
+@router.get("/", include_in_schema=False)
 async def server() -> dict[str, Any]:
-    return {"name": "vlm", "version": __version__, "extensions": EXTENSIONS}
+    return server_metadata()
 
 
 @router.get("/health/live")
-async def live() -> Response:
-    return Response()
+async def live() -> dict[str, bool]:
+    return {"live": True}
 
 
 @router.get("/health/ready")
-async def ready(http: Request) -> Response:
-    return Response(status_code=200 if all(service.ready for service in _services(http)) else 503)
+async def ready(http: Request) -> JSONResponse:
+    is_ready = all(service.ready for service in services_of(http))
+    return JSONResponse({"live": True, "ready": is_ready}, 200 if is_ready else 503)
+
+
+@router.get("/models/stats")
+async def all_statistics(http: Request) -> dict[str, Any]:
+    return model_statistics(services_of(http), None, None)
 
 
 @router.get("/models/{name}")
 @router.get("/models/{name}/versions/{version}")
 async def metadata(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
-    service = _service(http, name, version)
-    inputs, outputs = _specs(service)
-    shown = {"inputs": [spec.metadata() for spec in inputs], "outputs": [spec.metadata() for spec in outputs]}
-    return {"name": name, "versions": [service.version], "platform": "vlm", **shown}
+    return model_metadata(service_of(http, name, version))
 
 
 @router.get("/models/{name}/ready")
 @router.get("/models/{name}/versions/{version}/ready")
-async def model_ready(name: str, http: Request, version: str | None = None) -> Response:
-    return Response(status_code=200 if _service(http, name, version).ready else 503)
+async def model_ready(name: str, http: Request, version: str | None = None) -> JSONResponse:
+    is_ready = service_of(http, name, version).ready
+    return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
 
 @router.get("/models/{name}/config")
 @router.get("/models/{name}/versions/{version}/config")
 async def config(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
-    service = _service(http, name, version)
-    inputs, outputs = _specs(service)
-    return {"backend": "vlm", **described(name, service.pipeline.llm.max_batch_size, inputs, outputs)}
+    return model_config(service_of(http, name, version))
+
+
+@router.get("/models/{name}/stats")
+@router.get("/models/{name}/versions/{version}/stats")
+async def statistics(name: str, http: Request, version: str | None = None) -> dict[str, Any]:
+    return model_statistics(services_of(http), name, version)
 
 
 @router.post("/models/{name}/infer")
 @router.post("/models/{name}/versions/{version}/infer")
 async def infer(name: str, http: Request, version: str | None = None) -> Response:
     """A batch of token ids, or of texts and images."""
-    service = _service(http, name, version)
-    request = tensors.read(await http.body(), http.headers.get(HEADER_LENGTH))
-    asked = read_batch(service.pipeline.frontend, request.inputs)
-    found = write_batch(service.pipeline.frontend, asked, await unless_gone(http, service.outputs(asked)))
-    body, size = tensors.write((name, service.version), request, _given(request, found))
+    service = service_of(http, name, version)
+    content = await http.body()
+    # nothing of a request's size is worked on in the event loop, which answers everybody
+    request = await asyncio.to_thread(tensors.read, content, http.headers.get(HEADER_LENGTH))
+    inference = await asyncio.to_thread(read_inference, service, request)
+    outputs = await unless_gone(http, inference.outputs())
+    body, size = await asyncio.to_thread(tensors.write, (name, service.version), request, outputs)
     if size is None:
         return Response(body, media_type="application/json")
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(size)})
 
 
-def _given(request: tensors.InferRequest, outputs: dict[str, Any]) -> dict[str, Any]:
-    """Without what was neither asked for by name nor by a flag."""
-    left_out = {"text_output"} if {"input_ids", "pixel_values"} & request.inputs.keys() else set()
-    flag = request.inputs.get("is_return_log_probs")
-    if request.wanted is None and (flag is None or not flag.any()):
-        left_out |= set(WITH_LOGPROBS)
-    return {name: array for name, array in outputs.items() if name not in left_out}
+def service_of(http: Request, name: str, version: str | None) -> Service:
+    return find(services_of(http), name, version)
 
 
-def _specs(service: Service) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """All that a model takes and gives: ids where it reads tokens, texts where it has a tokenizer."""
-    frontend = service.pipeline.frontend
-    texts = specs_of(frontend, TEXT_IN) if frontend.tokenizer else ()
-    inputs = {spec.name: spec for spec in (*specs_of(frontend, IDS_IN), *texts)}
-    return tuple(inputs.values()), TEXT_OUT if frontend.tokenizer else IDS_OUT
-
-
-def _service(http: Request, name: str, version: str | None) -> Service:
-    service = _services(http)[name]
-    if version not in (None, service.version):
-        raise InputError(f"version {version!r} of {name} is not there; there is {service.version}.")
-    return service
-
-
-def _services(http: Request) -> Services:
+def services_of(http: Request) -> Services:
     return http.app.state.services

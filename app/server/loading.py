@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from vlm.errors import VlmWarning
 from vlm.pipeline import Pipeline
 from vlm.resolve import Progress
 from vlm.runtime.loader import resolve_device
@@ -53,8 +56,26 @@ class Loader:
         return loaded
 
     def entry(self, entry: Entry) -> Pipeline:
-        """A model of a repository."""
-        return self.model(entry.fetched(self._progress), entry.options)
+        """A model of a repository. Raises a VlmError, ConfigError where it is not what its configuration says."""
+        for note in entry.config.notes:
+            warnings.warn(note, VlmWarning, stacklevel=2)
+        loaded = self.model(entry.fetched(self._progress), self._without_device(entry))
+        self._unfinished = True
+        entry.config.check_family(loaded.family.name, entry.where)
+        self._unfinished = False
+        return loaded
+
+    def _without_device(self, entry: Entry) -> LoadOptions:
+        """A device that was given on the command line comes before that of the instance group."""
+        options, given = entry.options, self._options.runtime.get("device")
+        own = options.runtime.get("device")
+        if given is None or own is None:
+            return options
+        if own != given:
+            warnings.warn(f"{entry.where}: its instance_group is for {own}; --device {given} is taken.", VlmWarning,
+                          stacklevel=3)  # fmt: skip
+        runtime = {name: value for name, value in options.runtime.items() if name != "device"}
+        return replace(options, runtime=runtime)
 
     def freed(self) -> None:
         """Gives the memory of models that are no more back to the device."""

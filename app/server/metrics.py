@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from vlm.async_pipeline import Piece
+from vlm.processing.worker_pool import WorkerPool
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.request import Sequence
 
@@ -46,6 +47,10 @@ class Metrics:
         """Shows how full these are whenever it is asked."""
         self.registry.register(_Occupancy(engines))
 
+    def watch_workers(self, pool: WorkerPool) -> None:
+        """Shows what the processes that read images do."""
+        self.registry.register(_Workers(pool))
+
 
 class Stopwatch:
     """Times one request's outputs, beginning now."""
@@ -72,7 +77,8 @@ class _Occupancy(Collector):
         self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        schedulers = {name: engine.scheduler for name, engine in self._engines().items()}
+        engines = self._engines().items()
+        schedulers = {name: engine.scheduler for name, engine in engines if isinstance(engine, LLMEngine)}
         running = ((name, len(s.running)) for name, s in schedulers.items())
         yield _gauge("vlm_running_outputs", "Outputs being decoded.", ("model",), running)
         waiting = ((name, len(s.waiting)) for name, s in schedulers.items())
@@ -84,6 +90,20 @@ class _Occupancy(Collector):
             if quota
         )
         yield _gauge("vlm_kv_cache_used_ratio", "Part of the KV cache in use.", ("model", "attention"), used)
+
+
+class _Workers(Collector):
+    def __init__(self, pool: WorkerPool):
+        self._pool = pool
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        state = self._pool.state()
+        yield GaugeMetricFamily("vlm_media_workers_busy", "Processes that read images now.", state.busy)
+        text = "Processes that read images and have ended, for what: timeout, memory, crash, stopped, start."
+        restarts = CounterMetricFamily("vlm_media_worker_restarts", text, labels=("reason",))
+        for reason, count in self._pool.failures.items():
+            restarts.add_metric((reason,), count)
+        yield restarts
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple]) -> GaugeMetricFamily:

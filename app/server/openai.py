@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -12,15 +14,19 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from vlm.async_pipeline import Piece
+from vlm.errors import InputError, LimitError
+from vlm.limits import MAX_LOGPROBS
+from vlm.outputs import Output
 from vlm_app.server import errors
 from vlm_app.server.asked import Asked
+from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import Streamed, unless_gone
 from vlm_app.server.messages import read_chat, verbatim
 from vlm_app.server.openai_answers import Answer, LogProbs
-from vlm_app.server.openai_schema import ChatBody, CompletionBody, Sampling
+from vlm_app.server.openai_schema import ChatBody, CompletionBody, Sampling, StreamOptions
 from vlm_app.server.service import Service, Services
 
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 log = logging.getLogger("vlm.server")
 
 
@@ -28,78 +34,123 @@ log = logging.getLogger("vlm.server")
 async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
     service = _services(http)[body.model]
-    source, files = read_chat(service.pipeline, body.messages)
-    asked = Asked(source, files, body.sampling())
-    wants_logprobs = bool(body.logprobs)
-    return await _answered(http, body, Texts(service, [asked], Answer(body.model, "chat.completion"), wants_logprobs))
+    how = {"continued": bool(body.continue_final_message), "truncate": body.truncate}
+    source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
+    texts = Texts(service, [Asked(source, files, body.sampling())], _answer(body, "chat.completion"))
+    texts.wants_logprobs = bool(body.logprobs)
+    return await _answered(http, body, texts)
 
 
 @router.post("/completions")
 async def completions(body: CompletionBody, http: Request) -> Response:
     """What prompts are gone on with, or made of texts."""
-    service = _services(http)[body.model]
-    asked = [Asked(verbatim(service.pipeline, prompt), [], body.sampling()) for prompt in body.prompts]
-    wants_logprobs = body.logprobs is not None
-    return await _answered(http, body, Texts(service, asked, Answer(body.model, "text_completion"), wants_logprobs))
+    service, sampling = _services(http)[body.model], body.sampling()
+    asked = [Asked(verbatim(service.pipeline, prompt, body.truncate), [], sampling) for prompt in body.prompts]
+    texts = Texts(service, asked, _answer(body, "text_completion"))
+    texts.wants_logprobs = body.logprobs is not None
+    texts.echoes = [_text(service, prompt) for prompt in body.prompts] if body.echo else None
+    return await _answered(http, body, texts)
 
 
 @router.get("/models")
+@router.get("/models/", include_in_schema=False)
 async def models(http: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_model(service) for service in _services(http)]}
 
 
 @router.get("/models/{name:path}")
 async def model(name: str, http: Request) -> dict[str, Any]:
-    return _model(_services(http)[name])
+    return _model(_services(http)[name.rstrip("/")])
 
 
 class Texts:
     """The outputs of one HTTP request: of each of its inputs as many as were asked for."""
 
-    def __init__(self, service: Service, asked: list[Asked], answer: Answer, wants_logprobs: bool):
+    def __init__(self, service: Service, asked: list[Asked], answer: Answer):
         self._service, self._asked, self.answer = service, asked, answer
         self._logprobs: dict[int, LogProbs] = {}
-        self._wants_logprobs = wants_logprobs
+        self.wants_logprobs = self.names_ids = False
+        self.echoes: list[str] | None = None  # of each input what stands before its outputs
+        self.kept: int | None = None  # of each input so many of its outputs, the likeliest; None: all
+
+    def check_logprobs(self) -> None:
+        """Raises LimitError for more log-probabilities than are held for one answer."""
+        longest = self._service.pipeline.llm.max_seq_len
+        settings = [each.sampling for each in self._asked]
+        tokens = [min(s.get("max_new_tokens") or longest, longest) for s in settings]
+        alternatives = [self._count * (1 + s.get("top_logprobs", 0)) for s in settings]
+        if (count := sum(t * a for t, a in zip(tokens, alternatives, strict=True))) > MAX_LOGPROBS:
+            raise LimitError(
+                f"the answer may have {count:,} log-probabilities; {MAX_LOGPROBS:,} are given at most. Lower"
+                " max_tokens, n or top_logprobs."
+            )
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece, dict[str, Any] | None]]:
         """(choice, piece, its log-probabilities), of all inputs as they come."""
         async with aclosing(self._service.stream_all(self._asked)) as pieces:
             async for number, piece in pieces:
-                index = number * (self._asked[number].sampling.get("num_return_sequences") or 1) + piece.index
+                index = number * self._count + piece.index
                 self.answer.usage.add(piece)
-                yield index, piece, self._log_probabilities(index, piece)
+                # each is decoded, which takes long for many
+                logprobs = (
+                    await asyncio.to_thread(self._log_probabilities, index, piece) if self.wants_logprobs else None
+                )
+                yield index, piece, logprobs
 
     async def whole(self) -> dict[str, Any]:
-        choices, logprobs = {}, {}
+        outputs, logprobs = {}, {}
         async with aclosing(self.pieces()) as pieces:
             async for index, piece, new in pieces:
                 logprobs[index] = _joined(logprobs.get(index), new)
                 if piece.output is not None:
-                    choices[index] = self.answer.choice(index, piece.output, logprobs[index])
-        return self.answer.whole([choices[index] for index in sorted(choices)])
+                    outputs[index] = piece.output
+        places = enumerate(self._best(outputs))
+        return self.answer.whole([
+            self.answer.choice(place, outputs[index], logprobs[index], self._echo(index)) for place, index in places
+        ])  # fmt: skip
 
-    async def chunks(self, with_usage: bool) -> AsyncIterator[dict[str, Any]]:
-        opened = set()
+    async def chunks(self, options: StreamOptions) -> AsyncIterator[dict[str, Any]]:
+        opened, usage = set(), self.answer.usage
+        more = {"usage": None} if options.include_usage else {}
         async with aclosing(self.pieces()) as pieces:
             async for index, piece, logprobs in pieces:
-                opening = [] if index in opened else self.answer.opening(index)
+                opening = [] if index in opened else self.answer.opening(index, self._echo(index))
                 opened.add(index)
+                more = {"usage": usage.as_json()} if options.include_usage and options.continuous_usage_stats else more
                 for choice in (*opening, self.answer.part(index, piece.text, logprobs, piece.output)):
-                    yield self.answer.chunk([choice])
-        if with_usage:
-            yield self.answer.chunk([], self.answer.usage.as_json())
+                    yield self.answer.chunk([choice]) | more
+        if options.include_usage:
+            yield self.answer.chunk([]) | {"usage": usage.as_json()}
 
-    def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        if not self._wants_logprobs:
-            return None
-        fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat)
+    def _best(self, outputs: dict[int, Output]) -> list[int]:
+        """The choices to show, in order: of more candidates the ones whose tokens are likeliest on average."""
+        if self.kept is None:
+            return sorted(outputs)
+        mean = lambda i: outputs[i].cumulative_logprob / max(1, len(outputs[i].logprobs))  # noqa: E731
+        rows = [range(n * self._count, (n + 1) * self._count) for n in range(len(self._asked))]
+        return [index for row in rows for index in sorted(row, key=mean, reverse=True)[: self.kept]]
+
+    @property
+    def _count(self) -> int:
+        """Outputs of each input."""
+        return self._asked[0].sampling.get("num_return_sequences") or 1
+
+    def _echo(self, index: int) -> str:
+        return self.echoes[index // self._count] if self.echoes else ""
+
+    def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any]:
+        fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat, self.names_ids)
         return self._logprobs.setdefault(index, fresh).of(piece)
 
 
 async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
+    if texts.wants_logprobs:
+        texts.check_logprobs()
+    texts.names_ids = bool(body.return_tokens_as_token_ids)
+    texts.kept = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
     if not body.stream:
-        return JSONResponse(await unless_gone(http, texts.whole()))
-    chunks = texts.chunks(body.usage_wanted)
+        return await asyncio.to_thread(JSONResponse, await unless_gone(http, texts.whole()))
+    chunks = texts.chunks(body.stream_options or StreamOptions())
     try:
         # what is wrong with the request shows before the first chunk: its status can still say so
         first = await unless_gone(http, anext(chunks))
@@ -107,6 +158,18 @@ async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
         await chunks.aclose()
         raise
     return Streamed(_events(first, chunks), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+def _answer(body: Sampling, kind: str) -> Answer:
+    return Answer(body.model, kind, body.request_id or uuid.uuid4().hex)
+
+
+def _text(service: Service, prompt: str | list[int]) -> str:
+    """A prompt in words."""
+    tokenizer = service.pipeline.tokenizer
+    if isinstance(prompt, list) and tokenizer is None:
+        raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")
+    return tokenizer.decode(prompt) if isinstance(prompt, list) else prompt
 
 
 async def _events(first: dict[str, Any], chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:

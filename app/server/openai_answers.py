@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from vlm import __version__
 from vlm.async_pipeline import Piece
 from vlm.outputs import Output
 from vlm.processing.tokenization import Tokenizer
@@ -33,6 +34,7 @@ class Usage:
             self.completion += len(piece.output.token_ids)
 
     def as_json(self) -> dict[str, int]:
+        """As OpenAI names them."""
         total = self.prompt + self.completion
         return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
 
@@ -54,20 +56,22 @@ class Answer:
     def whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head(self.kind), "choices": choices, "usage": self.usage.as_json()}
 
-    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         kind = "chat.completion.chunk" if self.is_chat else self.kind
-        return {**self._head(kind), "choices": choices, **({"usage": usage} if usage else {})}
+        return {**self._head(kind), "choices": choices}
 
-    def choice(self, index: int, output: Output, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-        """A whole output."""
+    def choice(self, index: int, output: Output, logprobs: dict[str, Any] | None, echo: str = "") -> dict[str, Any]:
+        """A whole output, after the prompt where that is echoed."""
         message = {"role": "assistant", "content": output.text, "refusal": None}
-        content = {"message": message} if self.is_chat else {"text": output.text}
+        content = {"message": message} if self.is_chat else {"text": echo + output.text}
         return {"index": index, **content, "logprobs": logprobs, **self._end(output)}
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        """A conversation's first chunk says who speaks."""
-        delta = {"role": "assistant", "content": ""}
-        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}] if self.is_chat else []
+    def opening(self, index: int, echo: str = "") -> list[dict[str, Any]]:
+        """A conversation's first chunk says who speaks; that of a text is the prompt where it is echoed."""
+        if not self.is_chat:
+            return [self.part(index, echo, None, None)] if echo else []
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def part(self, index: int, text: str, logprobs: dict[str, Any] | None, output: Output | None) -> dict[str, Any]:
         """A piece of an output; `output` with its last."""
@@ -77,7 +81,8 @@ class Answer:
 
     def _head(self, kind: str) -> dict[str, Any]:
         prefix = "chatcmpl" if self.is_chat else "cmpl"
-        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        head = {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        return {**head, "system_fingerprint": f"vlm-{__version__}"}
 
     @staticmethod
     def _end(output: Output) -> dict[str, Any]:
@@ -89,8 +94,9 @@ class Answer:
 class LogProbs:
     """Log-probabilities of one output's tokens, piece by piece."""
 
-    def __init__(self, tokenizer: Tokenizer | None, is_chat: bool):
-        self._tokenizer, self._is_chat = tokenizer, is_chat
+    def __init__(self, tokenizer: Tokenizer | None, is_chat: bool, as_ids: bool = False):
+        """`as_ids`: tokens are named `token_id:5`, as vLLM has it."""
+        self._tokenizer, self._is_chat, self._as_ids = tokenizer, is_chat, as_ids
         self._last: int | None = None
         self._offset = 0
 
@@ -114,7 +120,8 @@ class LogProbs:
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
         text = self._tokenizer.piece(token, self._last) if self._tokenizer else str(token)
         whole = "\ufffd" not in text
-        return {"token": text, "logprob": max(logprob, LEAST), "bytes": list(text.encode()) if whole else None}
+        name = f"token_id:{token}" if self._as_ids else text
+        return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(text.encode()) if whole else None}
 
     def _columns(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """As completions have it."""

@@ -15,9 +15,11 @@ from vlm.resolve import Progress
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository_files import Tree
 from vlm_app.triton import pbtxt
-from vlm_app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER, options_from
+from vlm_app.triton.fastertransformer import CHECKPOINT, FOLDER
+from vlm_app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER
+from vlm_app.triton.served_config import ServedConfig, checked_path
 
-SIGNS = (MANIFEST, "config.json")  # of an engine; of a checkpoint or a Hugging Face folder
+SIGNS = (MANIFEST, "config.json", "config.ini")  # of an engine; a checkpoint or Hugging Face folder; what is refused
 
 
 @dataclass(frozen=True)
@@ -28,15 +30,33 @@ class Entry:
     version: str
     place: PurePosixPath  # of the engine or model folder
     tree: Tree
-    options: LoadOptions = field(default_factory=LoadOptions)  # what its configuration says of its loading
+    config: ServedConfig = field(default_factory=ServedConfig)
+
+    @property
+    def where(self) -> Path:
+        """Its configuration."""
+        return self.tree.root / self.name / CONFIG
+
+    @property
+    def options(self) -> LoadOptions:
+        """What its configuration says of its loading."""
+        return self.config.options
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a Service is told of it."""
+        config = self.config
+        return {"version": self.version, "decoupled": config.decoupled, "datatypes": config.datatypes}
 
     @property
     def stamp(self) -> str:
         """Changes with its files and its version."""
-        return f"{self.tree.stamp(self.place)}-{self.options}"
+        return f"{self.tree.stamp(self.place)}-{self.config}"
 
     def fetched(self, progress: Progress | None = None) -> Path:
-        """The folder on this disk."""
+        """The folder on this disk. Raises ConfigError where its configuration names one that is not there."""
+        if self.config.checkpoint:
+            return checked_path(self.config.checkpoint, self.where)
         return self.tree.local(self.place, progress)
 
 
@@ -76,10 +96,9 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
     config = configs[name]
     if isinstance(config, VlmError):
         raise config
-    own = LoadOptions() if config is None else options_from(config)
     if not (steps := _steps(config)):
         version = _version(tree, name, config)
-        return Entry(name, version, _place(tree, PurePosixPath(name, version)), tree, own)
+        return _single(tree, name, version, config)
     found = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
     engines = [entry for entry in found if isinstance(entry, Entry)]
     if wrong := [error for error in found if isinstance(error, ConfigError)]:
@@ -89,7 +108,22 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
             f"{tree.root / name} is an ensemble with {len(engines)} engines of vlm among its steps; it needs one."
         )
     [engine] = engines
-    return Entry(name, _version(tree, name, config), engine.place, tree, engine.options.overridden_by(own))
+    whole = engine.config.within(ServedConfig.from_proto(config, tree.root / name / CONFIG))
+    return Entry(name, _version(tree, name, config), engine.place, tree, whole)
+
+
+def _single(tree: Tree, name: str, version: str, config: Any) -> Entry:
+    """A model that is no ensemble. What is in its folder is looked at first: a step of an ensemble may be any model."""
+    where, folder = tree.root / name / CONFIG, PurePosixPath(name, version)
+    filename = "" if config is None else config.default_model_filename
+    place = folder if _names_checkpoint(config) else _place(tree, folder, filename or FOLDER)
+    served = ServedConfig() if config is None else ServedConfig.from_proto(config, where)
+    return Entry(name, version, place, tree, served)
+
+
+def _names_checkpoint(config: Any) -> bool:
+    """Says whether the model is elsewhere than in the version's folder."""
+    return config is not None and CHECKPOINT in config.parameters and bool(config.parameters[CHECKPOINT].string_value)
 
 
 def _step(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
@@ -103,16 +137,18 @@ def _version(tree: Tree, name: str, config: Any) -> str:
     found = [v for v in tree.folders(PurePosixPath(name)) if v.isdecimal() and not v.startswith("0")]
     if config is not None and config.version_policy.WhichOneof("policy_choice") == "specific":
         found = [v for v in found if int(v) in config.version_policy.specific.versions]
+    if not found and _names_checkpoint(config) and not config.HasField("version_policy"):
+        return "1"  # its folder may be empty, and is not seen then
     if not found:
         raise ModelNotFoundError(f"{tree.root / name} holds no version to serve; put the model into {name}/1/.")
     return max(found, key=int)
 
 
-def _place(tree: Tree, version: PurePosixPath) -> PurePosixPath:
-    """Where in a version's folder the model is."""
+def _place(tree: Tree, version: PurePosixPath, filename: str) -> PurePosixPath:
+    """Where in a version's folder the model is; `filename`: where it may be, too."""
     inner = tree.folders(version)
     only = [version / inner[0]] if len(inner) == 1 and inner[0] != FRONTEND_FOLDER else []
-    places = [version / ENGINE_FOLDER, version, *only]
+    places = [version / ENGINE_FOLDER, version / filename, version, *only]
     if (place := next((p for p in places if any(p / sign in tree.stamps for sign in SIGNS)), None)) is None:
         raise ModelNotFoundError(
             f"{tree.root.joinpath(*version.parts)} holds no engine and no Hugging Face folder; put its files there."

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from vlm.errors import InputError
+from vlm.errors import InputError, listed
 from vlm_app.server.control import Control
+from vlm_app.server.parameters import read_parameters
 
 router = APIRouter(prefix="/v2/repository")
 
@@ -30,8 +32,15 @@ async def load(name: str, http: Request) -> Response:
 
 @router.post("/models/{name}/unload")
 async def unload(name: str, http: Request) -> Response:
+    check_unload(read_parameters(await _body(http), "the request"))
     await _control(http).unload(name)
     return Response()
+
+
+def check_unload(parameters: Iterable[str]) -> None:
+    """Raises InputError for one but Triton's `unload_dependents`: an ensemble is one model here, with no others."""
+    if unknown := [name for name in parameters if name != "unload_dependents"]:
+        raise InputError(f"an unload takes no parameter {listed(unknown)}; leave it out.")
 
 
 async def _body(http: Request) -> dict[str, Any]:

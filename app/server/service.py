@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
 
@@ -17,6 +17,8 @@ from vlm_app.server.asked import Asked
 from vlm_app.server.errors import Busy
 from vlm_app.server.merge import merged
 from vlm_app.server.metrics import Metrics, Stopwatch
+from vlm_app.server.model_tensors import ModelTensors
+from vlm_app.server.statistics import RequestTimes, Statistics
 
 
 class Service:
@@ -31,13 +33,24 @@ class Service:
         max_requests: int,
         version: str = "1",
         on_break: Callable[[str, Exception], None] = lambda name, error: None,
+        *,
+        decoupled: bool = True,
+        datatypes: Mapping[str, str] | None = None,
     ):
-        """`on_break` is told when the engine has broken for good."""
+        """`on_break` is told when the engine has broken for good. `decoupled`: streams of KServe's protocol hold a
+        response a burst, else one response; `datatypes`: of outputs, as a configuration declares them."""
         self.name, self.version, self._metrics, self._max = name, version, metrics, max_requests
         self.created = int(time.time())
+        self.tensors = ModelTensors.from_frontend(pipeline.frontend, pipeline.engine.build.dtype, datatypes)
         self.held = 0  # outputs running or waiting
+        self.decoupled = decoupled
+        self.statistics = Statistics()
         self.model = AsyncPipeline(
-            pipeline, workers, on_end=partial(metrics.ended, name), on_break=partial(on_break, name)
+            pipeline,
+            workers,
+            on_end=partial(metrics.ended, name),
+            on_break=partial(on_break, name),
+            on_step=self.statistics.step,
         )
 
     @property
@@ -69,19 +82,25 @@ class Service:
         finally:
             self.held -= count
 
-    async def stream(self, asked: Asked) -> AsyncIterator[Piece]:
-        """What comes of an input as it is decoded. Raises Busy and the errors of AsyncPipeline."""
+    async def stream_all(self, asked: list[Asked]) -> AsyncIterator[tuple[int, Piece]]:
+        """(number of the input, piece) of a request's inputs as they come. Raises Busy and the errors of
+        AsyncPipeline."""
+        with self.statistics.request(len(asked)) as times:
+            async with aclosing(merged([self._stream(each, times) for each in asked])) as pieces:
+                async for numbered in pieces:
+                    yield numbered
+
+    async def _stream(self, asked: Asked, times: RequestTimes) -> AsyncIterator[Piece]:
         watch = Stopwatch(self._metrics, self.name)
         with self.admitted(asked.count):
             request = await self.model.request(asked.source, asked.files, **asked.sampling)
+            prepared = times.prepared()
             async with aclosing(self.model.stream(request)) as pieces:
                 async for piece in pieces:
                     watch.saw(piece)
+                    if piece.delta and piece.delta.sequence:
+                        times.ended(prepared, piece.delta)
                     yield piece
-
-    def stream_all(self, asked: list[Asked]) -> AsyncIterator[tuple[int, Piece]]:
-        """(number of the input, piece) of several as they come."""
-        return merged([self.stream(each) for each in asked])
 
     async def outputs(self, asked: list[Asked]) -> list[list[Output]]:
         """Of each input its outputs, when all have ended."""

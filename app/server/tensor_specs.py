@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError, LimitError, listed
 from vlm.frontend import Frontend
 
 
@@ -57,6 +57,9 @@ LOGPROBS_OUT = (TensorSpec("cum_log_probs", "FP32", (-1,)), TensorSpec("output_l
 IDS_OUT = (TensorSpec("output_ids", "UINT32", (-1, -1)), TensorSpec("sequence_length", "UINT32", (-1,)), *LOGPROBS_OUT)
 TEXT_OUT = (TensorSpec("text_output", "BYTES", (-1,)), *IDS_OUT)
 
+MAX_BATCH = 4096  # rows of a request, whatever the model holds
+MAX_WIDTHS = {"stop_words_list": 1024, "bad_words_list": 1024, "image": 1024}
+
 
 def specs_of(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Of these tensors (IDS_IN, TEXT_IN) the ones that a model takes."""
@@ -78,7 +81,21 @@ def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tup
     if len(sizes) != 1 or 0 in sizes:
         raise InputError("every tensor's first size is the batch's, at least 1; they differ or there is none.")
     [size] = sizes
-    return size, {name: _fitted(array, by_name[name], size) for name, array in found.items()}
+    if size > MAX_BATCH:
+        raise LimitError(f"the batch has {size:,} rows; send at most {MAX_BATCH:,} at once.")
+    return size, {
+        n: _fitted(array, by_name[n], size) for n, array in found.items() if not _is_absent(array, by_name[n])
+    }
+
+
+def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:
+    """A list of no words, images or rows counts as one that was left out. InputError for others without values."""
+    if array.size or spec.shape == (1,):
+        return False
+    count_axis = 2 if spec.shape[0] == 2 else 1
+    if spec.optional and array.ndim > count_axis and not array.shape[count_axis]:
+        return True
+    raise InputError(f"input {spec.name} has shape {list(array.shape)}, which holds nothing; give at least one value.")
 
 
 def _fitted(array: np.ndarray, spec: TensorSpec, batch: int) -> np.ndarray:
@@ -91,6 +108,9 @@ def _fitted(array: np.ndarray, spec: TensorSpec, batch: int) -> np.ndarray:
         if array.size != batch:
             raise InputError(f"input {spec.name} has shape {list(array.shape)}; give [{batch}, 1].")
         return array.reshape(batch)
+    most = MAX_WIDTHS.get(spec.name)
+    if most and array.ndim > 1 and array.shape[-1] > most and not pixels:
+        raise LimitError(f"input {spec.name} has shape {list(array.shape)}; its last size may be {most:,} at most.")
     fits = array.ndim == 1 + len(spec.shape) and (spec.shape[0] != 2 or array.shape[1] == 2)
     if not (fits or (pixels and array.ndim == 4)):
         raise InputError(f"input {spec.name} has shape {list(array.shape)}; give {[batch, *spec.shape]}.")

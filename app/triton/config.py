@@ -11,13 +11,14 @@ from typing import Any
 
 from vlm.frontend import Frontend
 from vlm_app.server.model_config import described
-from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
+from vlm_app.server.model_tensors import INPUT_LENGTHS, ModelTensors
+from vlm_app.server.tensor_specs import IDS_IN, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
 from vlm_app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
 
-PROMPT_LENGTH = TensorSpec("prompt_length", "UINT32", (1,), optional=False)  # ids of it that stand in output_ids
 GIVEN_TEXT = ("text_input", "image")
 PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images")
-READ_BACK = ("output_ids", "sequence_length")
+# all of it from the engine: no step of an ensemble may take tensors of a decoupled model beside others
+READ_BACK = ("output_ids", "sequence_length", INPUT_LENGTHS)
 
 
 def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any]]:
@@ -27,10 +28,10 @@ def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any
     names, prepared = config.folders, prepared_specs(frontend)
     given = _texts(frontend)
     before = _python(names[BEFORE], config, [s for s in given if s.name in GIVEN_TEXT], prepared, "KIND_CPU")
-    read = [replace(spec, optional=False) for spec in IDS_OUT if spec.name in READ_BACK]
-    after = _python(names[AFTER], config, [*read, PROMPT_LENGTH], TEXT_OUT[:1], "KIND_CPU")
+    read = [replace(spec, optional=False) for spec in _engine_outputs(frontend) if spec.name in READ_BACK]
+    after = _python(names[AFTER], config, read, TEXT_OUT[:1], "KIND_CPU")
     return {
-        ENSEMBLE: _ensemble(given, prepared, config),
+        ENSEMBLE: _ensemble(frontend, given, prepared, config),
         BEFORE: before,
         ENGINE: _engine(names[ENGINE], frontend, config),
         AFTER: after,
@@ -38,11 +39,18 @@ def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any
 
 
 def prepared_specs(frontend: Frontend) -> tuple[TensorSpec, ...]:
-    """What preprocessing gives: ids, pixels, and where the output of a model without ids begins."""
+    """Returns what preprocessing gives: ids, pixels, and where the output of a model without ids begins."""
     by_ids = specs_of(frontend, IDS_IN)
     has_ids = any(spec.name == "input_ids" for spec in by_ids)
     names = PREPARED if has_ids else (*PREPARED, "decoder_input_ids", "decoder_input_lengths")
-    return (*(spec for spec in by_ids if spec.name in names), PROMPT_LENGTH)
+    return tuple(spec for spec in by_ids if spec.name in names)
+
+
+def _engine_outputs(frontend: Frontend) -> tuple[TensorSpec, ...]:
+    """Returns what the engine gives: what the server does but texts, and how many ids are the prompt's."""
+    outputs = {spec.name: spec for spec in ModelTensors.from_frontend(frontend).outputs}
+    lengths = replace(outputs["sequence_length"], name=INPUT_LENGTHS)
+    return (*(spec for name, spec in outputs.items() if name != TEXT_OUT[0].name), lengths)
 
 
 def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
@@ -53,7 +61,8 @@ def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
 
 
 def _engine(name: str, frontend: Frontend, config: ExportConfig) -> dict[str, Any]:
-    made = _python(name, config, specs_of(frontend, IDS_IN), IDS_OUT, KINDS[config.load.device.partition(":")[0]])
+    kind = KINDS[config.load.device.partition(":")[0]]
+    made = _python(name, config, specs_of(frontend, IDS_IN), _engine_outputs(frontend), kind)
     if number := config.load.device.partition(":")[2]:
         made["instance_group"][0]["gpus"] = [int(number)]
     made["instance_group"][0]["count"] = config.instances
@@ -71,19 +80,20 @@ def _python(
     return {**made, "backend": "python", "instance_group": [{"kind": kind}], "dynamic_batching": {}}
 
 
-def _ensemble(given: tuple[TensorSpec, ...], prepared: tuple[TensorSpec, ...], config: ExportConfig) -> dict[str, Any]:
+def _ensemble(
+    frontend: Frontend, given: tuple[TensorSpec, ...], prepared: tuple[TensorSpec, ...], config: ExportConfig
+) -> dict[str, Any]:
     same = lambda names: {name: name for name in names}  # noqa: E731
     between = {spec.name: f"prepared_{spec.name}" for spec in prepared}
     texts = [spec.name for spec in given if spec.name in GIVEN_TEXT]
     options = [spec.name for spec in given if spec.name not in GIVEN_TEXT]
-    length = {PROMPT_LENGTH.name: between.pop(PROMPT_LENGTH.name)}
     steps = [
-        (BEFORE, same(texts), {**between, **length}),
-        (ENGINE, {**between, **same(options)}, same(spec.name for spec in IDS_OUT)),
-        (AFTER, {**same(READ_BACK), **length}, same([TEXT_OUT[0].name])),
+        (BEFORE, same(texts), between),
+        (ENGINE, {**between, **same(options)}, same(spec.name for spec in _engine_outputs(frontend))),
+        (AFTER, same(READ_BACK), same([TEXT_OUT[0].name])),
     ]
     return {
-        **described(config.name, config.max_batch_size, given, TEXT_OUT),
+        **described(config.name, config.max_batch_size, given, ModelTensors.from_frontend(frontend).outputs),
         "platform": "ensemble",
         "ensemble_scheduling": {
             "step": [

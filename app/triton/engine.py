@@ -15,6 +15,7 @@ from vlm_app.load_options import LoadOptions
 from vlm_app.server.asked import Asked
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.merge import merged
+from vlm_app.server.model_tensors import ModelTensors
 from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
 from vlm_app.triton.options import PARAMETERS, options_from_words
 
@@ -35,6 +36,8 @@ class Engine:
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
         pipeline = self._options(device).load(engine_of(args))
         self._loop, self._frontend = Loop(), pipeline.frontend
+        declared = {each["name"]: each["data_type"].removeprefix("TYPE_") for each in self._config["output"]}
+        self._types = ModelTensors.from_frontend(self._frontend, declared=declared)
         self._model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()))
         self._loop.submit(_call(self._model.start)).result()
 
@@ -95,7 +98,8 @@ class Engine:
                 yield piece
 
     def _written(self, asked: list[Asked], rows: list[dict[int, Output]]) -> Tensors:
-        return write_batch(self._frontend, asked, [[row[index] for index in sorted(row)] for row in rows])
+        written = write_batch(self._frontend, asked, [[row[index] for index in sorted(row)] for row in rows])
+        return self._types.typed(written, {}, wanted=written)
 
 
 def _grown(known: Output, piece: Piece) -> Output:

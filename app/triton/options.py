@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError
@@ -26,14 +25,6 @@ def parameters_of(options: LoadOptions) -> dict[str, dict[str, str]]:
     """Returns the parameters of a Triton configuration that say the same."""
     given = {**options.build, **options.runtime}
     return {name: {"string_value": str(given[name])} for name in PARAMETERS if name in given}
-
-
-def options_from(config: Any) -> LoadOptions:
-    """Reads a ModelConfig. Raises ConfigError for a parameter's value that is not allowed."""
-    written = {name: parameter.string_value for name, parameter in config.parameters.items() if name in PARAMETERS}
-    return options_from_words(written).overridden_by(
-        LoadOptions({"max_batch_size": max(1, config.max_batch_size)})  # Triton's 0: no batches
-    )
 
 
 def options_from_words(written: Mapping[str, str]) -> LoadOptions:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from types import ModuleType
 from typing import Any
 
-from vlm.errors import ConfigError, InputError
+from vlm.errors import ConfigError, InputError, VlmWarning
 
 EXTRA = "pip install 'vlm-runtime[triton]'"
 
@@ -19,14 +20,19 @@ def written(config: dict[str, Any]) -> str:
 
 
 def parsed(text: str, where: object) -> Any:
-    """-> a ModelConfig; fields of a newer Triton are passed over. ConfigError for what is none; `where` names it."""
+    """-> a ModelConfig; fields of a newer Triton are told of. ConfigError for what is none; `where` names it."""
     model_config = schema().ModelConfig()
     from google.protobuf import text_format
 
     try:
-        return text_format.Parse(text, model_config, allow_unknown_field=True)
+        found = text_format.Parse(text, model_config, allow_unknown_field=True)
     except text_format.ParseError as error:
         raise ConfigError(f"{where} is no model configuration of Triton's: {error}.") from None
+    try:
+        text_format.Parse(text, schema().ModelConfig())
+    except text_format.ParseError as error:
+        warnings.warn(f"{where}: a field is unknown here and not applied: {error}.", VlmWarning, stacklevel=2)
+    return found
 
 
 def schema() -> ModuleType:

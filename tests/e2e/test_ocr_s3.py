@@ -77,7 +77,7 @@ def test_copies_are_made_as_pages_come(cli, bucket, tmp_path, monkeypatch):
     """A machine that is lost takes no more with it than what came since the last copy."""
     monkeypatch.setattr("vlm_app.ocr.snapshots.SECONDS_BETWEEN", 0.0)
     monkeypatch.setattr("vlm_app.ocr.snapshots.SHARE", 1e9)
-    monkeypatch.setattr("vlm_app.ocr.writers.write", _lost)
+    monkeypatch.setattr("vlm_app.ocr.outputs.Outputs.write", _lost)
     fill(bucket, tmp_path / "in")
     monkeypatch.setattr("vlm_app.ocr.state.Snapshots.save", _counted := _Counted())
     assert cli(f"{bucket}/in/a.pdf", "-o", f"{bucket}/out", *SHORT)[0] == 2
@@ -94,7 +94,7 @@ class _Counted:
         return lambda ledger: self.pages.append(len(ledger.attempts(1)))
 
 
-def _lost(draft, format):
+def _lost(*file):
     from vlm.errors import InputError
 
     raise InputError("the disk is full.")
@@ -115,7 +115,8 @@ def test_objects_are_listed_not_asked_for_one_by_one(cli, bucket, tmp_path, monk
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", counted)
     code, err = cli(f"{bucket}/in", "-o", f"{bucket}/out", *SHORT, "--workers", "0")
-    assert code == 0 and "12 documents skipped" in err and len(asked) < 12
+    assert code == 1 and "12 found: 0 written, 12 refused" in err and len(asked) < 12
+    assert store().cat_file(f"{bucket}/out/3.md") == b"mine"
 
 
 def test_a_bucket_that_is_not_there_is_one_sentence(cli, bucket):

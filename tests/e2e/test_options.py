@@ -40,6 +40,8 @@ CASES = [
     ("no_repeat_ngram_size", 1, {}, PROMPT),
     ("encoder_repetition_penalty", 9.0, {}, PROMPT),
     ("encoder_no_repeat_ngram_size", 1, {}, "w20 w13 w36"),
+    ("logit_bias", "26=-100,19=-7.5", {}, PROMPT),
+    ("allowed_token_ids", (7, 8, 9, 10), {}, PROMPT),
     ("suppress_tokens", (26, 19), {}, PROMPT),
     ("begin_suppress_tokens", (26, 19), {}, PROMPT),
     ("min_length", 20, {}, PROMPT),
@@ -57,7 +59,12 @@ CASES = [
     ("early_stopping", "never", BEAMS | {"num_beams": 2}, OTHER),
     ("diversity_rate", 4.0, {"num_beams": 4}, PROMPT),
 ]
-ELSEWHERE = {"num_return_sequences", "top_logprobs", "forced_bos_token_id"}  # have tests of their own below
+ELSEWHERE = {
+    "num_return_sequences",
+    "top_logprobs",
+    "forced_bos_token_id",
+    "include_stop_str_in_output",
+}  # have tests of their own below
 
 
 @pytest.fixture(autouse=True)
@@ -124,10 +131,17 @@ def test_decoding_options_of_all_text_verbs(loaded, folders, tmp_path, name, val
     without = loaded.generate(text=prompt, **beside)
     value = without.token_ids[1] if value is ... else value  # a token that is drawn early
     asked = {**beside, name: value}
-    want = loaded.generate(text=prompt, **asked)
+    read = SAMPLING.options[name].read
+    want = loaded.generate(text=prompt, **asked | ({name: read(value)} if read and isinstance(value, str) else {}))
     assert want.token_ids != without.token_ids, "the option makes no difference here"
     for verb in TEXT_VERBS:
         assert outputs(verb, prompt, flags_of(asked), folders["llama"], tmp_path) == [want.text], verb
+
+
+def test_a_stop_string_may_stay_in_the_text(loaded, folders):
+    asked = ("generate", PROMPT, "--model", folders["llama"], "--max-new-tokens", 16, "--stop", "w52")
+    without = call(*asked).stdout.strip()
+    assert call(*asked, "--include-stop-str-in-output").stdout.strip() == f"{without} w52"
 
 
 def test_bad_words_are_not_written(loaded, folders):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.prompted_kit import call
-from tests.server_kit import command
+from tests.server_kit import command, free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -25,12 +25,15 @@ PROGRAMS = [text for kind, text in BLOCKS if kind == "python" and "unload_model"
 [EXPORT] = [text for kind, text in BLOCKS if kind == "bash" and text.startswith("vlm export-triton")]
 [REPOSITORY] = [text for text in SERVES if "--model-repository" in text]
 
+GRPC_PORT = free_port()
+
 
 def started(line: str):
-    """The page's command, on a free port in place of its own."""
-    arguments = shlex.split(line)[2:]
+    """The page's command, on free ports in place of its own."""
+    arguments = shlex.split(line.replace("--grpc-port 8001", f"--grpc-port {GRPC_PORT}"))[2:]
     if "--port" in arguments:
-        del arguments[arguments.index("--port") :][:2]
+        place = arguments.index("--port")
+        del arguments[place : place + 2]
     return command(*arguments, "--preprocess-workers", "0")
 
 
@@ -42,7 +45,7 @@ def address():
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_run(address, program):
-    program = program.replace("localhost:8000", address)
+    program = program.replace("localhost:8000", address).replace("localhost:8001", f"localhost:{GRPC_PORT}")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Das alte Schiff ist klein." in done.stdout or "GCV3U" in done.stdout
@@ -69,7 +72,7 @@ def test_curl_answers(address, commands):
 
 
 def test_the_page_has_something_of_each():
-    assert len(SERVES) == 3 and len(CURLS) == 2 and len(PROGRAMS) == 2
+    assert len(SERVES) == 3 and len(CURLS) == 3 and len(PROGRAMS) == 3
 
 
 def test_limits_are_options_of_the_command():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import numpy as np
 import pytest
 import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
 from PIL import Image
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
@@ -73,7 +75,9 @@ def test_it_says_what_it_is_and_what_it_serves(client):
     assert client.is_model_ready("mini-t5") and client.is_model_ready("mini-t5", "1")
     shown = client.get_model_metadata("mini-t5")
     assert {"name": "input_ids", "datatype": "UINT32", "shape": [-1, -1]} in shown["inputs"]
-    assert {"name": "output_ids", "datatype": "UINT32", "shape": [-1, -1, -1]} in shown["outputs"]
+    assert {"name": "output_ids", "datatype": "INT32", "shape": [-1, -1, -1]} in shown["outputs"]  # T5's guide
+    llava = client.get_model_metadata("mini-llava")["outputs"]
+    assert {"name": "output_ids", "datatype": "UINT32", "shape": [-1, -1, -1]} in llava  # GPT's
     assert "image" in [each["name"] for each in client.get_model_metadata("mini-llava")["inputs"]]
     config = client.get_model_config("mini-t5")
     assert config["max_batch_size"] == 8 and config["input"][0]["data_type"] == "TYPE_UINT32"
@@ -91,7 +95,7 @@ def test_a_ragged_batch_of_ids_gives_each_its_own_answer(client, t5, binary):
         assert found["cum_log_probs"][row, 0] == pytest.approx(expected.cumulative_logprob, abs=1e-3)
         if binary:
             assert found["output_log_probs"][row, 0, :length] == pytest.approx(expected.logprobs, abs=1e-4)
-    assert found["output_ids"].dtype == np.uint32 and found["output_ids"].shape[:2] == (2, 1)
+    assert found["output_ids"].dtype == np.int32 and found["output_ids"].shape[:2] == (2, 1)
 
 
 def test_log_probabilities_come_when_they_are_asked_for(client, t5):
@@ -187,7 +191,7 @@ def test_pages_and_plain_texts_give_texts(client, t5):
     ("arrays", "words"),
     [
         ({}, "nothing to work on"),
-        ({"input_ids": np.zeros((1, 0), np.uint32)}, "sequence_length is 0"),
+        ({"input_ids": np.zeros((1, 0), np.uint32)}, "holds nothing"),
         ({"input_ids": np.zeros((0, 4), np.uint32)}, "batch"),
         ({"input_ids": np.ones((1, 4), np.float32)}, "another kind"),
         ({"input_ids": np.ones(4, np.uint32)}, "give [4, -1]"),
@@ -241,3 +245,111 @@ def test_what_is_no_request_is_refused(served, body):
     connection.request("POST", "/v2/models/mini-t5/infer", body)
     answer = connection.getresponse()
     assert answer.status == 400 and json.loads(answer.read())["error"].endswith(".")
+
+
+# --- the rest of what tritonclient.http calls ---
+def text(*texts: str) -> triton.InferInput:
+    return tensor("text_input", np.array([[each.encode()] for each in texts], object))
+
+
+def test_statistics_count_what_was_asked(client):
+    [before] = client.get_inference_statistics("mini-t5", "1")["model_stats"]
+    client.infer("mini-t5", [text(*TEXTS)])
+    with pytest.raises(InferenceServerException):
+        client.infer("mini-t5", [text(TEXTS[0])], timeout=1)
+    [after] = client.get_inference_statistics("mini-t5")["model_stats"]
+    assert after["inference_count"] == before["inference_count"] + 2
+    for part, more in {"success": 1, "fail": 1, "queue": 1, "compute_input": 1, "compute_infer": 1}.items():
+        assert after["inference_stats"][part]["count"] == before["inference_stats"][part]["count"] + more
+    assert after["execution_count"] > before["execution_count"] and after["last_inference"] > 1e12
+    assert sum(batch["compute_infer"]["count"] for batch in after["batch_stats"]) == after["execution_count"]
+    assert len(client.get_inference_statistics()["model_stats"]) == len(MODELS)
+    with pytest.raises(InferenceServerException, match="not served here"):
+        client.get_inference_statistics("gpt")
+
+
+def test_what_is_not_done_says_so(client):
+    assert client.get_system_shared_memory_status() == client.get_cuda_shared_memory_status() == []
+    client.unregister_system_shared_memory()
+    client.unregister_cuda_shared_memory("a")
+    for ask in (
+        lambda: client.register_system_shared_memory("a", "/a", 8),
+        lambda: client.register_cuda_shared_memory("a", b"", 0, 8),
+        lambda: client.get_trace_settings(),
+        lambda: client.update_trace_settings("mini-t5", {"trace_level": ["TIMESTAMPS"]}),
+        lambda: client.get_log_settings(),
+        lambda: client.update_log_settings({"log_verbose_level": 1}),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            ask()
+        assert caught.value.status() == "501" and caught.value.message().endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ({"sequence_id": 5, "sequence_start": True}, "400", "sequence_id"),
+        ({"sequence_id": "a", "sequence_end": True}, "400", "sequence_id"),
+        ({"priority": 1}, "400", "priority"),
+        ({"timeout": 1}, "503", "timeout of 1 µs"),
+        ({"timeout": -1}, "400", "timeout"),
+        ({"parameters": {"nonsense": 1}}, "400", "nonsense is unknown"),
+        ({"parameters": {"temperature": True}}, "400", "temperature"),
+        ({"parameters": {"random_seed": 2**64}}, "400", "random_seed"),
+        ({"parameters": {"temperature": 10**400}}, "400", "temperature"),
+        ({"outputs": [triton.InferRequestedOutput("text_output", class_count=2)]}, "400", "classes"),
+    ],
+)
+def test_parameters_are_honoured_or_refused(client, options, status, words):
+    with pytest.raises(InferenceServerException) as caught:
+        client.infer("mini-t5", [text(TEXTS[0])], **options)
+    assert caught.value.status() == status and words in caught.value.message()
+    assert caught.value.message().endswith(".")
+
+
+def test_tensors_in_shared_memory_are_refused(client):
+    shared = triton.InferInput("text_input", [1, 1], "BYTES")
+    shared.set_shared_memory("a", 8)
+    wanted = triton.InferRequestedOutput("text_output")
+    wanted.set_shared_memory("a", 8)
+    for inputs, outputs in (([shared], None), ([text(TEXTS[0])], [wanted])):
+        with pytest.raises(InferenceServerException, match="shared memory, which is not served"):
+            client.infer("mini-t5", inputs, outputs=outputs)
+
+
+def test_options_go_as_parameters_too(client):
+    found = client.infer("mini-t5", [text(*TEXTS)], timeout=10**9, parameters={"max_output_len": 3})
+    assert found.as_numpy("sequence_length").tolist() == [[3], [3]]
+    twice = [text(TEXTS[0]), tensor("max_output_len", np.array([[3]], np.uint32))]
+    with pytest.raises(InferenceServerException, match="give it once"):
+        client.infer("mini-t5", twice, parameters={"max_output_len": 3})
+
+
+def test_responses_are_compressed_where_asked(client, served, t5):
+    import http.client
+
+    arrays = of_ids(t5, TEXTS * 8, is_return_log_probs=True)
+    inputs = [tensor(name, array) for name, array in arrays.items()]
+    plain = client.infer("mini-t5", inputs)
+    for algorithm in ("gzip", "deflate"):
+        found = client.infer("mini-t5", inputs, response_compression_algorithm=algorithm)
+        assert found.as_numpy("output_log_probs").tolist() == plain.as_numpy("output_log_probs").tolist()
+    connection = http.client.HTTPConnection(served.address)
+    connection.request("GET", "/v2/models/mini-t5", headers={"Accept-Encoding": "gzip"})
+    assert connection.getresponse().headers["content-encoding"] == "gzip"
+
+
+def test_asynchronous_calls_and_the_asyncio_client(client, served):
+    pending = [client.async_infer("mini-t5", [text(each)]) for each in TEXTS]
+    found = [each.get_result().as_numpy("text_output")[0, 0] for each in pending]
+
+    async def ask():
+        async with triton_aio.InferenceServerClient(served.address) as other:
+            assert await other.is_server_live() and await other.is_model_ready("mini-t5")
+            assert (await other.get_inference_statistics("mini-t5"))["model_stats"]
+            answers = await asyncio.gather(*(other.infer("mini-t5", [text(each)]) for each in TEXTS))
+            with pytest.raises(InferenceServerException, match="not served here"):
+                await other.infer("gpt", [text(TEXTS[0])])
+            return [answer.as_numpy("text_output")[0, 0] for answer in answers]
+
+    assert asyncio.run(ask()) == found == [alone("mini-t5").generate(text=each).text.encode() for each in TEXTS]

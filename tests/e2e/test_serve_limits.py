@@ -82,7 +82,7 @@ def test_bodies_over_the_limit_are_refused_announced_or_not(served):
     assert status == 413 and "1,048,576 bytes" in text
     chunks = iter([large[: 2**19]] * 3)
     status, text = send(served, "POST", "/v1/chat/completions", chunks)
-    assert status == 413 and json.loads(text)["error"]["code"] == 413
+    assert status == 413 and json.loads(text)["error"]["type"] == "invalid_request_error"
 
 
 def test_nothing_is_fetched(client):
@@ -138,7 +138,7 @@ def test_mistakes_get_one_sentence(client, options, words):
 def test_unknown_models_and_paths_are_404(client, served):
     assert "mini-llava, mini-t5" in refusal(client, openai.NotFoundError, model="gpt-4", messages=asked("a"))
     status, text = send(served, "GET", "/v1/nothing")
-    assert status == 404 and json.loads(text)["error"]["message"] == "Not Found."
+    assert status == 404 and json.loads(text)["error"]["message"].startswith("/v1/nothing is not served")
     assert send(served, "GET", "/v1/chat/completions")[0] == 405
     for body in (
         "{",
@@ -273,11 +273,8 @@ def test_an_image_that_kills_its_process_costs_one_request():
         source = ProcessorSource(None, "CLIPImageProcessor", (32, 32))
         try:
             [whole] = await workers.pixels([SCENE.read_bytes()], source)
-            for process in workers._pool._processes.values():
-                process.kill()
             with pytest.raises(ImageError, match="broke the process"):
-                for _ in range(100):
-                    await workers.pixels([SCENE.read_bytes()], source)
+                await workers.run("the images", os.abort)
             [again] = await workers.pixels([SCENE.read_bytes()], source)
             return whole, again
         finally:

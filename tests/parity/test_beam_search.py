@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from tests import tiny
 from tests.engines import engine_dir
@@ -21,14 +22,41 @@ def hf_beams(model, ids, **options) -> list[tuple[list[int], float]]:
     if prefix is not None:
         options["decoder_input_ids"] = torch.tensor([prefix])
     options = {"max_new_tokens": NEW, "num_return_sequences": options["num_beams"], **options}
+    if "bad_words_ids" in options:
+        options["bad_words_ids"] = [list(word) for word in options["bad_words_ids"]]
+    if stops := options.pop("stop_words_ids", ()):
+        options["stopping_criteria"] = StoppingCriteriaList([Words(stops, len(prefix or [0]))])
+        # ids that no token has: it looks at as many more candidates as there are ends, and so goes on without them
+        unused = range(model.config.vocab_size, model.config.vocab_size + len(stops))
+        options["eos_token_id"] = [model.config.eos_token_id, *unused]
     out = model.generate(
         torch.tensor([ids]), do_sample=False, return_dict_in_generate=True, output_scores=True, **options
     )
-    end, start, found = model.config.eos_token_id, len(prefix or [0]), []
-    for row, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
-        tokens = row[start:]
-        found.append((tokens[: tokens.index(end) + 1] if end in tokens else tokens, score))
-    return found
+    start, words = len(prefix or [0]), [(model.config.eos_token_id,), *stops]
+    scores = out.sequences_scores.tolist() if options["num_beams"] > 1 else [0.0]
+    rows = zip(out.sequences.tolist(), scores, strict=True)
+    return [(up_to_end(row[start:], words), score) for row, score in rows]
+
+
+def up_to_end(tokens: list[int], words: list[tuple[int, ...]]) -> list[int]:
+    """Up to and with the first of the words."""
+    ends = [n for n in range(1, len(tokens) + 1) if any(ends_with(tokens[:n], word) for word in words)]
+    return tokens[: min(ends, default=len(tokens))]
+
+
+def ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
+    return tuple(tokens[-len(word) :]) == tuple(word)
+
+
+class Words(StoppingCriteria):
+    """Ends what ends with one of these sequences of generated tokens."""
+
+    def __init__(self, words: list[tuple[int, ...]], start: int):
+        self.words, self.start = words, start
+
+    def __call__(self, input_ids, scores, **options):
+        rows = [row[self.start :] for row in input_ids.tolist()]
+        return torch.tensor([any(ends_with(row, word) for word in self.words) for row in rows])
 
 
 @pytest.fixture(scope="module", params=["t5", "bart", "mbart"])
@@ -102,6 +130,65 @@ def test_searches_of_different_width_and_greedy_rows_in_one_batch(subject):
         else:
             assert found[i].token_ids == tiny.hf_text(model, text, NEW)
     assert pipe.llm.scheduler.blocks.balanced
+
+
+STOPPED = (
+    {"num_beams": 2},
+    {"num_beams": 4},
+    {"num_beams": 3, "early_stopping": True},
+    {"num_beams": 4, "early_stopping": "never", "length_penalty": 2.0},
+    {"num_beams": 3, "no_repeat_ngram_size": 2},
+    {"num_beams": 3, "bad_words_ids": ((7,), (12, 30))},
+    {"num_beams": 1},
+    {"num_beams": 5, "min_new_tokens": 10},
+)
+
+
+def words_of(hypotheses: list[tuple[list[int], float]], end: int) -> tuple[tuple[int, ...], ...]:
+    """Words that a search would come by: of two tokens, of three, and of one."""
+    best, last = hypotheses[0][0], hypotheses[-1][0]
+    return tuple(word for word in (tuple(best[1:3]), tuple(last[2:5]), tuple(best[6:7])) if word and end not in word)
+
+
+def test_stop_words_end_beams(subject):
+    """As a stopping criterion of Hugging Face's does; each search has words and settings of its own, in one batch."""
+    from vlm.runtime.request import Request, SamplingParams
+
+    model, engine, texts = subject
+    pairs = list(zip(texts, STOPPED, strict=True))
+    words = [words_of(hf_beams(model, text, **settings), model.config.eos_token_id) for text, settings in pairs]
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", block_size=8, burst=5, max_batch_size=12))
+    start, ids = model.generation_config.decoder_start_token_id, {}
+    for i, ((text, settings), own) in enumerate(zip(pairs, words, strict=True)):
+        returned = {"num_return_sequences": settings["num_beams"], "max_new_tokens": NEW}
+        params = SamplingParams(**settings, **returned, stop_words_ids=own)
+        ids[pipe.llm.add(Request((start,), encoder_input_ids=tuple(text), params=params))] = i
+    found = {}
+    while pipe.llm.has_work:
+        found |= {ids[u.sequence.id]: pipe.outputs.output(u.sequence) for u in pipe.llm.step() if u.finished}
+    for i, ((text, settings), own) in enumerate(zip(pairs, words, strict=True)):
+        want = hf_beams(model, text, **settings, stop_words_ids=own)
+        if settings["num_beams"] == 1:
+            assert found[i].token_ids == want[0][0]
+        else:
+            check([found[i]], [want])
+        for each in (found[i], *found[i].alternatives):
+            assert (each.finish_reason == "stop") == any(ends_with(each.token_ids, word) for word in own)
+    assert any(o.finish_reason == "stop" for o in found.values()) and pipe.llm.scheduler.blocks.balanced
+
+
+def test_a_prompt_is_no_stop_word(subject):
+    model, engine, texts = subject
+    start = model.generation_config.decoder_start_token_id
+    prefix = [start, 7, 11]
+    given = {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": NEW}
+    inputs = [{"encoder_input_ids": t, "decoder_prompt_token_ids": prefix} for t in texts[:3]]
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", block_size=4))
+    plain = pipe.generate(inputs, **given)
+    first = plain[0].token_ids[0]
+    assert [o.token_ids for o in pipe.generate(inputs, **given, stop_words_ids=((11, first),))] == [
+        o.token_ids for o in plain
+    ]
 
 
 def test_a_prefix_and_a_preempted_search(subject):

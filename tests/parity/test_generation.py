@@ -99,6 +99,8 @@ EVERY = {
     "no tokens of the input": {"encoder_no_repeat_ngram_size": 1},
     "ends get likelier": {"exponential_decay_length_penalty": (3, 1.4)},
     "biases": {"sequence_bias": [[[7], 2.5], [[9, 11], -4.0], [[3], -1.0], [[20], 6.0]]},
+    "logit bias": {"logit_bias": {7: 2.5, "9": -100, 20: 6.0}, "repetition_penalty": 1.3},
+    "allowed": {"allowed_token_ids": [2, *range(5, 30)], "sequence_bias": [[[7], 1.0]], "logit_bias": {8: 3}},
     "suppressed": {"suppress_tokens": list(range(3, 60, 2))},
     "suppressed at first": {"begin_suppress_tokens": [t for t in range(60) if t % 11]},
     "many bad words": {"bad_words_ids": [[a, b] for a in range(3, 60) for b in range(4, 60, 4)] + [[50], [2], [1]]},
@@ -142,12 +144,22 @@ def decoded(pipe: Pipeline, model, inputs, settings) -> list:
     return [found[i] for i in range(len(inputs))]
 
 
+def in_its_words(options: dict) -> dict:
+    """A bias or a list of allowed tokens as Hugging Face has them."""
+    found = dict(options)
+    biases = [[[int(token)], float(value)] for token, value in found.pop("logit_bias", {}).items()]
+    if biases:
+        found["sequence_bias"] = [*found.get("sequence_bias", []), *biases]
+    if allowed := found.pop("allowed_token_ids", None):
+        found["prefix_allowed_tokens_fn"] = lambda row, ids: allowed
+    return found
+
+
 @torch.no_grad()
 def hf(model, ids: list[int], **options) -> list[int]:
     """New tokens of one input, up to and with the end token; its penalties take lists and floats."""
-    out = model.generate(torch.tensor([ids]), max_new_tokens=NEW, do_sample=False, pad_token_id=0, **options)[
-        0
-    ].tolist()
+    options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, **in_its_words(options)}
+    out = model.generate(torch.tensor([ids]), **options)[0].tolist()
     tokens = out[1:] if model.config.is_encoder_decoder else out[len(ids) :]
     end = model.config.eos_token_id
     return tokens[: tokens.index(end) + 1] if end in tokens else tokens
@@ -160,7 +172,7 @@ def test_every_processor_in_one_ragged_batch(subject, beams):
     want = [hf(model, ids, num_beams=beams, **given) for ids, given in zip(inputs, EVERY.values(), strict=True)]
     plain = [hf(model, ids, num_beams=beams) for ids in inputs[:3]]
     differ = [name for i, name in enumerate(EVERY) if want[i] != plain[i % 3]]
-    assert len(differ) >= 7, "the settings make no difference"
+    assert len(differ) >= 9, "the settings make no difference"
     pipe = Pipeline(engine, cpu(burst=4, block_size=8, max_batch_size=9))
     found = decoded(pipe, model, inputs, [{"num_beams": beams, **given} for given in EVERY.values()])
     for name, out, tokens in zip(EVERY, found, want, strict=True):

@@ -30,6 +30,7 @@ def test_every_family_has_a_parity_case():
     assert set(registry.families()) == {
         "nougat",
         "t5",
+        "t5-encoder",
         "bart",
         "fairseq",
         "llama",

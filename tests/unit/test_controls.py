@@ -14,6 +14,7 @@ from transformers import (
     MinLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
@@ -100,6 +101,32 @@ def test_sequence_bias():
     biases = [(((4,), 2.0), ((3, 4, 5), -3.0), ((4, 5), 1.5), ((5,), float("-inf"))), (((3, 9), 4.0),), (), (), (), ()]
     processors = [SequenceBiasLogitsProcessor([[list(t), v] for t, v in b]) if b else None for b in biases]
     check([SamplingParams(sequence_bias=b) for b in biases], processors)
+
+
+def test_logit_bias():
+    """That of a sequence of one token; it adds to the model's own, and comes before penalties."""
+    biases = [((4, 2.0), (0, -100.0)), ((3, 4.5),), (), ((1, 1.0), (2, 2.0)), ((5, 0.5),), ()]
+    own = [(((4,), 1.0),), (), (((3, 3), 2.0),), (), (), ()]
+    params = [SamplingParams(logit_bias=b, sequence_bias=s, repetition_penalty=1.3)
+              for b, s in zip(biases, own, strict=True)]  # fmt: skip
+    processors = []
+    for bias, sequences in zip(biases, own, strict=True):
+        both = [*bias, *((words[0], value) for words, value in sequences if len(words) == 1)]
+        summed = {token: sum(v for t, v in both if t == token) for token, _ in both}
+        longer = [[list(words), value] for words, value in sequences if len(words) > 1]
+        table = [*([[token], value] for token, value in summed.items()), *longer]
+        processors.append([*([SequenceBiasLogitsProcessor(table)] if table else []),
+                           RepetitionPenaltyLogitsProcessor(1.3)])  # fmt: skip
+    check(params, processors)
+
+
+def test_allowed_tokens():
+    """Nothing else comes: what is forbidden of them neither."""
+    allowed = [(3, 5, 9), (), (0,), tuple(range(VOCAB)), (4, 7), (2,)]
+    params = [SamplingParams(allowed_token_ids=a, bad_words_ids=((3,),) * (i == 0)) for i, a in enumerate(allowed)]
+    only = lambda a: [PrefixConstrainedLogitsProcessor(lambda row, ids: list(a), 1)] if a else []  # noqa: E731
+    bad = NoBadWordsLogitsProcessor([[3]], eos_token_id=2)
+    check(params, [[*only(a), *[bad] * (i == 0)] for i, a in enumerate(allowed)])
 
 
 def test_suppressed_tokens():
@@ -194,6 +221,8 @@ def test_no_end_before_the_shortest_length():
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size is -1"),
         ({"bad_words_ids": ((),)}, "bad_words_ids"),
         ({"sequence_bias": (((), 1.0),)}, "sequence_bias"),
+        ({"logit_bias": ((3, 100.5),)}, r"logit_bias of token 3 is 100.5; it must lie in \[-100, 100\]"),
+        ({"logit_bias": ((3, float("nan")),)}, "logit_bias of token 3 is nan"),
         ({"exponential_decay_length_penalty": (3,)}, "exponential_decay_length_penalty"),
         ({"typical_p": 0.0}, "typical_p is 0.0"),
         ({"encoder_repetition_penalty": 0.0}, "encoder_repetition_penalty is 0.0"),

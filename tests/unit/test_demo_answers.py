@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from PIL import Image
 
 from tests.demo_kit import EXAMPLES
 
@@ -77,9 +78,12 @@ def test_documents_that_cannot_be_read_are_named_without_their_folder(tmp_path):
         documents.num_pages(None)
 
 
-def test_a_preview_is_no_larger_than_what_is_shown():
-    page = documents.page_image(str(EXAMPLES / "pages.pdf"), 1)
-    assert documents.preview(page).width <= documents.PREVIEW_WIDTH
+def test_a_preview_is_no_larger_than_what_is_shown(tmp_path):
+    path = str(EXAMPLES / "pages.pdf")
+    count, first = documents.first_page(path)
+    assert count == 3 and first.width == documents.page_image(path, 1).width <= documents.PREVIEW_WIDTH
+    Image.new("RGB", (2000, 1000)).save(tmp_path / "wide.png")
+    assert documents.preview(str(tmp_path / "wide.png"), 1).size == (667, 334)
 
 
 def fake(family: str, **parts):

@@ -13,14 +13,16 @@ import pytest
 from PIL import Image
 
 from vlm.errors import DocumentError, ImageError, InputError
-from vlm_app.ocr import sources, writers
+from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger import Ledger, Page
+from vlm_app.ocr.naming import Source, name_all
+from vlm_app.ocr.outputs import Outputs
 from vlm_app.ocr.pages import OpenDocument, PageInput, check_pages, selected
 from vlm_app.ocr.reader import PipelineReader
 from vlm_app.ocr.report import Failure
-from vlm_app.ocr.sources import Source, find_documents, plan_outputs
+from vlm_app.ocr.sources import find_documents
 from vlm_app.ocr.writers import About, Draft
 
 
@@ -45,7 +47,7 @@ def test_folders_are_searched_and_each_document_comes_once(tmp_path):
     image(root / ".hidden.png")
     image(root / ".git" / "d.png")
     (root / "notes.txt").write_text("no document")
-    found = find_documents([root, root / "b.png", root / "sub"])
+    found = find_documents([root, root / "b.png", root / "sub"]).sources
     assert [source.path for source in found] == [wanted[1], wanted[0], wanted[2]]
     assert [str(source.below) for source in found] == [".", ".", "sub"]
 
@@ -63,9 +65,13 @@ def test_output_names_never_clash():
         ("in/report.pdf", ""), ("in/a.png", ""), ("in/a.pdf", ""), ("x/b.png", ""), ("y/b.png", ""),
         ("in/s/a.pdf", "s"), ("in/B.tif", ""),
     ]  # fmt: skip
-    targets = plan_outputs([Source(Path(path), Path(below)) for path, below in given], Path("out"), ".md")
-    names = [target.out.relative_to("out").as_posix() for target in targets]
-    assert names == ["report.md", "a.png.md", "a.pdf.md", "b.png.md", "b.png.2.md", "s/a.md", "B.tif.md"]
+    documents = name_all(Source(Path(path), Path(below)) for path, below in given)
+    best = [document.names[0] for document in documents]
+    twins = [name.rpartition(".") for name in best[3:5]]
+    assert best[:3] + best[5:] == ["report", "a.png", "a.pdf", "s/a", "B.tif"]
+    # the third name is the document's alone, whatever else a run reads
+    assert {stem for stem, _, _ in twins} == {"b.png"} and len({mark for _, _, mark in twins}) == 2
+    assert best[3] == name_all([Source(Path("x/b.png"))])[0].names[-1]
 
 
 @pytest.mark.parametrize("given", ["x", "0", "4-1", "1,,2", "-3"])
@@ -130,25 +136,24 @@ def failed(page, error):
     return Page(page, "failed", None, None, None, 0, "damaged", error, 1)
 
 
-def draft(tmp_path, results, count=3, suffix=".md"):
-    target = sources.Target(Path("in/a.pdf"), tmp_path / "out" / f"a{suffix}")
+def draft(results, count=3):
     about = About("d1", count, "2026-01-02T03:04:05+00:00", "2026-11-21", "nougat 12")
-    return Draft(target, tuple(range(count)), {page.page: page for page in results}, about)
+    return Draft(Path("in/a.pdf"), tuple(range(count)), {page.page: page for page in results}, about)
 
 
-def test_markdown(tmp_path):
-    given = draft(tmp_path, [read(2, "three\n"), read(0, "# one"), failed(1, "no -- page.")])
+def test_markdown():
+    given = draft([read(2, "three\n"), read(0, "# one"), failed(1, "no -- page.")])
     assert writers.markdown(given) == "# one\n\n<!-- page 2: no - - page. -->\n\nthree\n"
     assert writers.raw_text(given).startswith("raw # one\n\n<!-- page 2")
 
 
-def test_looped_pages_are_marked(tmp_path):
-    given = draft(tmp_path, [read(0, "one", "looped", "loop", 3)], count=1)
+def test_looped_pages_are_marked():
+    given = draft([read(0, "one", "looped", "loop", 3)], count=1)
     assert writers.markdown(given) == ("one\n\n<!-- page 1: the text repeats itself from here on (read 3 times) -->\n")
 
 
-def test_json_lines_have_the_fields_of_dolma(tmp_path):
-    given = draft(tmp_path, [read(0, "ä", "looped", "loop", 2), failed(1, "broken.")])
+def test_json_lines_have_the_fields_of_dolma():
+    given = draft([read(0, "ä", "looped", "loop", 2), failed(1, "broken.")])
     first, second = map(json.loads, writers.json_lines(given).splitlines())
     assert list(first) == ["id", "text", "source", "added", "created", "metadata", "attributes"]
     assert first["metadata"] == {
@@ -162,18 +167,13 @@ def test_json_lines_have_the_fields_of_dolma(tmp_path):
     assert first["id"] != second["id"]
 
 
-def test_files_are_written_whole_and_partial_ones_go(tmp_path):
-    given = draft(tmp_path, [read(0, "one")])
-    partial = writers.write_partial(given, "md")
-    assert partial.name == "a.partial.md"
-    assert partial.read_text() == "one\n\n<!-- interrupted: pages 2, 3 were not read -->\n"
-    given.results |= {1: read(1, "two"), 2: read(2, "three")}
-    writers.write(given, "md")
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["a.md"]
-    (tmp_path / "file").write_text("")
-    blocked = Draft(sources.Target(Path("a"), tmp_path / "file" / "a.md"), (0,), {0: read(0, "x")})
-    with pytest.raises(InputError, match="cannot be written"):
-        writers.write(blocked, "md")
+def test_a_comment_holds_whatever_an_error_says():
+    text = writers.markdown(draft([failed(0, "a--->b ----> c")], count=1))
+    assert text.index("-->") == len(text) - len("-->\n")
+
+
+def test_a_draft_that_is_not_whole_says_so():
+    assert writers.markdown(draft([read(0, "one")])) == "one\n\n<!-- interrupted: pages 2, 3 were not read -->\n"
 
 
 # --- jobs ---
@@ -202,11 +202,12 @@ class FakePipeline:
                 yield index, error
 
 
-def run(paths, out, pipeline=None, **options):
+def run(paths, out, pipeline=None, on_progress=lambda summary: None, **options):
     config = JobConfig(**options)
-    targets = plan_outputs(find_documents(paths), out, f".{config.format}")
+    documents = name_all(find_documents(paths).sources)
     with closing(Ledger(out / ".vlm-ocr" / "ledger.sqlite")) as ledger:
-        return Job(PipelineReader(pipeline or FakePipeline()), targets, config, ledger).run()
+        placed = Outputs(out, config.format, ledger)
+        return Job(PipelineReader(pipeline or FakePipeline()), documents, config, ledger, placed, on_progress).run()
 
 
 def outputs(out):
@@ -286,9 +287,5 @@ def test_memory_stays_bounded(tmp_path, monkeypatch):
     opened, done = [], []
     init = OpenDocument.__init__
     monkeypatch.setattr(OpenDocument, "__init__", lambda self, path: (opened.append(path), init(self, path))[1])
-    config = JobConfig(format="jsonl")
-    targets = plan_outputs(find_documents([root]), tmp_path / "out", ".jsonl")
-    with closing(Ledger(tmp_path / "ledger.sqlite")) as ledger:
-        reader = PipelineReader(FakePipeline())
-        Job(reader, targets, config, ledger, lambda s: done.append(len(opened) - s.pages)).run()
+    run([root], tmp_path / "out", format="jsonl", on_progress=lambda s: done.append(len(opened) - s.pages))
     assert len(opened) == 20 and max(done) <= 3

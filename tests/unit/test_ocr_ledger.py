@@ -161,7 +161,7 @@ def test_settings_of_two_models_do_not_mix(tmp_path):
     with pytest.raises(InputError, match=r"was begun with model nougat 1, now asked is model nougat 2; .*--recompute"):
         ledger_of(tmp_path, other, False).__enter__()
     with ledger_of(tmp_path, other, True) as ledger:
-        assert ledger.find("a") is None and ledger.get("settings") == other
+        assert ledger.find("a").pages is None and ledger.get("settings") == other
 
 
 def test_one_run_at_a_time(tmp_path):
@@ -177,7 +177,7 @@ def test_one_run_at_a_time(tmp_path):
 
 def test_a_damaged_ledger(tmp_path):
     (tmp_path / "ledger.sqlite").write_text("no database, but long enough to be looked at" * 40)
-    with pytest.raises(InputError, match=r"ledger\.sqlite cannot be used .*; remove it to start anew"):
+    with pytest.raises(InputError, match=r"ledger\.sqlite cannot be .*; remove it, and add --recompute"):
         Ledger(tmp_path / "ledger.sqlite")
 
 
@@ -186,7 +186,7 @@ def test_a_ledger_that_cannot_be_written_is_one_sentence(tmp_path):
         closing(Ledger(tmp_path / "ledger.sqlite")) as ledger,
         closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as other,
     ):
-        ledger._rows.execute("PRAGMA busy_timeout = 1")
+        ledger._database.execute("PRAGMA busy_timeout = 1")
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(InputError, match=r"ledger\.sqlite cannot be written: database is locked"):
             ledger.forget(1)
@@ -214,7 +214,7 @@ def _seen():
 
 # --- the report ---
 def test_rates_and_prices():
-    summary = Summary(done=2, documents=2, pages=50, tokens=5000, seconds=10.0, engines=2, known=3)
+    summary = Summary(found=9, documents=2, pages=50, tokens=5000, seconds=10.0, engines=2, known=3)
     summary.failures = [Failure(Path("a"), 1, "x", "loop"), Failure(Path("b"), None, "y", "encrypted")]
     lines = "\n".join(totals(summary, 3.6))
     assert "5.00 pages/s, 500.0 tokens/s" in lines and "3 pages had been read before" in lines

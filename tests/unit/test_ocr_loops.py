@@ -15,8 +15,10 @@ from vlm.pipeline import Pipeline
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger import Ledger
+from vlm_app.ocr.naming import name_all
+from vlm_app.ocr.outputs import Outputs
 from vlm_app.ocr.reader import PipelineReader
-from vlm_app.ocr.sources import find_documents, plan_outputs
+from vlm_app.ocr.sources import find_documents
 
 
 @pytest.fixture
@@ -34,10 +36,11 @@ def test_retries_do_not_depend_on_the_batch_and_repeat_exactly(tmp_path, scans):
     def pages(batch_size, retries):
         name = f"{batch_size}-{retries}"
         reader = PipelineReader(Pipeline(engine, RuntimeConfig(device="cpu", max_batch_size=batch_size)))
-        targets = plan_outputs(find_documents([scans]), tmp_path / name, ".md")
+        documents = name_all(find_documents([scans]).sources)
         with closing(Ledger(tmp_path / f"{name}.sqlite")) as ledger:
-            summary = Job(reader, targets, JobConfig(retries=retries), ledger).run()
-            assert summary.pages == len(targets) == summary.documents
+            outputs = Outputs(tmp_path / name, "md", ledger)
+            summary = Job(reader, documents, JobConfig(retries=retries), ledger, outputs).run()
+            assert summary.pages == len(documents) == summary.documents
             return [astuple(ledger.pages(document)[0]) for document in range(1, 9)], summary
 
     alone, _ = pages(1, 2)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
 from contextlib import closing
 
 import pytest
 
+from tests.server_kit import until
 from tests.unit.test_ocr import image, pages
 from vlm.errors import DocumentError, ImageError
 from vlm_app.ocr.pages import InProcess, PageInput
@@ -39,15 +42,17 @@ def test_a_worker_that_dies_costs_one_page(tmp_path):
     with closing(RenderPool(1)) as pool:
         opened = pool.open(document).result()
         [process] = multiprocessing.active_children()
+        os.kill(process.pid, signal.SIGSTOP)  # so that it is at work on the page for sure
+        first = opened.begin(0)
+        until(lambda: pool.state().busy)
         process.kill()
-        process.join()
         with pytest.raises(DocumentError, match=r"a\.pdf page 1 crashed its renderer") as error:
-            opened.begin(0)()
+            first()
         assert error.value.kind == "crash" and opened.begin(1)().size[0] > 0
 
 
 def test_a_page_that_takes_too_long_is_given_up(tmp_path):
-    with closing(RenderPool(1, seconds=0.0)) as pool, pytest.raises(DocumentError, match="took longer") as error:
+    with closing(RenderPool(1, seconds=1e-9)) as pool, pytest.raises(DocumentError, match="took longer") as error:
         pool.open(image(tmp_path / "a.png")).result()
     assert error.value.kind == "timeout"
 

@@ -12,9 +12,11 @@ import pytest
 from tests.unit.test_ocr import image
 from vlm.errors import DocumentError, InputError
 from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable
+from vlm_app.ocr.naming import Document, name_all
 from vlm_app.ocr.pages import OpenDocument
-from vlm_app.ocr.sources import Shard, Target, find_documents, plan_outputs
-from vlm_app.storage import digest, files_below, location, remove, seen, write_atomic
+from vlm_app.ocr.placing import write_whole
+from vlm_app.ocr.sources import Shard, find_documents
+from vlm_app.storage import digest, files_below, location, remove, seen
 
 
 @pytest.fixture
@@ -34,11 +36,10 @@ def test_documents_below_a_url_and_their_outputs(memory, tmp_path):
     for name in ("b.png", "sub/c.png", ".hidden/d.png", "sub/.e.png", "notes.txt"):
         put(memory / name, picture)
     assert [str(below) for _, below in files_below(memory)] == [".", ".", "sub"]
-    sources = find_documents([str(memory)])
+    sources = find_documents([str(memory)]).sources
     assert [source.path.name for source in sources] == ["b.png", "c.png"]
-    targets = plan_outputs(sources, location("memory://out"), ".md")
-    assert [str(target.out) for target in targets] == ["memory://out/b.md", "memory://out/sub/c.md"]
-    assert find_documents([str(memory / "b.png"), str(memory)])[0].path == memory / "b.png"
+    assert [document.names[0] for document in name_all(sources)] == ["b", "sub/c"]
+    assert find_documents([str(memory / "b.png"), str(memory)]).sources[0].path == memory / "b.png"
 
 
 def test_a_remote_document_is_read_from_a_copy_that_goes(memory, tmp_path):
@@ -66,9 +67,9 @@ def test_errors_name_the_url(memory):
 @pytest.mark.parametrize("there", ["disk", "memory"])
 def test_files_that_are_written_are_seen_to_change(there, memory, tmp_path):
     path = tmp_path / "new" / "a.md" if there == "disk" else memory / "a.md"
-    write_atomic(path, "ä\n")
+    write_whole(path, "ä\n", ".draft", replace=False)
     before = seen(path)
-    write_atomic(path, "other\n")
+    write_whole(path, "other\n", ".draft", replace=True)
     assert path.read_bytes() == b"other\n" and seen(path).stamp != before.stamp
     assert [found.name for found in path.parent.iterdir()] == ["a.md"]
     remove(path)
@@ -84,7 +85,7 @@ def test_the_time_of_a_file(tmp_path):
 
 # --- parts ---
 def test_parts_are_disjoint_whole_and_stable():
-    targets = [Target(Path(f"/in/{i}.pdf"), Path(f"/out/{i}.md")) for i in range(40)]
+    targets = [Document(Path(f"/in/{i}.pdf"), (str(i),)) for i in range(40)]
     parts = [Shard.parse(f"{i}/3").of(targets) for i in range(3)]
     assert sorted(itertools.chain(*parts), key=targets.index) == targets and all(parts)
     assert [Shard(i, 3).of(targets[::2]) for i in range(3)] == [

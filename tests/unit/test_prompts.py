@@ -164,6 +164,33 @@ def test_malformed_conversations(messages, words):
         read_messages(messages)
 
 
+STRIPPING = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] | trim }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.mark.parametrize("template", [LLAVA, STRIPPING], ids=["as it is", "stripped"])
+def test_a_last_message_is_gone_on_with_as_in_hugging_face(tmp_path, template):
+    """What the template puts after it is cut off; its end may look like that."""
+    tokenizer = fast()
+    tokenizer.save_pretrained(tmp_path)
+    ours = prompts(tmp_path, template=template)
+    for last in ("a cat", "a cat ", " s", "a\n"):
+        turns = [{"role": "user", "content": "what is this?"}, {"role": "assistant", "content": last}]
+        whole = [{**t, "content": [{"type": "text", "text": t["content"]}]} for t in turns]
+        given = turns if template is STRIPPING else whole
+        want = tokenizer.apply_chat_template(
+            given, chat_template=template, continue_final_message=True, tokenize=False, add_generation_prompt=False
+        )
+        assert ours.of_messages(read_messages(turns)[0], 0, continue_final_message=True) == want
+    for wrong in (turns[:1], [turns[0], {"role": "assistant", "content": " "}]):
+        with pytest.raises(InputError, match="needs a last message of the assistant"):
+            ours.of_messages(read_messages(wrong)[0], 0, continue_final_message=True)
+    with pytest.raises(InputError, match="leaves the last message out"):
+        prompts(tmp_path, template="{{ messages[0]['content'] }}").of_messages(read_messages(turns)[0], 0, True)
+
+
 def test_conversations_that_cannot_go_on(tmp_path):
     fast().save_pretrained(tmp_path)
     turns, _ = read_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])

@@ -12,7 +12,9 @@ from transformers import ByT5Tokenizer
 
 from vlm.compile.tokenizer_files import byte_tokenizer, make_tokenizer
 from vlm.errors import CheckpointError, InputError
+from vlm.outputs import text_stream
 from vlm.processing.tokenization import StopStrings, TextStream, Tokenizer, before_stop
+from vlm.runtime.request import SamplingParams
 
 TEXTS = ["Der Bär läuft.", "tab\tand\nline", "  two  spaces  ", "日本語 👍🏽", "a"]
 
@@ -83,6 +85,25 @@ def test_stop_strings_and_streams(tmp_path):
     assert "".join(pieces) == "the house is "
     stream = TextStream(tokenizer, ("small !",))
     assert "".join(stream.push((t,), last=i == len(ids) - 1) for i, t in enumerate(ids)) == "the house is small . the"
+
+
+def test_stop_strings_that_stay_in_the_text(tmp_path):
+    tokenizer = saved(tmp_path, fast := words())
+    assert before_stop("the house is small .", ("is", "house"), keep=True) == "the house"
+    ids = fast.encode("the house is small . the").ids
+    stream = TextStream(tokenizer, ("small .",), keep_stop=True)
+    assert "".join(stream.push((t,), last=i == len(ids) - 1) for i, t in enumerate(ids)) == "the house is small ."
+
+
+def test_special_tokens_may_be_shown(tmp_path):
+    tokenizer = saved(tmp_path, fast := words())
+    ids = [*fast.encode("the house").ids, fast.token_to_id("</s>")]
+    shown = tokenizer.showing(special_tokens=True)
+    assert (tokenizer.decode(ids), shown.decode(ids)) == ("the house", "the house </s>")
+    assert StopStrings(shown, ("</s>",)).end(ids, 0) == 3 and StopStrings(tokenizer, ("</s>",)).end(ids, 0) is None
+    params = SamplingParams(skip_special_tokens=False)
+    stream = text_stream(tokenizer, params)
+    assert "".join(stream.push((t,), last=i == 2) for i, t in enumerate(ids)) == "the house </s>"
 
 
 def test_a_folder_without_tokenizer_and_a_damaged_configuration(tmp_path):

@@ -68,8 +68,7 @@ CONFIGS = {
     "mlx": (LLAMA | {"quantization": {"group_size": 64, "bits": 4}}, r"is quantized .*4 bits"),
     "bart decoder": ({"model_type": "bart", "architectures": ["BartForCausalLM"], "is_encoder_decoder": False},
                      r"decoder of an encoder-decoder model alone.*BartForConditionalGeneration"),
-    "t5 encoder": ({"model_type": "t5", "architectures": ["T5EncoderModel"]}, "is the encoder of a T5 alone"),
-    "mt5 encoder": ({"model_type": "mt5", "architectures": ["MT5EncoderModel"]}, "is the encoder of a T5 alone"),
+    "umt5 encoder": ({"model_type": "umt5", "architectures": ["UMT5EncoderModel"]}, "model_type 'umt5' is not"),
     **{name: ({"model_type": kind, "architectures": [name]}, f"is a {name}, which sorts texts or images into classes")
        for kind, name in (("bart", "BartForSequenceClassification"), ("opt", "OPTForSequenceClassification"),
                           ("llama", "LlamaForSequenceClassification"), ("t5", "T5ForTokenClassification"),

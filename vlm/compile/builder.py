@@ -258,10 +258,13 @@ def _write_networks(
 
 def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
     """`None` becomes what the model allows; ConfigError for more than that."""
-    decoder = configs["decoder"]
-    defaults = {"max_seq_len": decoder.max_positions, "max_encoder_input_len": None}
-    allowed = {"max_seq_len": decoder.position_limit, "max_encoder_input_len": None}
-    wrong = []
+    decoder = configs.get("decoder")
+    defaults: dict[str, int | None] = {"max_seq_len": None, "max_encoder_input_len": None}
+    allowed, wrong = dict(defaults), []
+    if decoder is not None:
+        defaults["max_seq_len"], allowed["max_seq_len"] = decoder.max_positions, decoder.position_limit
+    elif build.max_seq_len is not None:
+        wrong.append("this model is an encoder alone: max_encoder_input_len is the limit, leave max_seq_len out")
     if "encoder" in configs:
         source = configs["encoder"]
         defaults["max_encoder_input_len"] = source.max_positions

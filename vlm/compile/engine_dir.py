@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.checkpoint import is_checkpoint
 from vlm.config import BuildConfig, Config
-from vlm.errors import EngineError, listed
+from vlm.errors import EngineError, InputError, listed
 from vlm.files import canonical_json, read_json, sha256_of
 from vlm.registry import converter_of
 
@@ -90,6 +90,7 @@ class EngineDir:
     path: Path
     manifest: Manifest
     limits: Mapping[str, int] = field(default_factory=dict)  # smaller ones than it was built for
+    encoder_only: bool = False  # its decoder stays on the disk
 
     @classmethod
     def open(cls, path: str | Path, verify: bool = True) -> EngineDir:
@@ -116,6 +117,16 @@ class EngineDir:
         return {role: entry["model"] for role, entry in self.manifest.roles.items()}
 
     @property
+    def generates(self) -> bool:
+        """Says whether it has a decoder, and loads it."""
+        return "decoder" in self.manifest.roles and not self.encoder_only
+
+    @property
+    def loaded_roles(self) -> dict[str, str]:
+        """Role -> model name of what is loaded."""
+        return {role: model for role, model in self.roles.items() if self.generates or role != "decoder"}
+
+    @property
     def build(self) -> BuildConfig:
         """What it was built for, or limited to since, the limits resolved to numbers."""
         return replace(self.manifest.build, **self.limits)
@@ -124,6 +135,12 @@ class EngineDir:
         """Returns the engine as if it had been built for smaller limits; None keeps its own."""
         own = self.manifest.build
         return replace(self, limits={n: min(v, getattr(own, n)) for n, v in limits.items() if v and getattr(own, n)})
+
+    def without_decoder(self) -> EngineDir:
+        """Returns the engine as if it had been built of its encoders alone. Raises InputError where there is none."""
+        if set(self.roles) <= {"decoder"}:
+            raise InputError(f"{self.family} is a decoder alone, there is no encoder to load; load the whole model.")
+        return replace(self, encoder_only=True)
 
     @property
     def generation(self) -> dict[str, Any]:

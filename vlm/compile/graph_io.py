@@ -73,15 +73,16 @@ def updated(name: str) -> str:
 
 def graphs_of(configs: Mapping[str, Config], build: BuildConfig) -> dict[str, GraphIO]:
     """By name, in the order in which a request meets them. configs: by role; the limits of `build` are resolved."""
-    decoder, dtype = configs["decoder"], getattr(torch, build.dtype)
+    decoder, dtype = configs.get("decoder"), getattr(torch, build.dtype)
     found = {}
     if "visual" in configs:
         found["visual"] = visual_io(configs["visual"], dtype)
     if "encoder" in configs:
         found["encoder"] = encoder_io(configs["encoder"], build, dtype)
-    if decoder.cross_attention:
+    if decoder is not None and decoder.cross_attention:
         found["cross"] = cross_io(decoder, build, dtype)
-    found["decoder"] = decoder_io(decoder, build, dtype)
+    if decoder is not None:
+        found["decoder"] = decoder_io(decoder, build, dtype)
     return found
 
 

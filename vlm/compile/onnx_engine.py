@@ -51,9 +51,10 @@ def write_graphs(
 
 
 def load_graphs(engine: EngineDir, runtime: RuntimeConfig) -> dict[str, tuple[Config, OnnxGraph]]:
-    """Every graph by its name, with the configuration of its role."""
+    """Every graph that is loaded, by its name, with the configuration of its role."""
     configs = registry.configs_of(engine)
     return {
         name: (configs[role_of(name)], OnnxGraph(engine.path / name / FILE, io, runtime.threads))
         for name, io in graphs_of(configs, engine.build).items()
+        if role_of(name) in engine.loaded_roles
     }

@@ -40,14 +40,15 @@ def write_plans(
 
 
 def load_plans(engine: EngineDir, device: torch.device) -> dict[str, tuple[Config, PlanGraph]]:
-    """Every plan by its graph's name, with the configuration of its role. EngineError where this machine cannot run
-    them: said before any is opened."""
+    """Every plan that is loaded, by its graph's name, with the configuration of its role. EngineError where this
+    machine cannot run them: said before any is opened."""
     info = check_plans(engine, device)
     library = named(info.library, installed())
     configs = registry.configs_of(engine)
     return {
         name: (configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))
         for name, io in graphs_of(configs, engine.build).items()
+        if role_of(name) in engine.loaded_roles
     }
 
 

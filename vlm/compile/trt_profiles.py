@@ -46,8 +46,8 @@ class PlanLimits(Config):
     @classmethod
     def of(cls, build: BuildConfig) -> PlanLimits:
         """`build` with its limits resolved to numbers."""
-        assert build.max_seq_len is not None, "resolve the limits first"
-        return cls(build.max_batch_size, build.max_seq_len, build.max_encoder_input_len or 0)
+        # an encoder alone has no cache of its own
+        return cls(build.max_batch_size, build.max_seq_len or 1, build.max_encoder_input_len or 0)
 
     def boxed(self, span: int, tokens: int) -> int:
         """Sequences of `span` tokens that fit into a pass of `tokens`."""

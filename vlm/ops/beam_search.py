@@ -73,12 +73,22 @@ class Candidates:
     logprobs: Tensor  # float32, of the token alone
 
 
-def candidates(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Candidates:
-    """logits [R, V], log-probabilities where they are `normalized` -> max(2, 1 + end tokens) · width of each group."""
+def candidates(
+    logits: Tensor,
+    normalized: bool,
+    state: SlotState,
+    beams: BeamState,
+    groups: Groups,
+    stops: Tensor | None = None,
+) -> Candidates:
+    """logits [R, V], log-probabilities where they are `normalized` -> max(2, 1 + end tokens) · width of each group, and
+    one more for each of the tokens `stops` [R, V] bool of its rows."""
     exist, leaders = groups.beams, groups.slots[:, 0].long()
     most = min(logits.shape[1], groups.most)  # of a beam
     count = min(groups.slots.shape[1] * most, groups.most)  # of a group
     keep = exist.sum(1) * (1 + (state.stop_ids[leaders] >= 0).sum(1)).clamp(min=2)
+    if stops is not None:
+        keep = keep + (stops.sum(1)[groups.rows.long()] * exist).sum(1)
     best, token, normalizer = likeliest(logits, most)  # of a row: what is added to it is the same for all
     best = best if normalized else best - normalizer[:, None]
     slots, rows = groups.slots.long(), groups.rows.long()
@@ -107,24 +117,31 @@ def _forced(best: Tensor, token: Tensor, state: SlotState, slots: Tensor, length
     return best, token
 
 
-def step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
+def step(
+    logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups, stops: Tensor | None = None
+) -> Tensor:
     """Takes every running group one token further, in place; returns the parents [G, W] of its beams, by which the
-    key/value cache follows. logits [R, V]; `normalized`: they are log-probabilities."""
-    if logits.is_cuda and groups.most <= min(logits.shape[1], KERNEL_CANDIDATES):
+    key/value cache follows. logits [R, V]; `normalized`: they are log-probabilities; `stops` [R, V] bool: tokens that
+    end a beam as its end tokens do."""
+    if logits.is_cuda and stops is None and groups.most <= min(logits.shape[1], KERNEL_CANDIDATES):
         from vlm.ops.kernels.beam_search import step as kernel
 
         return kernel(logits, normalized, state, beams, groups)
-    return reference_step(logits, normalized, state, beams, groups)
+    return reference_step(logits, normalized, state, beams, groups, stops)
 
 
-def reference_step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
+def reference_step(
+    logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups, stops: Tensor | None = None
+) -> Tensor:
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
     alive = (state.finish[leaders] == RUNNING)[:, None]
     length, limit = state.lengths[leaders][:, None], state.max_lengths[leaders][:, None]
-    found = candidates(logits, normalized, state, beams, groups)
+    found = candidates(logits, normalized, state, beams, groups, stops)
     there = found.scores > float("-inf")
     ends = (state.stop_ids[leaders][:, None] == found.tokens[..., None]).any(-1) | (length + 1 >= limit)
+    if stops is not None:
+        ends = ends | stops[groups.rows.long().gather(1, found.parents), found.tokens]
 
     held = _Histories(state.tokens[slots], state.logprobs[slots])
     new = held.continued(found, length)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.advance import SlotState
-from vlm.ops.token_rules import BAN, BIAS, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
+from vlm.ops.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
 
 NGRAM = 8  # n-grams up to this size are looked for in any case
 
@@ -108,9 +108,12 @@ def _favoured(logits: Tensor, repetition: Tensor, named: RowRules, kinds: tuple[
 
 
 def _ruled(logits: Tensor, named: RowRules, kinds: tuple[int, ...]) -> Tensor:
-    """Bad words, and where one of several ends must come nothing but these, all alike."""
+    """Bad words, all but what is allowed, and where one of several ends must come nothing but these, all alike."""
     if BAN in kinds:
         logits = logits.masked_fill(named.marked(BAN), float("-inf"))
+    if ALLOW in kinds:
+        allowed = named.marked(ALLOW)
+        logits = logits.masked_fill(allowed.any(1, keepdim=True) & ~allowed, float("-inf"))
     if FORCE in kinds:
         forced = named.marked(FORCE)
         ended = torch.where(forced, 0.0, float("-inf"))

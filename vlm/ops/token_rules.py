@@ -1,4 +1,5 @@
-"""Rules about single tokens and about sequences of them, of all requests in one table: what they forbid, force, favour.
+"""Rules about single tokens and about sequences of them, of all requests in one table: what they forbid, force, favour,
+and what ends a beam.
 
 A rule names a token and those that must stand before it. The table is flat: its size follows from what the requests
 say, not from the number of slots times the longest list.
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from vlm.ops.advance import SlotState
 
-BIAS, SEEN, BAN, FORCE, SUPPRESS = range(5)  # add a value; stands in the input; never; one of these; never, at last
+# add a value; stands in the input; never; one of these, all alike; never, at last; ends a beam; one of these
+BIAS, SEEN, BAN, FORCE, SUPPRESS, END, ALLOW = range(7)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ def _hold(rules: TokenRules, state: SlotState) -> Tensor:
     rule = rules.prefix_rules.long()
     slot = rules.slots.long()[rule.clamp(max=count - 1)]
     at = state.lengths[slot] - rules.prefix_backs
-    stands = (at >= 0) & (state.tokens[slot, at.clamp(min=0).long()] == rules.prefix_tokens)
+    ends = rules.kinds[rule.clamp(max=count - 1)] == END
+    first = torch.where(ends, state.prompt_lengths[slot], 0)  # what was generated ends a beam, no prompt does
+    stands = (at >= first) & (state.tokens[slot, at.clamp(min=0).long()] == rules.prefix_tokens)
     missing = torch.zeros(count + 1, dtype=torch.int32, device=slot.device).index_add_(0, rule, (~stands).int())
     here = (rules.places < 0) | (rules.places == state.lengths[rules.slots.long()])
     return here & (missing[:-1] == 0)

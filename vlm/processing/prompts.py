@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import EngineError, InputError, listed
-from vlm.processing.tokenization import Piece, Tokenizer, ids_without
+from vlm.errors import EngineError, InputError, LengthError, listed
+from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
 from vlm.registry import PromptFormat
 
 PLACEHOLDER = "<image>"
+MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts
 ROLES = ("system", "user", "assistant")
+MIN_PARTS = 256  # of a conversation that are taken by every model
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,26 @@ def read_messages(messages: Any) -> tuple[list[Message], list[Any]]:
     return turns, images
 
 
+def check_conversation(messages: Any, limit: int) -> None:
+    """Raises LengthError for more text than is read for `limit` tokens, or more messages and parts than tokens."""
+    turns = messages if isinstance(messages, list | tuple) else ()
+    given = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
+    sizes = [size for content in given for size in _sizes(content)]
+    if len(sizes) > max(limit, MIN_PARTS):
+        raise LengthError(
+            f"the conversation has {len(sizes):,} messages and parts; this model takes {limit:,} tokens in all. Leave"
+            " out earlier ones."
+        )
+    check_size(sum(sizes), limit)
+
+
+def _sizes(content: Any) -> Iterator[int]:
+    """Of each part the characters; what is wrong with it is said elsewhere."""
+    for part in content if isinstance(content, list | tuple) else [content]:
+        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
+        yield len(text) if isinstance(text, str) else 0
+
+
 def split_text(text: str) -> list[str]:
     """A text at its placeholders, which are kept; empty pieces are not."""
     pieces = [piece for text_piece in text.split(PLACEHOLDER) for piece in (PLACEHOLDER, text_piece)][1:]
@@ -101,16 +123,34 @@ class Prompts:
         parts = (*([] if placed else [PLACEHOLDER] * num_images), *split_text(prompt))
         return self._rendered([Message("user", parts)])
 
-    def of_messages(self, turns: list[Message], num_images: int) -> str:
-        """What the model reads for a conversation that it is to go on with."""
+    def of_messages(self, turns: list[Message], num_images: int, continue_final_message: bool = False) -> str:
+        """What the model reads for a conversation that it is to go on with; `continue_final_message`: with the
+        assistant's last message, which has no end then."""
         _check_count(sum(turn.parts.count(PLACEHOLDER) for turn in turns), num_images)
         if self.template is None:
             raise InputError("this model has no chat template, it does not converse; give a prompt instead.")
+        if continue_final_message:
+            return self._open_ended(turns)
         if turns[-1].role == "assistant":
-            raise InputError("the last message is the assistant's; end with one of the user.")
+            raise InputError(
+                "the last message is the assistant's; end with one of the user, or go on with it"
+                " (continue_final_message=True)."
+            )
         return self._rendered(turns)
 
-    def _rendered(self, turns: list[Message]) -> str:
+    def _open_ended(self, turns: list[Message]) -> str:
+        """As Hugging Face does it: what the template puts after the last text is cut off."""
+        *before, last = turns
+        if last.role != "assistant" or PLACEHOLDER in last.parts or not "".join(last.parts).strip():
+            raise InputError("continue_final_message needs a last message of the assistant with a text; add one.")
+        marked = Message(last.role, ("".join(last.parts) + MARK,))
+        rendered = self._rendered([*before, marked], add_generation_prompt=False)
+        if (end := rendered.rfind(MARK.strip())) < 0:
+            raise InputError("the model's chat template leaves the last message out; it cannot be gone on with.")
+        # a template that strips texts would have stripped this one
+        return rendered[:end] if rendered.startswith(MARK, end) else rendered[:end].rstrip()
+
+    def _rendered(self, turns: list[Message], add_generation_prompt: bool = True) -> str:
         from jinja2 import TemplateError
 
         # what a template of any origin may run into
@@ -119,7 +159,8 @@ class Prompts:
         ends = {f"{end}_token": getattr(self.tokenizer, f"{end}_token", "") for end in ("bos", "eos")}
         messages = [turn.for_template(plain) for turn in turns]
         try:
-            return compiled(self.template).render(messages=messages, add_generation_prompt=True, **ends)
+            given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **ends}
+            return compiled(self.template).render(given)
         except errors as error:
             raise InputError(f"the model's chat template does not take this conversation: {error}.") from None
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
+import re
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,10 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
-from vlm.errors import EngineError, InputError, VlmWarning, listed
+from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
+from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.moses import Moses
+from vlm.processing.token_bounds import TokenBound
 
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
@@ -73,6 +77,7 @@ class Tokenizer:
         fast.no_padding()
         self.bos_token, self.eos_token = bos_token, eos_token
         self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
+        self._skip_special = True
 
     @classmethod
     def from_dir(cls, path: Path) -> Tokenizer | None:
@@ -107,6 +112,10 @@ class Tokenizer:
             found = self._fast.encode(text, add_special_tokens=False)
         except TypeError:
             raise _not_unicode(text) from None
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of the library is no Exception, its errors are bare ones
+            raise InputError(f"the model's tokenizer cannot read {text[:20]!r}…: {error}; change the text.") from None
         if self._known is None:
             return [Piece(i, *place) for i, place in zip(found.ids, found.offsets, strict=True)]
         size, unknown = self._known
@@ -125,9 +134,25 @@ class Tokenizer:
             stacklevel=3,
         )
 
-    def least_tokens(self, text: str) -> int:
-        """Returns a number of tokens that a text has at least, without tokenizing it: of long ones Moses takes long."""
-        return len(text.split()) if self.moses else 0
+    def check_length(self, text: str, limit: int) -> None:
+        """Raises LengthError, before it is tokenized, for a text that has more tokens than `limit` for certain."""
+        check_size(len(text), limit)
+        if len(text) <= limit:
+            return
+        least = len(re.findall(r"\w\S*", text)) if self.moses else self._bound(text)
+        if least > limit:
+            raise LengthError(
+                f"the text has at least {least:,} tokens, the engine was built for {limit:,}; shorten or split it."
+            )
+
+    def shortened(self, text: str, limit: int) -> str:
+        """Returns what is read of a text that is cut to `limit` tokens, before it is tokenized."""
+        most = CHARACTERS_PER_TOKEN * max(1, limit)
+        return text[-most:] if self.truncation_side == "left" else text[:most]
+
+    @functools.cached_property
+    def _bound(self) -> TokenBound:
+        return TokenBound.from_tokenizer(self._fast)
 
     def encode_source(
         self, text: str, *, language: str | None = None, limit: int | None = None, suffix: str = ""
@@ -159,6 +184,14 @@ class Tokenizer:
     def id_of(self, token: str) -> int | None:
         return self._fast.token_to_id(token)
 
+    def showing(self, special_tokens: bool) -> Tokenizer:
+        """Returns this tokenizer, or one that does not leave special tokens out of what it decodes."""
+        if not special_tokens:
+            return self
+        other = copy.copy(self)
+        other._skip_special = False
+        return other
+
     def decode(self, token_ids: list[int]) -> str:
         """Special tokens are left out."""
         text = self.decode_split(token_ids)
@@ -166,7 +199,7 @@ class Tokenizer:
 
     def decode_split(self, token_ids: list[int]) -> str:
         """Returns the text as the model writes it: with Moses, its words and signs between blanks."""
-        return self._target.decode(token_ids, skip_special_tokens=True)
+        return self._target.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def piece(self, token_id: int, before: int | None = None) -> str:
         """What a token adds to a text that ends in the token `before`; special tokens by their names."""
@@ -186,6 +219,15 @@ class Tokenizer:
         first = whole.special_tokens_mask.index(0) if 0 in whole.special_tokens_mask else len(whole.ids)
         last = len(whole.ids) - whole.special_tokens_mask[::-1].index(0) if first < len(whole.ids) else first
         return whole.ids[:first], whole.ids[last:]
+
+
+def check_size(characters: int, limit: int) -> None:
+    """Raises LengthError for more characters than are read for so many tokens, however few they become."""
+    if characters > (most := CHARACTERS_PER_TOKEN * max(1, limit)):
+        raise LengthError(
+            f"the text has {characters:,} characters; of one for {limit:,} tokens, which the engine was built for,"
+            f" {most:,} are read; shorten or split it."
+        )
 
 
 def _not_unicode(text: str) -> InputError:
@@ -229,10 +271,10 @@ def _is_code(token: str) -> bool:
     return language.isalpha() and language.islower() and region.isalpha() and region.isupper()
 
 
-def before_stop(text: str, stop: tuple[str, ...]) -> str:
-    """Up to the first of the strings at which it stops."""
-    found = [at for string in stop if (at := text.find(string)) >= 0]
-    return text[: min(found)] if found else text
+def before_stop(text: str, stop: tuple[str, ...], keep: bool = False) -> str:
+    """Up to the first of the strings at which it stops; `keep`: with it."""
+    found = [(at, at + keep * len(string)) for string in stop if (at := text.find(string)) >= 0]
+    return text[: min(found)[1]] if found else text
 
 
 class StopStrings:
@@ -255,15 +297,15 @@ class StopStrings:
 class TextStream:
     """Turns growing token ids into text pieces that never end inside a character or what may yet be a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()):
-        self._tokenizer, self._stop = tokenizer, stop
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), keep_stop: bool = False):
+        self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
         self._ids: list[int] = []
         self._text = self._sent = ""
         self._begin = self._known = 0  # tokens whose decoding goes on, and of those the ones in `_text`
 
     def push(self, token_ids: tuple[int, ...], last: bool = False) -> str:
         self._ids += token_ids
-        text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop)
+        text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop, self._keep)
         if not last:
             held = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
             text = text[: max(len(self._sent), len(text) - held)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vlm.config import ModelConfig
-from vlm.errors import InputError, LimitError
+from vlm.errors import InputError, LengthError, LimitError
 from vlm.runtime.prompt_table import contents
 from vlm.runtime.request import Request, SamplingParams, Sequence
 
@@ -28,12 +28,7 @@ class Admission:
         table = self._contents(request)
         length = self._length(request, len(table))
         params = request.params
-        if features > self.max_encoder_len:
-            raise LimitError(
-                f"the encoder's input has {features} rows (tokens), the engine was built for {self.max_encoder_len};"
-                " shorten it",
-                f"or give --max-encoder-input-len {features}",
-            )
+        _check_rows(features, self.max_encoder_len)
         if params.num_beams > self.max_batch_size:
             raise LimitError(
                 f"num_beams is {params.num_beams}, this engine decodes {self.max_batch_size} sequences at once; ask for"
@@ -88,7 +83,7 @@ class Admission:
         if wanted > self.max_seq_len or prompt >= self.max_seq_len:
             new = params.max_new_tokens or 1
             rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.encoder else ""
-            raise LimitError(
+            raise LengthError(
                 f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - self.max_seq_len} more than the"
                 f" {self.max_seq_len} that the engine was built for; ask for fewer",
                 self._longer(prompt + new),
@@ -99,6 +94,22 @@ class Admission:
         """What helps where positions allow such a length."""
         most = self.config.position_limit
         return f"or give --max-seq-len {length}" if most is None or length <= most else ""
+
+
+def check_encoder_input(request: Request, encoder: ModelConfig, num_features: int | None, most: int) -> None:
+    """Raises LimitError for ids that the encoder cannot take, or more than `most` of them; `num_features`: of an
+    image."""
+    ids = request.encoder_input_ids or ()
+    _check_rows(len(ids), most)
+    _check_ids(ids, encoder.vocab_size, len(contents(request.prompt_table, request.images, num_features or 0)))
+
+
+def _check_rows(count: int, most: int) -> None:
+    if count > most:
+        raise LengthError(
+            f"the encoder's input has {count} rows (tokens), the engine was built for {most}; shorten it",
+            f"or give --max-encoder-input-len {count}",
+        )
 
 
 def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
@@ -112,4 +123,5 @@ def _named_ids(params: SamplingParams) -> tuple[int, ...]:
     single = () if params.top_p_reset_id is None else (params.top_p_reset_id,)
     words = (*params.bad_words_ids, *(word for word, _ in params.sequence_bias))
     named = (token for word in words for token in word)
-    return (*params.stop_token_ids, *named, *single, *params.forced_tokens)
+    biased = (token for token, _ in params.logit_bias)
+    return (*params.stop_token_ids, *named, *biased, *params.allowed_token_ids, *single, *params.forced_tokens)

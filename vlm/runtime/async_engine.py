@@ -16,12 +16,12 @@ from typing import TypeVar
 import torch
 
 from vlm.errors import EngineError, OutOfMemoryError
+from vlm.memory import FULL, memory_errors, suppress_out_of_memory
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.request import Request, Sequence, Update
 from vlm.runtime.turns import turns_on
 
 T = TypeVar("T")
-FULL = "the device ran out of memory while it worked on this request; send it again later, or a smaller one."
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,11 @@ class AsyncEngine:
         engine: LLMEngine,
         on_end: Callable[[Sequence], None] = lambda sequence: None,
         on_break: Callable[[Exception], None] = lambda error: None,
+        on_step: Callable[[int, float], None] = lambda batch_size, seconds: None,
     ):
-        """`on_end` is called with every sequence that ends, in the engine's thread; `on_break` once, in the loop, with
-        what the engine cannot recover from."""
-        self.engine, self._on_end, self._on_break = engine, on_end, on_break
+        """`on_end` is called with every sequence that ends and `on_step` with every step's sequences and duration, in
+        the engine's thread; `on_break` once, in the loop, with what the engine cannot recover from."""
+        self.engine, self._on_end, self._on_break, self._on_step = engine, on_end, on_break, on_step
         self.error: Exception | None = None  # what has broken the engine
         self._turns = turns_on(engine.executor.device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -122,15 +123,18 @@ class AsyncEngine:
                     with self._turns:
                         updates = self._step()
                     self._hand_over([each for update in updates for each in self._taken(update)])
-            except Exception as error:
-                self.error = error
+            except BaseException as error:  # panics of libraries written in Rust are no Exceptions
+                self.error = error if isinstance(error, Exception) else EngineError(f"{error}")
                 with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
-                    self._loop.call_soon_threadsafe(self._on_break, error)
+                    self._loop.call_soon_threadsafe(self._on_break, self.error)
         self._end_all()
 
     def _step(self) -> list[Update]:
-        with contextlib.suppress(OutOfMemoryError, torch.OutOfMemoryError):
-            return self.engine.step()
+        with suppress_out_of_memory():
+            began = time.perf_counter()
+            updates = self.engine.step()
+            self._on_step(self.engine.last_batch_size, time.perf_counter() - began)
+            return updates
         # not within an except clause: the error's frames hold tensors
         return self.engine.recover()
 
@@ -193,8 +197,7 @@ def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
-        future.set_result(function())
-    except torch.OutOfMemoryError:
-        future.set_exception(OutOfMemoryError(FULL))
-    except Exception as error:
-        future.set_exception(error)
+        with memory_errors():
+            future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error if isinstance(error, Exception) else EngineError(f"{error}"))

@@ -1,4 +1,4 @@
-"""What all executors share: the device state of the slots, admission, images' features, and how results are fetched.
+"""What all executors share: the device state of the slots, admission, and how results are fetched.
 
 A subclass runs the networks and keeps the keys and values.
 """
@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
-from collections.abc import Sequence as Items
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.errors import OutOfMemoryError
-from vlm.layers.attention import Trace
+from vlm.memory import memory_errors
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.burst import Burst, hypotheses_of, to_host
 from vlm.runtime.choice import BeamRows, Choice
 from vlm.runtime.chooser import Chooser, DecodeRows
+from vlm.runtime.encoders import Encoders
 from vlm.runtime.logits_recorder import LogitsRecorder
 from vlm.runtime.packing import bucket_of, chunks, within
-from vlm.runtime.prompt_table import EncoderCache, Image
-from vlm.runtime.request import Hypothesis, Request, Sequence, Span
-from vlm.runtime.timing import DeviceTimer
+from vlm.runtime.request import Hypothesis, Sequence, Span
 
 
-class Executor(ABC):
-    """Runs batches of one engine. `visual` and `encoder`: its other networks, anything with a `config`, or None."""
+class Executor(Encoders):
+    """Runs batches of one engine."""
 
     gives_context_logits = True
 
@@ -43,30 +40,17 @@ class Executor(ABC):
         dtype: torch.dtype,
         runtime: RuntimeConfig,
     ):
-        self.config, self.visual, self.encoder = config, visual, encoder
-        self.state, self.device, self.dtype = state, state.device, dtype
-        self.max_encoder_batch_size = runtime.max_encoder_batch_size
-        self.max_encoder_tokens = runtime.max_encoder_tokens
-        self.asynchronous = self.device.type == "cuda"
+        super().__init__(visual, encoder, state.device, dtype, runtime)
+        self.config, self.state = config, state
         self.logits = LogitsRecorder(state.spare + 1, self.device)
         self.chooser = Chooser(state, self.logits)
         self.rows = torch.full((2, state.spare + 1), state.spare, dtype=torch.int32, device=self.device)
         self.beam_rows = BeamRows(state.spare, self.device)
-        self.encoder_cache = EncoderCache(runtime.encoder_cache_size)
-        self.timer = DeviceTimer(self.device)
 
     # --- what a subclass does ---
     @abstractmethod
     def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
         """Puts spans of prompts into the cache: all tokens but the last, which the first decode step takes."""
-
-    @abstractmethod
-    def encode(self, pixel_values: Tensor) -> Tensor:
-        """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
-
-    @abstractmethod
-    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
-        """Each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
 
     @abstractmethod
     def _encode_texts(self, sequences: list[Sequence]) -> None:
@@ -121,30 +105,16 @@ class Executor(ABC):
         rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
         return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
 
-    @torch.inference_mode()
-    def encode_images(self, images: Items[Image]) -> list[Tensor]:
-        """Of each its features [num_features, hidden], from the cache where they are there."""
-        features = self.encoder_cache.features(images, self._encode_images)
-        return [features[image.key] for image in images]
-
-    def relieve(self) -> None:
-        """Waits for the device and gives back the memory of what is kept for later."""
-        self.encoder_cache.clear()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            torch.cuda.empty_cache()
-
     # --- admission ---
     @contextlib.contextmanager
     def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
-        try:
+        reason = (
+            f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
+            " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
+            f" {self.max_encoder_batch_size}) or max_encoder_tokens (now {self.max_encoder_tokens})."
+        )
+        with memory_errors(reason):
             yield
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemoryError(
-                f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
-                " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
-                f" {self.max_encoder_batch_size}) or max_encoder_tokens (now {self.max_encoder_tokens})."
-            ) from error
 
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Of images, or given -> [sum of num_features, hidden]"""
@@ -165,20 +135,6 @@ class Executor(ABC):
             if self.encoder is None and last >= 0:
                 for slot in sequence.slots:
                     self.state.pending[slot] = sequence.table[last]
-
-    def _tables(self, requests: list[Request]) -> list[Tensor | None]:
-        """Each request's prompt table [n, hidden]: the given rows, then its images' features."""
-        features = iter(self.encode_images([image for request in requests for image in request.images]))
-        given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
-        parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
-                 for r, g in zip(requests, given, strict=True)]  # fmt: skip
-        return [torch.cat(rows) if rows else None for rows in parts]
-
-    def _encode_images(self, pixels: list[Tensor]) -> list[Tensor]:
-        """[C, H, W] each -> [num_features, hidden] each"""
-        batches = chunks(pixels, self.max_encoder_batch_size)
-        # a graph's output is overwritten by its next run
-        return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ class Choice:
         if not searches:
             return cls(how, **shared)
         beams = max(p.num_beams for p in searches)
-        most = max(s.width * max(2, 1 + s.num_stop_ids) for s in sequences if s.width > 1)
+        most = max(s.width * max(2, 1 + s.num_ends) for s in sequences if s.width > 1)
         rounded = power_of_two(len(searches))
         return cls(how, rounded, beams, most, any(p.controlled or p.rare for p in searches), **shared)
 

@@ -11,6 +11,7 @@ from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, controls, sample
 from vlm.ops.advance import advance
 from vlm.ops.likeliest import likeliest
+from vlm.ops.token_rules import END, row_rules
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.choice import Choice
 from vlm.runtime.logits_recorder import LogitsRecorder
@@ -71,4 +72,10 @@ class Chooser:
         if choice.controlled:
             # penalties act on log-probabilities here, as they do in Hugging Face's beam search
             logits = self._controlled(logits.float().log_softmax(-1), rows, choice)
-        return beam_search.step(logits, choice.controlled, state.slots, state.beams, rows.beams)
+        ends = self._ends(logits, rows) if END in choice.processing.rules else None
+        return beam_search.step(logits, choice.controlled, state.slots, state.beams, rows.beams, ends)
+
+    def _ends(self, logits: Tensor, rows: DecodeRows) -> Tensor:
+        """Marks the tokens that complete a stop word of their row: [R, V] bool"""
+        slots = rows.all.long()
+        return row_rules(self.state.rules.rules, self.state.slots, slots, logits.shape[1]).marked(END)

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.layers.attention import PackedRows, PagedRows, Trace
+from vlm.layers.attention import PackedRows, PagedRows
 from vlm.layers.embedding import Virtual
 from vlm.ops import beam_search
 from vlm.runtime.base_executor import Executor
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.choice import Choice
 from vlm.runtime.chooser import DecodeRows
-from vlm.runtime.graph_pool import GraphPool
+from vlm.runtime.encoders import TorchEncoders
 from vlm.runtime.packing import PackedSpans, PackedTexts, packed
 from vlm.runtime.prompt_table import virtual_rows
-from vlm.runtime.request import Request, Sequence, Span
+from vlm.runtime.request import Sequence, Span
 from vlm.threads import num_threads, threads_for
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
@@ -30,7 +30,7 @@ LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
 LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
 
 
-class TorchExecutor(Executor):
+class TorchExecutor(Executor, TorchEncoders):
     """The networks of one engine and the device state of its slots."""
 
     def __init__(
@@ -47,7 +47,6 @@ class TorchExecutor(Executor):
         self.decoder, self.cache = decoder, cache
         self._threads = num_threads()
         self._parameters = sum(x.numel() for x in decoder.parameters())
-        self.graphs = GraphPool(self.device) if runtime.cuda_graphs and self.asynchronous else None
 
     @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
@@ -65,29 +64,6 @@ class TorchExecutor(Executor):
                 self._replay("prefill", self._prefill, *inputs, *self._padded(virtual, len(inputs[0])))
         for sequence in {s for s, _ in prefills if not s.work}:
             sequence.table = None
-
-    def encode(self, pixel_values: Tensor) -> Tensor:
-        """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
-        assert self.visual is not None
-        pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
-        if self.graphs is None:
-            return self.visual(pixels)
-        key = ("encode", *pixels.shape)
-        if key not in self.graphs:
-            self.graphs.capture(key, self.visual, pixels)
-        return self.graphs.run(key, pixels)
-
-    @torch.inference_mode()
-    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
-        """Each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
-        texts = [request.encoder_input_ids for request in requests]
-        packed_texts = PackedTexts.of(texts, [0] * len(texts))
-        token_ids, positions, _, tiles = packed_texts.tensors(self.device)
-        virtual = virtual_rows(
-            list(zip(self._tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
-        )
-        rows = PackedRows(positions, tiles, trace, Virtual(*virtual) if virtual else None)
-        return list(self.encoder(token_ids, rows).split(packed_texts.lengths))
 
     # --- admission ---
     def _write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:

@@ -53,6 +53,11 @@ class LLMEngine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def last_batch_size(self) -> int:
+        """Sequences that the last step decoded at once."""
+        return len(self._at_work)
+
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
         if request.params.return_context_logits and not self.executor.gives_context_logits:
@@ -164,7 +169,8 @@ class LLMEngine:
 
     def reason_of(self, sequence: Sequence, token_ids: list[int]) -> str:
         """Why a hypothesis of this search ended."""
-        stopped = token_ids[-1] in self._stop_ids(sequence.request)
+        words = sequence.request.params.stop_words_ids
+        stopped = token_ids[-1] in self._stop_ids(sequence.request) or any(_ends_with(token_ids, w) for w in words)
         return self._reason(sequence, STOP if stopped else LENGTH, token_ids[-1])
 
     def _reason(self, sequence: Sequence, code: int, last: int | None = None) -> str:
@@ -198,6 +204,10 @@ class LLMEngine:
     def _stop_ids(self, request: Request) -> list[int]:
         eos = () if request.params.ignore_eos else self.eos_token_ids
         return list(dict.fromkeys((*eos, *request.params.stop_token_ids)))
+
+
+def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
+    return tuple(tokens[-len(word) :]) == tuple(word)
 
 
 def _end_of(sequence: Sequence, known: int) -> int | None:

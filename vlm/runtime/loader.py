@@ -14,15 +14,19 @@ from vlm import registry
 from vlm.compile.graph_io import CACHED, CROSSED
 from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
 from vlm.errors import EngineError, InputError, LimitError, OutOfMemoryError
+from vlm.memory import is_out_of_memory
 from vlm.runtime import kv_cache
 from vlm.runtime.base_executor import Executor
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.block_manager import BlockManager
+from vlm.runtime.encoder_engine import EncoderEngine
+from vlm.runtime.encoders import TorchEncoders
 from vlm.runtime.executor import TorchExecutor
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.scheduler import Scheduler, SchedulerConfig
 from vlm.runtime.slot_cache import SlotCache
-from vlm.runtime.slot_executor import Network, SlotExecutor
+from vlm.runtime.slot_encoders import Network, SlotEncoders
+from vlm.runtime.slot_executor import SlotExecutor
 from vlm.threads import set_threads
 
 if TYPE_CHECKING:
@@ -44,8 +48,9 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
-    """Puts the weights on the device, sizes the cache, and wires scheduler and executor.
+def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | EncoderEngine:
+    """Puts the weights on the device, sizes the cache, and wires scheduler and executor. Of an engine without a decoder
+    the encoders alone.
 
     Raises OutOfMemoryError, EngineError and LimitError.
     """
@@ -63,6 +68,8 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine:
         from vlm.compile.plan_engine import within_plans
 
         runtime = within_plans(engine, runtime, device)
+    if not engine.generates:
+        return _encoder_engine(engine, runtime, device, batch_size)
     with _memory_errors(engine, device):
         make = _torch_executor if build.backend == "torch" else _slot_executor
         executor, shape, block_size = make(engine, runtime, device, batch_size)
@@ -93,6 +100,19 @@ def _ends(ids: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
     """The tokens that end an output; a folder may name none, one or several."""
     ids = () if ids is None else ids if isinstance(ids, list | tuple) else (ids,)
     return tuple(token for token in ids if token >= 0)
+
+
+def _encoder_engine(engine: EngineDir, runtime: RuntimeConfig, device: torch.device, batch_size: int) -> EncoderEngine:
+    build, dtype = engine.build, getattr(torch, engine.build.dtype)
+    with _memory_errors(engine, device):
+        if build.backend == "torch":
+            networks = {role: load_module(engine, role, device) for role in engine.loaded_roles}
+        else:
+            networks = {name: Network(*parts) for name, parts in _graphs(engine, runtime, device).items()}
+    made = TorchEncoders if build.backend == "torch" else SlotEncoders
+    executor = made(networks.get("visual"), networks.get("encoder"), device, dtype, runtime)
+    limits = {"max_batch_size": batch_size, "max_encoder_len": build.max_encoder_input_len or 0}
+    return EncoderEngine(registry.text_config(engine), executor, name=engine.family, **limits)
 
 
 Made = tuple[Executor, kv_cache.CacheShape, int]  # the executor, its blocks and their size
@@ -184,7 +204,7 @@ def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         size = sum((engine.path / name).stat().st_size for name in engine.manifest.files)
         free = f"{torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB" if device.type == "cuda" else "too little memory"
@@ -192,8 +212,3 @@ def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
             f"the engine needs {size / 2**30:.1f} GiB for weights and its KV cache besides, {device} has {free} free;"
             " lower --max-batch-size, --max-seq-len or --kv-cache-free-gpu-memory-fraction, or give --dtype bfloat16."
         ) from error
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Says whether there is too little memory. On the CPU torch's allocator says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -37,6 +37,15 @@ def read_ids(text: str) -> tuple[int, ...] | int:
     return ids if len(ids) > 1 else ids[0]
 
 
+def read_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
+    """Reads 13=-100,20=2.5: what is added to the logits of tokens. InputError for anything else."""
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        return tuple((int(token), float(value)) for token, value in pairs)
+    except ValueError:
+        raise InputError(f"logit_bias is {text!r}; write token ids and what is added to them, say 13=-100.") from None
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """Temperature 0 is greedy. The defaults switch every filter and penalty off; they are applied in Hugging Face's
@@ -68,6 +77,10 @@ class SamplingParams:
     bad_words: tuple[str, ...] = option((), "A word or string that is not written, with a space before it or not.")
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # each word's tokens
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()  # added to a last token's logit after the others
+    logit_bias: tuple[tuple[int, float], ...] = option(
+        (), "Added to the logits of these token ids, -100 to 100: 13=-100,20=2.5.", read=read_logit_bias
+    )
+    allowed_token_ids: tuple[int, ...] = option((), "The id of a token that may come; no others do.")
     suppress_tokens: tuple[int, ...] = option((), "The id of a token that never comes.", default=MODELS)
     begin_suppress_tokens: tuple[int, ...] = option((), "The id of one that does not come first.", default=MODELS)
     exponential_decay_length_penalty: tuple[int, float] | None = None  # ends get likelier: after n tokens, by a factor
@@ -83,6 +96,8 @@ class SamplingParams:
     top_p_reset_id: int | None = option(None, "… and is as at the start after the token of this id.")
     stop_token_ids: tuple[int, ...] = option((), "The id of a token that ends the output.")
     stop: tuple[str, ...] = option((), "A string that ends the output and is left out of its text.")
+    include_stop_str_in_output: bool = option(False, "Leave the string of --stop in the text.")
+    skip_special_tokens: bool = True  # in texts: the end token and its kin
     stop_words_ids: tuple[tuple[int, ...], ...] = ()  # token sequences that end the output
     top_logprobs: int = option(0, "Log-probabilities of so many likeliest tokens at each place, in JSON.")
     return_context_logits: bool = False  # of every token of a decoder's prompt
@@ -138,8 +153,13 @@ class SamplingParams:
         """Are there rules about certain tokens or sequences of them?"""
         several_ends = isinstance(self.forced_eos_token_id, tuple)
         of_prompt = self.encoder_repetition_penalty != 1.0 or self.encoder_no_repeat_ngram_size
-        named = self.bad_words_ids or self.sequence_bias or self.suppress_tokens or self.begin_suppress_tokens
-        return bool(named or several_ends or of_prompt)
+        named = self.bad_words_ids or self.suppress_tokens or self.begin_suppress_tokens or self.allowed_token_ids
+        return bool(named or self.sequence_bias or self.logit_bias or several_ends or of_prompt)
+
+    @cached_property
+    def ends_beams(self) -> bool:
+        """Are there sequences of tokens that end a beam? Those of a single sequence are found by the host."""
+        return self.num_beams > 1 and bool(self.stop_words_ids)
 
     @cached_property
     def rare(self) -> bool:
@@ -228,6 +248,7 @@ class Sequence:
     finish_reason: str = ""
     seed: int = 0
     num_stop_ids: int = 1
+    first_scheduled_time: float = 0.0  # time.perf_counter() when it first left the queue
     image_token_id: int | None = None  # what logits processors see of an image's rows,
     first_image_row: int = 0  # … whose ids begin here
     rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
@@ -250,6 +271,11 @@ class Sequence:
     def width(self) -> int:
         """Slots it takes."""
         return self.request.params.num_beams
+
+    @property
+    def num_ends(self) -> int:
+        """Tokens that may end one of its beams."""
+        return self.num_stop_ids + len({word[-1] for word in self.request.params.stop_words_ids})
 
     @property
     def prompt_length(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vlm.ops.token_rules import BAN, BIAS, FORCE, SEEN, SUPPRESS, TokenRules
+from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
 from vlm.runtime.packing import power_of_two
 from vlm.runtime.request import SamplingParams, Sequence
 
@@ -59,9 +59,11 @@ class PackedRules:
 def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
     """Returns what a request says about tokens; `ends` are those that end it."""
     params, prompt = sequence.request.params, sequence.prompt_length
-    if not params.names_tokens:
+    if not params.names_tokens and not params.ends_beams:
         return None
-    parts = [_always(params.bad_words_ids, params.sequence_bias, params.suppress_tokens, tuple(ends))]
+    biases = (*params.sequence_bias, *(((token,), value) for token, value in params.logit_bias))
+    parts = [PackedRules.from_words(params.stop_words_ids, END)] if params.ends_beams else []
+    parts += [_always(params.bad_words_ids, biases, params.suppress_tokens, params.allowed_token_ids, tuple(ends))]
     if params.begin_suppress_tokens:
         # a forced first token comes before the first that is chosen
         place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)
@@ -74,7 +76,7 @@ def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
 
 
 @functools.lru_cache(maxsize=32)
-def _always(bad_words: tuple, biases: tuple, suppressed: tuple, ends: tuple) -> PackedRules:
+def _always(bad_words: tuple, biases: tuple, suppressed: tuple, allowed: tuple, ends: tuple) -> PackedRules:
     """Returns rules that hold at every place. A word that is an end token alone is not bad, as Hugging Face has it."""
     alone = {(end,) for end in ends}
     words = [word for word in bad_words if word not in alone]
@@ -82,6 +84,7 @@ def _always(bad_words: tuple, biases: tuple, suppressed: tuple, ends: tuple) -> 
         PackedRules.from_words([word for word, _ in biases], BIAS, [value for _, value in biases]),
         PackedRules.from_words(words, BAN),
         PackedRules.from_words([(token,) for token in suppressed], SUPPRESS),
+        PackedRules.from_words([(token,) for token in allowed], ALLOW),
     ))  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vlm.errors import InputError
-from vlm.limits import MAX_TOP_LOGPROBS
+from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_CHARACTERS, MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from vlm.runtime.request import SamplingParams
@@ -68,12 +68,22 @@ def _check_lengths(params: SamplingParams) -> None:
 def _check_tokens(params: SamplingParams) -> None:
     if not all(params.stop) or not all(params.stop_words_ids):
         raise InputError("a stop string or word is empty; leave it out.")
+    if long := [word for word in (*params.stop, *params.bad_words) if len(word) > MAX_STOP_CHARACTERS]:
+        raise InputError(
+            f"the stop string or bad word {long[0][:20]!r}… has {len(long[0]):,} characters; it may have"
+            f" {MAX_STOP_CHARACTERS}."
+        )
     if not all(word.strip() for word in params.bad_words):
         raise InputError("a bad word is empty; leave it out.")
     if not all(params.bad_words_ids):
         raise InputError("bad_words_ids has a word without tokens; leave it out.")
     if not all(tokens for tokens, _ in params.sequence_bias):
         raise InputError("sequence_bias has a sequence without tokens; leave it out.")
+    if wide := [pair for pair in params.logit_bias if not -MAX_LOGIT_BIAS <= pair[1] <= MAX_LOGIT_BIAS]:
+        token, value = wide[0]
+        raise InputError(
+            f"logit_bias of token {token} is {value:g}; it must lie in [-{MAX_LOGIT_BIAS:g}, {MAX_LOGIT_BIAS:g}]."
+        )
     decay = params.exponential_decay_length_penalty
     if decay is not None and not (len(decay) == 2 and decay[0] >= 0 and 0.0 < decay[1] < float("inf")):
         raise InputError(
@@ -93,8 +103,13 @@ def _check_beams(params: SamplingParams) -> None:
         )
     if params.early_stopping not in (False, True, "never"):
         raise InputError(f"early_stopping is {params.early_stopping!r}; it must be False, True or 'never'.")
-    if params.num_beams > 1 and (params.stop or params.stop_words_ids or params.top_logprobs):
-        raise InputError("stop strings, stop words and top_logprobs are for single sequences: set num_beams to 1.")
+    if params.num_beams > 1 and params.stop:
+        raise InputError(
+            "stop strings are for single sequences: set num_beams to 1, or give the stop words' tokens as"
+            " stop_words_ids, which end beams, too."
+        )
+    if params.num_beams > 1 and params.top_logprobs:
+        raise InputError("top_logprobs are for single sequences: set num_beams to 1.")
     if params.num_beams > 1 and params.returns_logits:
         raise InputError("context and generation logits are those of single sequences: set num_beams to 1.")
     if params.num_beams > 1 and params.loop_detection:

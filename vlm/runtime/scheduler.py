@@ -8,6 +8,7 @@ the bursts when none is left.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -118,6 +119,7 @@ class Scheduler:
             self.waiting.popleft()
             sequence.slots = [self._slots.pop() for _ in range(sequence.width)]
             sequence.scheduled = len(sequence.tokens)
+            sequence.first_scheduled_time = sequence.first_scheduled_time or time.perf_counter()
             self.running.append(sequence)
             plan.admitted.append(sequence)
             room = self._take_work(sequence, plan, room)

@@ -7,51 +7,24 @@ in between that are not asked take part with what they would do next; what that 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vlm.compile.graph_io import CACHED, CROSSED, GraphIO
-from vlm.config import Config, ModelConfig, RuntimeConfig
-from vlm.errors import InputError
-from vlm.layers.attention import Trace
+from vlm.compile.graph_io import CACHED, CROSSED
+from vlm.config import ModelConfig, RuntimeConfig
 from vlm.runtime.base_executor import Executor
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.choice import Choice
 from vlm.runtime.chooser import DecodeRows
-from vlm.runtime.prompt_table import virtual_rows
-from vlm.runtime.request import Request, Sequence, Span
+from vlm.runtime.request import Sequence, Span
 from vlm.runtime.slot_cache import SlotCache
+from vlm.runtime.slot_encoders import Network, SlotEncoders, Tensors
 from vlm.runtime.slot_packing import alike, neighbours
 
-Tensors = Mapping[str, Tensor]
 MOST_PASSES = 256  # runs of slots whose decode steps are kept ready
-
-
-class Graph(Protocol):
-    """A compiled graph of vlm.compile.graph_io."""
-
-    io: GraphIO
-
-    def bind(self, inputs: Tensors, outputs: Tensors) -> Callable[[], Tensors]:
-        """Ties tensors to the graph's names; an output that is not given is allocated. Each call is a run on what the
-        inputs hold then, and returns all outputs."""
-
-
-@dataclass(frozen=True)
-class Network:
-    """A graph and what it was built from."""
-
-    config: Config
-    graph: Graph
-
-    def __call__(self, **inputs: Tensor) -> Tensors:
-        wanted = {port.name: inputs[port.name] for port in self.graph.io.inputs}
-        return self.graph.bind(wanted, {})()
 
 
 @dataclass(frozen=True)
@@ -64,7 +37,7 @@ class DecodePass:
     run: Callable[[], Tensors]
 
 
-class SlotExecutor(Executor):
+class SlotExecutor(Executor, SlotEncoders):
     """The graphs of one engine and the state of its slots. networks: by the names of vlm.compile.graph_io"""
 
     gives_context_logits = False
@@ -82,6 +55,12 @@ class SlotExecutor(Executor):
         self._reserve(CACHED, max(len(s.tokens) for s in sequences))
         self._reserve(CROSSED, max(s.num_features for s in sequences))
         super().admit(sequences, stop_ids)
+
+    def relieve(self) -> None:
+        """Also gives back what the caches have grown by, or tried to: all that they held is computed again."""
+        super().relieve()
+        if self.cache.reset():
+            self._passes.clear()
 
     def _reserve(self, dimension: str, rows: int) -> None:
         if self.cache.reserve(dimension, rows):
@@ -119,37 +98,7 @@ class SlotExecutor(Executor):
         outputs = {"logits": self._logits_of[slots], **self.cache.outputs(slots)}
         return graph.bind({port.name: inputs[port.name] for port in graph.io.inputs}, outputs)
 
-    def _tokens(self, parts: list[tuple[Tensor | None, Items[int]]], config: ModelConfig) -> dict[str, Tensor]:
-        """Tokens of each (table, tokens), right-padded, and one table for all of them."""
-        ids = self._integers([token for _, tokens in parts for token in tokens])
-        table = torch.zeros(1, config.embedding_size, dtype=self.dtype, device=self.device)
-        if virtual := virtual_rows(parts, config.vocab_size, self.device):
-            table, at = virtual
-            ids = torch.where(ids < config.vocab_size, ids, config.vocab_size + at)
-        padded = pad_sequence(list(ids.split([len(tokens) for _, tokens in parts])), batch_first=True)
-        return {"token_ids": padded, "prompt_table": table}
-
-    def _integers(self, values: list[int]) -> Tensor:
-        return torch.tensor(values).to(self.device, non_blocking=True)
-
     # --- encoders ---
-    def encode(self, pixel_values: Tensor) -> Tensor:
-        assert self.visual is not None
-        return self.visual(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())["features"]
-
-    @torch.inference_mode()
-    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
-        """Each request's hidden rows [T, hidden] of the encoder; InputError where more is asked for."""
-        if trace is not None:
-            raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
-        texts = [r.encoder_input_ids for r in requests]
-        hidden = self._hidden(list(zip(self._tables(requests), texts, strict=True)))
-        return [rows[: len(text)] for rows, text in zip(hidden, texts, strict=True)]
-
-    def _hidden(self, parts: list[tuple[Tensor | None, Items[int]]]) -> Tensor:
-        lengths = self._integers([len(tokens) for _, tokens in parts])
-        return self.encoder(**self._tokens(parts, self.encoder.config), lengths=lengths)["hidden"]
-
     def _encode_texts(self, sequences: list[Sequence]) -> None:
         for group in alike(sequences):
             hidden = self._hidden([(s.table, s.request.encoder_input_ids) for s in group])

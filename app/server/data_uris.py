@@ -1,0 +1,43 @@
+"""Files within a request, as `data:` URIs (RFC 2397)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from vlm.errors import InputError
+
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_BLANKS = b" \t\r\n"  # base64 of mails and of command lines has lines
+
+
+def is_data_uri(text: str, kind: str = "") -> bool:
+    """Does a text begin as a data URI, of a media type that begins with `kind`? In any case of letters."""
+    return text[: 5 + len(kind)].lower() == f"data:{kind}"
+
+
+def decode_data_uri(uri: Any) -> bytes:
+    """Returns the file of `data:image/png;base64,…`. InputError for any other address: nothing is fetched.
+
+    As clients write it: any case, parameters, percent-encoding, line breaks, base64's URL-safe letters, no padding.
+    """
+    if not isinstance(uri, str) or not is_data_uri(uri):
+        raise InputError("images are not fetched from addresses; send them as data:image/png;base64,… instead.")
+    head, comma, content = uri.partition(",")
+    if not comma or not head.lower().rstrip().endswith(";base64"):
+        raise InputError("an image is no base64 data URI; send data:image/png;base64,….")
+    return _decode(content)
+
+
+def _decode(content: str) -> bytes:
+    try:
+        letters = unquote_to_bytes(content) if "%" in content else content.encode("ascii")
+        letters = letters.translate(_URL_SAFE, _BLANKS).rstrip(b"=")
+        found = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError("an image's base64 is damaged; encode the file's bytes again.") from None
+    if not found:
+        raise InputError("a data URI is empty; encode the file's bytes again.")
+    return found

@@ -1,0 +1,1 @@
+"""KServe's protocol over gRPC, with the messages of PyPI's tritonclient."""

@@ -1,0 +1,60 @@
+"""JSON bodies: bounded before they are parsed, and parsed off the event loop, which answers everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+
+from vlm.errors import InputError, LimitError
+
+# of a body: nothing else runs in this process while one is parsed
+MAX_VALUES, MAX_CONTAINERS = 2_000_000, 200_000
+MAX_FIELDS = 256  # of a request
+FEW = 2**16  # bytes that are parsed where they are
+
+
+def parse_json(body: bytes) -> Any:
+    """Raises LimitError for more values than are parsed, InputError for what is no JSON."""
+    if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+        raise LimitError(
+            f"the body's JSON may have {MAX_VALUES:,} values and {MAX_CONTAINERS:,} lists and objects; send fewer, or"
+            " KServe's tensors in binary (Inference-Header-Content-Length)."
+        )
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the request is no JSON: {type(error).__name__}.") from None
+
+
+class JsonRoute(APIRoute):
+    """A route whose JSON body is read by `parse_json`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_parsed(request: Request) -> Response:
+            parsed = _Parsed(request.scope, request.receive)
+            if request.method == "POST" and "json" in request.headers.get("content-type", "").lower():
+                await parsed.parse()
+            return await handle(parsed)
+
+        return handle_parsed
+
+
+class _Parsed(Request):
+    """A request whose JSON has been read."""
+
+    async def parse(self) -> None:
+        body = await self.body()
+        values = parse_json(body) if len(body) < FEW else await asyncio.to_thread(parse_json, body)
+        if isinstance(values, dict) and len(values) > MAX_FIELDS:
+            raise LimitError(f"the request has {len(values):,} fields; leave out those that the route does not have.")
+        self._values = values
+
+    async def json(self) -> Any:
+        return self._values

@@ -1,0 +1,66 @@
+"""Fields of OpenAI's and vLLM's requests that are not done here, in one table: what of them is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+# they say nothing about the answer, whatever they hold
+IGNORED = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention verbosity"
+    " reasoning_effort parallel_tool_calls"
+    # vLLM's: of models that reason, of slow tokenizers, of how a stream is cut, of other routes
+    " include_reasoning thinking_token_budget spaces_between_special_tokens stream_interval session_id"
+    " return_token_offsets return_mm_kwargs".split()
+)
+# they would change the answer -> the values that ask for nothing, besides null, "", [] and {}
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "tools": (), "tool_choice": ("none", "auto"), "functions": (), "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (), "prediction": (),
+    "web_search_options": (), "suffix": (),
+    # vLLM's
+    "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (), "guided_grammar": (),
+    "guided_decoding_backend": (), "guided_whitespace_pattern": (), "structural_tag": (),
+    "prompt_logprobs": (), "logprob_token_ids": (), "return_token_ids": (False,), "return_prompt_text": (False,),
+    "detokenize": (True,), "chat_template": (), "chat_template_kwargs": (), "documents": (),
+    "mm_processor_kwargs": (), "media_io_kwargs": (), "prompt_embeds": (), "truncation_side": (),
+    "logits_processors": (), "repetition_detection": (), "watermarking": (False,), "priority": (0,),
+    "cache_salt": (), "kv_transfer_params": (), "ec_transfer_params": (), "vllm_xargs": (),
+    "routed_experts_prompt_start": (0,),
+}  # fmt: skip
+NOTHING = (None, "", [], {})
+
+
+def accepted(values: Mapping[str, Any], known: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a body that its schema reads (`known`): null is as if a field were left out.
+
+    `neutral`: values of refused fields that mean nothing to this route. Raises PydanticCustomError, which names the
+    field, for one that would be ignored.
+    """
+    found = {}
+    for name, value in values.items():
+        if name in known:
+            found |= {} if value is None else {name: value}
+        elif name in REFUSED or name in neutral:
+            if not _is_one_of(value, (*NOTHING, *neutral.get(name, REFUSED.get(name, ())))):
+                raise refusal(name, f"{name} {_shown(value)}is not supported; leave it out.")
+        elif name not in IGNORED and value is not None:
+            raise refusal(str(name), f"{str(name)[:60]!r} is no field of this route; leave it out.")
+    return found
+
+
+def refusal(name: str, sentence: str) -> PydanticCustomError:
+    """Returns what a validator raises, with the field that clients are told of."""
+    return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "param": name})
+
+
+def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+    """True is no 1 and 0 is not False here."""
+    return any(type(value) is type(each) and value == each for each in allowed)
+
+
+def _shown(value: Any) -> str:
+    """A short value is named."""
+    return f"{value!r} " if isinstance(value, str | int | float) and len(str(value)) <= 20 else ""

@@ -1,0 +1,107 @@
+"""What Triton's statistics extension tells of a model: how many requests, and how long each part of them took.
+
+https://github.com/triton-inference-server/server: docs/protocol/extension_statistics.md
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from vlm.runtime.async_engine import Delta
+
+PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
+
+
+@dataclass
+class Durations:
+    """How often something took place, and how long it took in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.ns += max(0, round(seconds * 1e9))
+
+    def as_json(self) -> dict[str, int]:
+        return {"count": self.count, "ns": self.ns}
+
+
+class RequestTimes:
+    """The parts of one request, whose rows go side by side: each part is as long as its longest row's. Seconds."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.input = self.queue = 0.0
+        self.computed = 0.0  # time.perf_counter() when the engine was done with it
+
+    def prepared(self) -> float:
+        """Notes that a row has been read and its images decoded. Returns when that was."""
+        now = time.perf_counter()
+        self.input = max(self.input, now - self.began)
+        return now
+
+    def ended(self, prepared: float, delta: Delta) -> None:
+        """Notes that a row has been generated."""
+        self.queue = max(self.queue, delta.sequence.first_scheduled_time - prepared)
+        self.computed = max(self.computed, delta.at)
+
+
+class Statistics:
+    """Of one model, since it was loaded. Requests are counted in the event loop, steps in the engine's thread."""
+
+    def __init__(self) -> None:
+        self._parts = {name: Durations() for name in PARTS}
+        self._steps: dict[int, Durations] = {}  # by the sequences that were decoded at once
+        self._lock, self._inferences, self._last = Lock(), 0, 0
+
+    @contextmanager
+    def request(self, rows: int) -> Iterator[RequestTimes]:
+        """Counts a request of so many inputs: failed where it raises or is left."""
+        times, self._last = RequestTimes(), time.time_ns() // 10**6
+        try:
+            yield times
+        except BaseException:
+            self._parts["fail"].add(time.perf_counter() - times.began)
+            raise
+        self._inferences += rows
+        self._succeeded(times)
+
+    def step(self, batch: int, seconds: float) -> None:
+        """Counts a burst of the engine that decoded so many sequences at once; 0: it worked on prompts alone."""
+        if not batch:
+            return
+        with self._lock:
+            self._steps.setdefault(batch, Durations()).add(seconds)
+
+    def as_json(self, name: str, version: str) -> dict[str, Any]:
+        """Returns the extension's $model_stat."""
+        with self._lock:
+            steps = {batch: durations.as_json() for batch, durations in sorted(self._steps.items())}
+        nothing = Durations().as_json()
+        return {
+            "name": name,
+            "version": version,
+            "last_inference": self._last,
+            "inference_count": self._inferences,
+            "execution_count": sum(durations["count"] for durations in steps.values()),
+            "inference_stats": {part: durations.as_json() for part, durations in self._parts.items()},
+            "batch_stats": [
+                {"batch_size": batch, "compute_input": nothing, "compute_infer": infer, "compute_output": nothing}
+                for batch, infer in steps.items()
+            ],
+        }
+
+    def _succeeded(self, times: RequestTimes) -> None:
+        now = time.perf_counter()
+        computed = times.computed or now
+        self._parts["success"].add(now - times.began)
+        self._parts["compute_input"].add(times.input)
+        self._parts["queue"].add(times.queue)
+        self._parts["compute_infer"].add(computed - times.began - times.input - times.queue)
+        self._parts["compute_output"].add(now - computed)

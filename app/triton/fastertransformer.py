@@ -1,0 +1,49 @@
+"""FasterTransformer's parameters of a config.pbtxt: honoured, without effect here, or refused by name.
+
+https://github.com/triton-inference-server/fastertransformer_backend: src/libfastertransformer.cc, docs/*_guide.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from vlm.errors import listed
+
+BACKEND = "fastertransformer"
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+FAMILIES = {"T5": ("t5",), "T5-Encoder": ("t5", "t5-encoder"), "GPT": ("gpt2", "opt")}  # by model_type
+ENCODER = "T5-Encoder"
+CHECKPOINT = "model_checkpoint_path"
+FOLDER = "1-gpu"  # in a version's folder, where neither a path nor a file's name is given
+NAMES = ("model_type", "data_type", CHECKPOINT)  # that say what is loaded, and how
+
+_ONE_GPU = "a model runs on one GPU here: write 1, and start a server for each GPU"
+# name -> (values that are taken, what else is to be done)
+NEUTRAL = {
+    "tensor_para_size": (("", "1"), _ONE_GPU),
+    "pipeline_para_size": (("", "1"), _ONE_GPU),
+    "enable_custom_all_reduce": (("", "0", "1"), "write 0; one GPU reduces nothing"),
+    "int8_mode": (("", "0"), "write 0; vlm build --backend onnxruntime --quantization int8 makes weights of 8 bits"),
+    "is_sparse": (("", "0"), "write 0; sparse weights are not read"),
+    "is_remove_padding": (("", "0", "1"), "write 1; padding is never computed"),
+    "is_fuse_QKV": (("", "0", "1"), "write 1; Q, K and V are always one product"),
+}
+
+
+def errors(parameters: Mapping[str, str]) -> list[str]:
+    """Returns what is wrong with FasterTransformer's parameters among these."""
+    found = [
+        f"{name} is {parameters[name]!r}; {remedy}"
+        for name, (allowed, remedy) in NEUTRAL.items()
+        if name in parameters and parameters[name].strip() not in allowed
+    ]
+    for name, allowed in (("data_type", DTYPES), ("model_type", FAMILIES)):
+        if parameters.get(name) and parameters[name] not in allowed:
+            found.append(f"{name} is {parameters[name]!r}; allowed are {listed(allowed)}")
+    return found
+
+
+def families_of(parameters: Mapping[str, str], backend: str) -> tuple[str, ...]:
+    """Returns the families that the model may be of; (): any."""
+    default = "GPT" if backend == BACKEND else ""
+    return FAMILIES.get(parameters.get("model_type") or default, ())

@@ -1,0 +1,150 @@
+"""Triton's generate extension: flat JSON in and out, and as server-sent events."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from tests.server_kit import EXAMPLES, aborts, alone, data_uri, is_empty, load, serving, until
+
+TEXT, GERMAN = "translate English to German: The old ship is small.", "Das alte Schiff ist klein."
+SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
+MODELS = ("mini-llava", "mini-t5")
+
+
+@pytest.fixture(scope="module")
+def served():
+    with serving(load(*MODELS)) as found:
+        yield found
+        until(lambda: all(is_empty(found.service(name).pipeline) for name in MODELS))
+
+
+def asked(served, path: str, body: dict | bytes) -> http.client.HTTPResponse:
+    connection = http.client.HTTPConnection(served.address)
+    sent = body if isinstance(body, bytes) else json.dumps(body)
+    connection.request("POST", f"/v2/models/{path}", sent, {"Content-Type": "application/json"})
+    return connection.getresponse()
+
+
+def generate(served, model: str, **body) -> dict:
+    answer = asked(served, f"{model}/generate", body)
+    found = json.load(answer)
+    assert answer.status == 200, found
+    return found
+
+
+def events(served, model: str, **body) -> list[dict]:
+    answer = asked(served, f"{model}/generate_stream", body)
+    assert answer.status == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    return [json.loads(event.removeprefix("data: ")) for event in answer.read().decode().split("\n\n") if event]
+
+
+def test_a_text_gives_a_text(served):
+    found = generate(served, "mini-t5", text_input=TEXT, id="42")
+    expected = alone("mini-t5").generate(text=TEXT)
+    assert found == {
+        "id": "42", "model_name": "mini-t5", "model_version": "1", "text_output": GERMAN,
+        "output_ids": expected.token_ids, "sequence_length": len(expected.token_ids),
+    }  # fmt: skip
+    versioned = asked(served, "mini-t5/versions/1/generate", {"text_input": TEXT})
+    assert json.load(versioned)["text_output"] == GERMAN
+
+
+def test_an_image_goes_beside_the_text(served):
+    expected = alone("mini-llava").generate(images=[SCENE], prompt=SIGN).text
+    assert generate(served, "mini-llava", text_input=SIGN, image=data_uri(SCENE))["text_output"] == expected
+
+
+def test_several_texts_and_several_beams_are_lists(served):
+    assert generate(served, "mini-t5", text_input=[TEXT, TEXT])["text_output"] == [GERMAN, GERMAN]
+    assert len(generate(served, "mini-t5", text_input=TEXT, beam_width=3)["text_output"]) == 3
+
+
+def test_options_stand_beside_the_text_or_among_the_parameters(served):
+    for options in ({"max_output_len": 3}, {"max_tokens": 3}, {"parameters": {"max_tokens": 3, "stream": False}}):
+        assert generate(served, "mini-t5", text_input=TEXT, **options)["sequence_length"] == 3
+    ids = alone("mini-t5").request(TEXT).encoder_input_ids
+    assert generate(served, "mini-t5", input_ids=list(ids), max_output_len=3)["sequence_length"] == 3
+    assert "alte" not in generate(served, "mini-t5", text_input=TEXT, stop=[" alte"])["text_output"]
+    logprobs = generate(served, "mini-t5", text_input=TEXT, is_return_log_probs=True)
+    assert len(logprobs["output_log_probs"]) == logprobs["sequence_length"]
+
+
+def test_a_temperature_alone_draws(served):
+    seeds = range(6)
+    texts = {generate(served, "mini-t5", text_input=TEXT, temperature=3, random_seed=s)["text_output"] for s in seeds}
+    expected = {alone("mini-t5").generate(text=TEXT, temperature=3.0, seed=s, top_p=1.0).text for s in seeds}
+    assert texts == expected and len(texts) > 1
+    assert generate(served, "mini-t5", text_input=TEXT, temperature=0)["text_output"] == GERMAN
+
+
+def test_a_stream_holds_all_so_far(served):
+    found = events(served, "mini-t5", text_input=TEXT, id="7")
+    texts = [event["text_output"] for event in found]
+    assert len(texts) > 1 and texts[-1] == GERMAN and {event["id"] for event in found} == {"7"}
+    assert all(after.startswith(before) for before, after in itertools.pairwise(texts))
+    assert [event["text_output"] for event in events(served, "mini-t5", text_input=TEXT, stream=False)] == [GERMAN]
+
+
+def test_a_stream_of_a_model_that_is_not_decoupled_holds_one_event(served, monkeypatch):
+    monkeypatch.setattr(served.service("mini-t5"), "decoupled", False)
+    assert [event["text_output"] for event in events(served, "mini-t5", text_input=TEXT)] == [GERMAN]
+
+
+@pytest.mark.parametrize("route", ["generate", "generate_stream"])
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{", 400, "no JSON"), (b"[]", 400, "must be an object"), ({}, 400, "nothing to work on"),
+        ({"text_input": TEXT, "parameters": 3}, 400, "must be an object"),
+        ({"text_input": 3}, 400, "not BYTES"), ({"text_input": {}}, 400, "nested"), ({"text_input": []}, 400, "batch"),
+        ({"text_input": TEXT, "nonsense": 1}, 400, "nonsense is unknown"),
+        ({"text_input": TEXT, "stream": 1}, 400, "stream must be"),
+        ({"text_input": TEXT, "details": True}, 400, "is_return_log_probs"),
+        ({"text_input": TEXT, "stop": [1]}, 400, "stop must be"),
+        ({"text_input": TEXT, "max_tokens": 3, "parameters": {"max_output_len": 3}}, 400, "given twice"),
+        ({"text_input": TEXT, "max_tokens": "3"}, 400, "must be UINT32"),
+        ({"text_input": TEXT, "max_tokens": -1}, 400, "must be UINT32"),
+        ({"text_input": TEXT, "max_tokens": 10**9}, 400, "built for"),
+        ({"text_input": TEXT, "sequence_id": 4}, 400, "sequence_id"),
+        ({"text_input": TEXT, "priority": 1}, 400, "priority"),
+        ({"text_input": TEXT, "timeout": 1}, 503, "timeout of 1 µs"),
+        ({"text_input": TEXT, "id": 4}, 400, "id is 4"),
+        ({"text_input": TEXT, "stop_words_list": [1, 2, 3]}, 400, "3 values"),
+        ({"input_ids": [10**6]}, 400, "outside the vocabulary"),
+    ],
+)  # fmt: skip
+def test_mistakes_get_one_sentence(served, route, body, status, words):
+    answer = asked(served, f"mini-t5/{route}", body)
+    error = json.load(answer)["error"]
+    assert answer.status == status and words in error and error.endswith("."), error
+
+
+def test_models_that_are_not_there(served):
+    for path in ("gpt/generate", "mini-t5/versions/7/generate_stream"):
+        answer = asked(served, path, {"text_input": TEXT})
+        assert answer.status == 404 and json.load(answer)["error"].endswith(".")
+    answer = asked(served, "mini-t5/generate", {"text_input": TEXT, "stream": True})
+    assert answer.status == 400 and "generate_stream" in json.load(answer)["error"]
+
+
+def test_a_stream_that_is_left_ends_its_work(served, monkeypatch):
+    service = served.service("mini-t5")
+    aborted = aborts(service.pipeline.llm, monkeypatch)
+    connection = http.client.HTTPConnection(served.address)
+    connection.request("POST", "/v2/models/mini-t5/generate_stream", json.dumps({"text_input": TEXT}),
+                       {"Content-Type": "application/json"})  # fmt: skip
+    until(lambda: service.held)
+    connection.close()
+    until(lambda: aborted and not service.held)
+
+
+def test_a_timeout_ends_a_stream_with_an_event(served, monkeypatch):
+    readings = itertools.chain([0.0, 0.0], itertools.repeat(1e9))  # its beginning, the first burst, the others
+    monkeypatch.setattr("vlm_app.server.inference.time", SimpleNamespace(monotonic=lambda: next(readings)))
+    first, last = events(served, "mini-t5", text_input=TEXT, timeout=10**9)
+    assert first["text_output"] and "timeout of 1000000000 µs" in last["error"]

@@ -1,0 +1,76 @@
+"""Hostile PDFs and images, built in a few lines each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def pdf(objects: list[bytes]) -> bytes:
+    """A PDF of these objects, numbered from 1; the first is its catalog."""
+    body, places = b"%PDF-1.4\n", []
+    for number, content in enumerate(objects, 1):
+        places.append(len(body))
+        body += b"%d 0 obj\n%s\nendobj\n" % (number, content)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    size = len(objects) + 1
+    tail = b"xref\n0 %d\n0000000000 65535 f \n%strailer<</Size %d/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+    return body + tail % (size, table, size, len(body))
+
+
+def stream(content: bytes, entries: bytes = b"") -> bytes:
+    return b"<<%s/Length %d>>stream\n%s\nendstream" % (entries, len(content), content)
+
+
+def one_page(
+    content: bytes, resources: bytes = b"", box: bytes = b"0 0 200 200", more: tuple[bytes, ...] = ()
+) -> bytes:
+    """A PDF of one page; `more` are its objects from 5 on."""
+    page = b"<</Type/Page/Parent 2 0 R/MediaBox[%s]/Contents 4 0 R/Resources<<%s>>>>" % (box, resources)
+    pages = b"<</Type/Pages/Kids[3 0 R]/Count 1>>"
+    return pdf([b"<</Type/Catalog/Pages 2 0 R>>", pages, page, stream(content), *more])
+
+
+def nested_forms(levels: int = 9, calls: int = 12) -> bytes:
+    """A page that draws a form, which draws the next one so many times, and so on: calls ** levels drawings."""
+    forms = []
+    for level in range(levels):
+        last = level == levels - 1
+        content = b"0 0 1 1 re f " if last else b"/F Do " * calls
+        inner = b"" if last else b"/Resources<</XObject<</F %d 0 R>>>>" % (6 + level)
+        forms.append(stream(content, b"/Type/XObject/Subtype/Form/BBox[0 0 200 200]" + inner))
+    return one_page(b"/F Do " * calls, b"/XObject<</F 5 0 R>>", more=tuple(forms))
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process by what /proc says of it."""
+
+    pid: int
+    started: str  # a pid may be another process's later
+
+    def is_alive(self) -> bool:
+        stat = _stat(self.pid)
+        return stat is not None and stat[19] == self.started and stat[0] != "Z"
+
+    @property
+    def peak_mb(self) -> float:
+        """The most memory that it has had (VmHWM)."""
+        found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
+        return int(found[1]) / 1024 if found else 0.0
+
+
+def children(pid: int) -> list[Child]:
+    """Its children, and theirs."""
+    stats = {int(path.name): _stat(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    own = [child for child, stat in stats.items() if stat is not None and int(stat[1]) == pid]
+    return [each for child in own for each in (Child(child, stats[child][19]), *children(child))]
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Of /proc/PID/stat what follows the name: state, parent, …"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None

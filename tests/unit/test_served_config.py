@@ -1,0 +1,164 @@
+"""What a config.pbtxt says: each word of FasterTransformer's and Triton's honoured, told of, or refused by name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+
+from tests import ft_kit
+from vlm.errors import ConfigError, VlmWarning
+from vlm.resolve import packaged_models
+from vlm_app.load_options import LoadOptions
+from vlm_app.server.control import Repositories
+from vlm_app.server.loading import Loader
+from vlm_app.server.repository import Entry, scan
+from vlm_app.triton import pbtxt
+from vlm_app.triton.served_config import ServedConfig
+
+
+def read(text: str) -> ServedConfig:
+    return ServedConfig.from_proto(pbtxt.parsed(text, "m/config.pbtxt"), "m/config.pbtxt")
+
+
+def parameter(name: str, value: str) -> str:
+    return f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}'
+
+
+def test_published_configurations_are_read_as_they_are():
+    t5 = read(ft_kit.t5(model_checkpoint_path="./all_models/t5/fastertransformer/1/1-gpu/"))
+    assert (t5.options.build, t5.options.runtime, t5.options.encoder_only) == ({"dtype": "float16"}, {}, False)
+    assert t5.families == ("t5",) and t5.checkpoint == "./all_models/t5/fastertransformer/1/1-gpu/"
+    assert t5.datatypes["output_ids"] == "INT32" and "max_batch_size is 1024" in t5.notes[0]
+    encoder = read(ft_kit.t5_encoder())
+    assert encoder.options.encoder_only and "t5-encoder" in encoder.families
+    gpt = read(ft_kit.gpt())
+    assert gpt.datatypes["output_ids"] == "UINT32" and "context_embeddings" in gpt.notes[-1]
+    assert gpt.families == ("gpt2", "opt") and not gpt.options.encoder_only
+
+
+HONOURED = {
+    "data_type fp32": (parameter("data_type", "fp32"), {"dtype": "float32"}, {}),
+    "data_type bf16": (parameter("data_type", "bf16"), {"dtype": "bfloat16"}, {}),
+    "max_seq_len": (parameter("max_seq_len", "64"), {"max_seq_len": 64}, {}),
+    "threads": (parameter("threads", "2"), {}, {"threads": 2}),
+    "a GPU": ("instance_group { kind: KIND_GPU gpus: 1 }", {}, {"device": "cuda:1"}),
+    "the CPU": ("instance_group { kind: KIND_CPU }", {}, {"device": "cpu"}),
+    "neutral": (parameter("int8_mode", "0") + parameter("is_fuse_QKV", "1"), {}, {}),
+}
+
+
+@pytest.mark.parametrize(("text", "build", "runtime"), HONOURED.values(), ids=HONOURED)
+def test_what_is_honoured(text, build, runtime):
+    options = read(f"max_batch_size: 4 {text}").options
+    assert (options.build, options.runtime) == ({"max_batch_size": 4} | build, runtime)
+
+
+REFUSED = {
+    "tensor_para_size": (parameter("tensor_para_size", "4"), "tensor_para_size is '4'; a model runs on one GPU"),
+    "pipeline_para_size": (parameter("pipeline_para_size", "2"), "pipeline_para_size is '2'"),
+    "data_type": (parameter("data_type", "fp8"), "data_type is 'fp8'; allowed are fp32, fp16, bf16"),
+    "model_type": (parameter("model_type", "GPT-J"), "model_type is 'GPT-J'; allowed are T5, T5-Encoder, GPT"),
+    "int8_mode": (parameter("int8_mode", "1"), "int8_mode is '1'; write 0"),
+    "is_sparse": (parameter("is_sparse", "1"), "is_sparse is '1'; write 0"),
+    "enable_custom_all_reduce": (parameter("enable_custom_all_reduce", "yes"), "enable_custom_all_reduce is 'yes'"),
+    "a parameter": (parameter("vocab_size", "9"), "vocab_size is no parameter here; there are"),
+    "a number": (parameter("threads", "many"), "the parameter threads is 'many'; it must be a number"),
+    "an input": ('input { name: "INPUT_0" }', "input names INPUT_0, which no model here has"),
+    "an output": ('output { name: "OUTPUT_0" }', "output names OUTPUT_0, which no model here has"),
+    "a batch input": ('batch_input { target_name: "x" }', "batch_input names x"),
+    "a type": ('output { name: "output_ids" data_type: TYPE_FP32 }', "output_ids is declared as FP32; it must be"),
+    "a backend": ('backend: "onnxruntime"', "backend is 'onnxruntime'; it must be fastertransformer, python"),
+    "a platform": ('platform: "pytorch_libtorch"', "platform is 'pytorch_libtorch'"),
+    "sequences": ("sequence_batching { direct { } }", "sequence_batching is set; no state is kept"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_by_name(text, says):
+    with pytest.raises(ConfigError, match=says) as told:
+        read(text)
+    assert str(told.value).endswith(".") and "\n" not in str(told.value)
+
+
+def test_all_reasons_are_told_at_once():
+    with pytest.raises(ConfigError, match=r"^m/config\.pbtxt: sequence_batching.*tensor_para_size.*int8_mode.*\.$"):
+        read(f"sequence_batching {{ }} {parameter('tensor_para_size', '2')} {parameter('int8_mode', '2')}")
+
+
+NOTED = {
+    "instances": ("instance_group { count: 2 }", "instance_group asks for several instances"),
+    "gpus": ("instance_group { kind: KIND_GPU gpus: [0, 1] }", "the first is used"),
+    "rates": ("instance_group { rate_limiter { priority: 2 } }", "instance_group.rate_limiter is not applied"),
+    "warm-up": ("model_warmup { name: 'w' }", "model_warmup is not applied: .* --warm-up"),
+    "cache": ("response_cache { enable: true }", "response_cache is not applied"),
+    "optimization": ("optimization { priority: PRIORITY_MAX }", "optimization is not applied"),
+    "versions": ("version_policy { all { } }", "version_policy asks for several versions: the latest"),
+    "two versions": ("version_policy { specific { versions: [1, 2] } }", "version_policy asks for several"),
+    "priorities": ("dynamic_batching { priority_levels: 3 default_priority_level: 1 }", "dynamic_batching.priority"),
+    "agents": ("model_repository_agents { agents { name: 'checksum' } }", "model_repository_agents is not applied"),
+}  # fmt: skip
+SILENT = ("dynamic_batching { max_queue_delay_microseconds: 5 preferred_batch_size: 4 preserve_ordering: true }",
+          "version_policy { latest { num_versions: 1 } }", "instance_group { count: 1 kind: KIND_AUTO }",
+          "model_transaction_policy { decoupled: true }", 'name: "m" max_batch_size: 2')  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "says"), NOTED.values(), ids=NOTED)
+def test_what_is_not_applied_is_told_of(text, says):
+    notes = read(text).notes
+    assert any(re.search(says, note) for note in notes)
+    assert all(note.startswith("m/config.pbtxt: ") and note.endswith(".") for note in notes)
+
+
+@pytest.mark.parametrize("text", SILENT)
+def test_what_changes_nothing_is_silent(text):
+    assert read(text).notes == ()
+
+
+def test_a_field_that_is_unknown_is_told_of():
+    with pytest.warns(VlmWarning, match='m/config.pbtxt: a field is unknown here and not applied: .*"speed"'):
+        assert read("max_batch_size: 3 speed { fast: true }").options.build["max_batch_size"] == 3
+
+
+def repositories(folder) -> Repositories:
+    found = Repositories([str(folder)], Loader(LoadOptions(runtime={"device": "cpu"})))
+    found.scan()
+    return found
+
+
+def test_where_the_model_is_taken_from(tmp_path):
+    path = packaged_models()["mini-t5"]
+    (tmp_path / "models" / "inner" / "1" / "t5").mkdir(parents=True)
+    (tmp_path / "models" / "inner" / "1" / "t5" / "config.json").write_text("{}")
+    (tmp_path / "models" / "inner" / "1" / "other").mkdir()
+    (tmp_path / "models" / "inner" / "1" / "other" / "notes.txt").write_text("")
+    (tmp_path / "models" / "inner" / "config.pbtxt").write_text(ft_kit.t5())
+    ft_kit.repository(tmp_path / "models", away=ft_kit.t5(model_checkpoint_path=str(path)),
+                      gone=ft_kit.t5(model_checkpoint_path="/nowhere/1-gpu"))  # fmt: skip
+    found = scan(str(tmp_path / "models"))
+    assert found["inner"].fetched() == tmp_path / "models" / "inner" / "1" / "t5"
+    assert isinstance(found["away"], Entry) and found["away"].fetched() == path and found["away"].version == "1"
+    with pytest.raises(ConfigError, match=r"gone/config\.pbtxt: model_checkpoint_path is /nowhere/1-gpu, which is not"):
+        repositories(tmp_path / "models").load("gone")
+
+
+def test_what_its_converter_wrote_is_refused_with_what_to_give(tmp_path):
+    for name in ("gone/1/1-gpu", "path"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.ini").write_text("[encoder]\n_name_or_path = google-t5/t5-small\n")
+        (tmp_path / name / "model.shared.weight_T.bin").write_bytes(b"0000")
+    (tmp_path / "gone" / "config.pbtxt").write_text(ft_kit.t5(data_type="fp32"))
+    models = ft_kit.repository(tmp_path / "models", away=ft_kit.t5(model_checkpoint_path=str(tmp_path / "path")))
+    (tmp_path / "gone").rename(models / "inside")
+    for name in ("inside", "away"):
+        with pytest.raises(ConfigError, match=r"FasterTransformer's converter .*converted from .google-t5/t5-small.\."):
+            repositories(models).load(name)
+
+
+def test_the_model_is_what_model_type_says(tmp_path):
+    path = str(packaged_models()["mini-t5"])
+    models = ft_kit.repository(tmp_path, wrong=ft_kit.gpt(model_checkpoint_path=path, data_type="fp32"))
+    with pytest.raises(ConfigError, match=r"model_type is GPT, which stands for gpt2, opt, .* family t5;"):
+        repositories(models).load("wrong")

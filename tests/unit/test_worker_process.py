@@ -1,0 +1,144 @@
+"""Worker processes: what a call costs that hangs, dies, eats memory or is not wanted any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.media_kit import children
+from tests.server_kit import until
+from tests.worker_calls import ENDLESS, die, double, eat, fail_oddly, hang, pid, refuse
+from vlm.errors import ImageError
+from vlm.processing.worker_pool import WorkerPool
+from vlm.processing.worker_process import Budget, WorkerFailure
+
+CALLS = "tests.worker_calls"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[WorkerPool]:
+    with closing(WorkerPool(1, Budget(2.0, 256), CALLS)) as pool:
+        yield pool
+
+
+def run(pool: WorkerPool, function, *arguments):
+    return pool.submit(lambda worker: worker.run(function, *arguments)).result()
+
+
+def failure(pool: WorkerPool, function, *arguments) -> str:
+    with pytest.raises(WorkerFailure) as raised:
+        run(pool, function, *arguments)
+    return raised.value.kind
+
+
+def test_results_and_errors_cross(pool):
+    assert run(pool, double, 21) == 42 and run(pool, pid) == run(pool, pid) != os.getpid()
+    with pytest.raises(ImageError, match=r"this is wrong\.") as error:
+        run(pool, refuse)
+    assert error.value.kind == "too large"
+    with pytest.raises(RuntimeError, match="Odd: so it is"):
+        run(pool, fail_oddly)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "arguments"),
+    [
+        ("timeout", hang, ()),
+        ("memory", eat, (1024,)),
+        ("crash", die, (signal.SIGSEGV,)),
+        ("crash", die, (signal.SIGTERM,)),
+    ],
+)
+def test_a_failure_costs_its_own_call(pool, kind, function, arguments):
+    before = run(pool, pid)
+    assert failure(pool, function, *arguments) == kind
+    assert run(pool, double, 4) == 8 and run(pool, pid) != before
+    assert eat(100) == run(pool, eat, 100)  # within the budget
+
+
+def test_a_worker_that_died_between_calls_costs_nothing(pool):
+    os.kill(run(pool, pid), signal.SIGKILL)
+    until(pool._workers[0]._pipe.poll)  # its end is there
+    assert run(pool, double, 1) == 2
+
+
+def test_a_failure_leaves_the_other_workers_alone():
+    with closing(WorkerPool(2, ENDLESS, CALLS)) as pool:
+        stuck = pool.submit(lambda worker: worker.run(hang))
+        assert [run(pool, double, n) for n in range(5)] == [0, 2, 4, 6, 8]
+        until(lambda: pool.state().alive == 2 and pool.state().longest_seconds > 0)
+        assert (pool.state().busy, pool.state().restarts) == (1, 0) and not stuck.done()
+
+
+def test_a_call_that_nobody_wants_is_killed_or_never_begun():
+    with closing(WorkerPool(1, ENDLESS, CALLS)) as pool:
+        stuck, waiting = (pool.submit(lambda worker: worker.run(hang)) for _ in range(2))
+        last = pool.submit(lambda worker: worker.run(double, 3))
+        waiting.kill()
+        until(lambda: pool.state().busy)
+        stuck.kill()
+        assert last.result() == 6 and waiting.cancelled()
+        with pytest.raises(WorkerFailure, match="stopped"):
+            stuck.result()
+        assert pool.failures == {"stopped": 1}
+
+
+def test_a_call_that_was_killed_after_its_end_costs_the_next_nothing(pool):
+    for number in range(20):
+        call = pool.submit(lambda worker, number=number: worker.run(double, number))
+        call.add_done_callback(lambda call: call.kill())
+        assert call.result() == 2 * number
+
+
+def test_closing_waits_for_nothing():
+    pool = WorkerPool(2, ENDLESS, CALLS)
+    calls = [pool.submit(lambda worker: worker.run(hang)) for _ in range(4)]
+    until(lambda: pool.state().busy == 2)
+    processes = [worker._process for worker in pool._workers]
+    pool.close()
+    assert not any(process is not None and process.is_alive() for process in processes)
+    for call in [*calls, pool.submit(lambda worker: worker.run(double, 1))]:
+        with pytest.raises(WorkerFailure, match="stopped"):
+            call.result()
+
+
+def test_a_process_that_cannot_start_is_told():
+    with closing(WorkerPool(1, ENDLESS, "vlm.no_such_module")) as pool:
+        assert failure(pool, double, 1) == "start"
+        until(lambda: pool.is_broken)
+
+
+PARENT = """
+import sys, time
+from tests.worker_calls import ENDLESS, hang
+from vlm.processing.worker_pool import WorkerPool
+
+if __name__ == "__main__":
+    pool = WorkerPool(2, ENDLESS, "tests.worker_calls")
+    for _ in range(2):
+        pool.submit(lambda worker: worker.run(hang))
+    while pool.state().busy < 2:
+        time.sleep(0.01)
+    print("busy", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_die_with_their_parent(number):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert parent.stdout.readline() == b"busy\n"
+    family = children(parent.pid)
+    assert len(family) >= 3  # the one they are forked from, and two
+    parent.send_signal(number)
+    parent.wait()
+    until(lambda: not any(process.is_alive() for process in family))

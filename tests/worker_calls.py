@@ -1,0 +1,43 @@
+"""What worker processes are told to do in tests; it imports little, so that they start at once."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from vlm.errors import ImageError
+from vlm.processing.worker_process import Budget
+
+ENDLESS = Budget(1e6, 256)
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def pid() -> int:
+    return os.getpid()
+
+
+def hang(seconds: float = 1e6) -> None:
+    """In C, Python's lock held."""
+    ctypes.PyDLL(None).usleep(int(min(seconds, 2000) * 1e6))
+
+
+def eat(megabytes: int) -> int:
+    return len(bytearray(megabytes * 2**20))
+
+
+def die(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+def refuse() -> None:
+    raise ImageError("this is wrong.", "too large")
+
+
+def fail_oddly() -> None:
+    class Odd(Exception):
+        """Nobody can unpickle it."""
+
+    raise Odd("so it is")

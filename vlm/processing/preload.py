@@ -1,0 +1,20 @@
+"""Importing this imports what reads images, so that no image waits for it. It leaves no thread behind: it is imported
+in the process that the workers are forked from."""
+
+import contextlib
+import importlib
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy starts its threads when it is imported
+
+import torch
+from PIL import Image
+
+from vlm.processing.image_processor import KINDS, ImageProcessor
+
+torch.set_num_threads(1)
+with contextlib.suppress(ImportError):  # a PDF then says what it needs
+    importlib.import_module("pypdfium2")
+_blank = Image.new("RGB", (8, 8), "white")
+for _kind in KINDS:
+    ImageProcessor.default((8, 8), _kind)([_blank])

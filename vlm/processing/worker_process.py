@@ -1,0 +1,226 @@
+"""A process that runs functions one at a time, within budgets of time and memory, and dies with its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import multiprocessing
+import os
+import pickle
+import re
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import InputError
+from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
+
+START_SECONDS = 600.0  # until a process is ready: a cold disk reads its libraries for minutes
+READY, RESULT, ERROR, OUT_OF_MEMORY = "ready", "result", "error", "out of memory"
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one call may cost."""
+
+    seconds: float = MEDIA_SECONDS
+    memory_mb: int = MEDIA_MEMORY_MB  # beside what the process holds when it is ready; bounded on Linux alone
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise InputError(f"media_seconds is {self.seconds:g}; it must be more than 0.")
+        if self.memory_mb < 1:
+            raise InputError(f"media_memory_mb is {self.memory_mb}; it must be at least 1.")
+
+
+class WorkerFailure(Exception):
+    """A call has no result. `kind`: timeout, memory, crash, stopped (by `kill`), or start (there is no process)."""
+
+    def __init__(self, kind: str):
+        super().__init__(kind)
+        self.kind = kind
+
+
+class WorkerProcess:
+    """Used by one thread; any other may call `kill`.
+
+    `preload`: a module that is imported outside of the budget. Processes are forked from one that has imported it and
+    does nothing else, so that to start one again takes no time (where there are no forks each imports it for itself).
+    """
+
+    def __init__(self, budget: Budget, preload: str):
+        self.budget, self._preload = budget, preload
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._pipe: Connection | None = None
+        self._lock = threading.Lock()
+        self._killed = False
+        self.is_ready = self.cannot_start = False
+        self.failures = Counter[str]()  # by kind
+        self.busy_since: float | None = None  # monotonic time
+
+    def start(self) -> None:
+        """Starts the process where there is none and waits until it is ready. Raises WorkerFailure."""
+        if self.is_ready and not self._killed and not self._pipe.poll():  # nobody is asked: it would be its end
+            return
+        self.close()
+        self.cannot_start = True
+        with self._ended_by("start"):
+            process, self._pipe = _started(self._preload, self.budget.memory_mb)
+            with self._lock:
+                self._process = process
+            self._answer(START_SECONDS)
+        self.is_ready, self.cannot_start = True, False
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns what a function of a module returns there, or raises what it raises, or WorkerFailure."""
+        self.start()
+        self.busy_since = time.monotonic()
+        try:
+            with self._ended_by("crash"):
+                self._pipe.send((function, arguments))
+                kind, value = self._answer(self.budget.seconds)
+        finally:
+            self.busy_since = None
+        if kind == ERROR:
+            raise value
+        return value
+
+    def kill(self) -> None:
+        """Ends the process at once; any thread may call it. What runs there fails with the kind "stopped"."""
+        with self._lock:
+            if self._process is not None:
+                self._killed = True
+                self._process.kill()
+
+    def _answer(self, seconds: float) -> tuple[str, Any]:
+        if not self._pipe.poll(seconds):
+            raise WorkerFailure("timeout")
+        kind, value = self._pipe.recv()
+        if kind == OUT_OF_MEMORY:
+            raise WorkerFailure("memory")
+        return kind, value
+
+    @contextlib.contextmanager
+    def _ended_by(self, kind: str) -> Iterator[None]:
+        """Ends the process at a failure; `kind` is what an end of the pipe means."""
+        try:
+            yield
+        except (EOFError, OSError):
+            raise self._failed("stopped" if self._killed else kind) from None
+        except WorkerFailure as failure:
+            raise self._failed(failure.kind) from None
+
+    def _failed(self, kind: str) -> WorkerFailure:
+        self.failures[kind] += 1
+        self.close()
+        return WorkerFailure(kind)
+
+    def close(self) -> None:
+        """Ends the process; the next call starts another."""
+        with self._lock:
+            process, self._process = self._process, None
+            self.is_ready = self._killed = False
+        if process is not None:
+            process.kill()
+            process.join()
+            self._pipe.close()
+
+
+def _started(preload: str, memory_mb: int) -> tuple[multiprocessing.process.BaseProcess, Connection]:
+    # not a fork of this process, which has threads and perhaps a device
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["__main__", preload])
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, preload, memory_mb), daemon=True)
+    process.start()
+    theirs.close()
+    return process, pipe
+
+
+# --- in the process ---
+def _serve(pipe: Connection, preload: str, memory_mb: int) -> None:
+    """Answers calls until its parent has gone, or memory has run out: what is left may not serve the next call."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    _die_with_parent()
+    importlib.import_module(preload)
+    _limit_memory(memory_mb)
+    with contextlib.suppress(EOFError, OSError):  # of the pipe
+        pipe.send((READY, None))
+        while _answered(pipe):
+            pass
+
+
+def _answered(pipe: Connection) -> bool:
+    try:
+        function, arguments = pipe.recv()
+        pipe.send(_result(function, arguments))
+    except MemoryError:
+        pipe.send((OUT_OF_MEMORY, None))
+        return False
+    return True
+
+
+def _result(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    try:
+        return RESULT, function(*arguments)
+    except MemoryError:
+        raise
+    except Exception as error:
+        if getattr(error, "kind", None) == "memory" or "can't allocate memory" in str(error):  # torch says so
+            raise MemoryError from None
+        return ERROR, _portable(error)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error that survives the pipe."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _die_with_parent() -> None:
+    """A thread ends this process, on Linux the kernel too: a call may hold Python's lock for minutes.
+
+    The kernel's parent of it is the process that it was forked from, which ends when nobody holds its pipe any more.
+    """
+    if (pipe := getattr(forkserver._forkserver, "_forkserver_alive_fd", None)) is not None:
+        os.close(pipe)  # which each fork is given, to fork in its turn
+        forkserver._forkserver._forkserver_alive_fd = None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    threading.Thread(target=_exit_after_parent, daemon=True).start()  # at once if it went before
+
+
+def _exit_after_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _limit_memory(memory_mb: int) -> None:
+    """Linux alone counts, by RLIMIT_DATA, what is private and writable: not the libraries, which are shared."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    held = int(re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    limit = held + memory_mb * 2**20
+    limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected: its dump would fill the disk
+    # where the machine runs out of memory all the same, this process goes, not the engine
+    Path("/proc/self/oom_score_adj").write_text("1000")
