@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 
 INTERRUPTED = 130
 BROKEN = 0  # no signal's number
+LAST_RESORT_SECONDS = 60  # later the kernel ends what keeps even this thread from running
 
 
 class Watchdog:
@@ -36,6 +38,7 @@ class Watchdog:
     def _watch(self) -> None:
         if self._next() == signal.SIGINT:
             self._exit_code = INTERRUPTED
+        signal.alarm(math.ceil(self._seconds) + LAST_RESORT_SECONDS)
         end = time.monotonic() + self._seconds
         while (left := end - time.monotonic()) > 0:
             if self._next(left) == signal.SIGINT:

@@ -40,12 +40,6 @@ def demo(
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = DEFAULTS.host,
     port: Annotated[int, typer.Option(help="0: any that is free.")] = DEFAULTS.port,
     share: Annotated[bool, typer.Option("--share", help="A public address, through gradio's servers.")] = False,
-    media_seconds: Annotated[
-        float, typer.Option(help="For reading a file; then it is refused.")
-    ] = DEFAULTS.media.seconds,
-    media_memory_mb: Annotated[
-        int, typer.Option(help="That reading a file may take in its process.")
-    ] = DEFAULTS.media.memory_mb,
     allowed_host: Annotated[
         list[str] | None,
         typer.Option(help="A name that browsers may have for the page, or *; again for more. [default: its own]"),
@@ -54,6 +48,12 @@ def demo(
         list[str] | None,
         typer.Option(help="Of other sites that may use it (https://a.example), or *; again for more. [default: none]"),
     ] = None,
+    media_seconds: Annotated[
+        float, typer.Option(help="For reading a file; then it is refused.")
+    ] = DEFAULTS.media.seconds,
+    media_memory_mb: Annotated[
+        int, typer.Option(help="That reading a file may take in its process.")
+    ] = DEFAULTS.media.memory_mb,
     options: LoadOptions,
 ) -> None:
     """Try models in the browser: ask about images, read documents, translate and summarize.
@@ -71,9 +71,9 @@ def demo(
         host,
         port,
         share,
-        media=Budget(media_seconds, media_memory_mb),
         allowed_hosts=tuple(allowed_host or ()),
         allowed_origins=tuple(allowed_origin or ()),
+        media=Budget(media_seconds, media_memory_mb),
     ).on_free_port()
     names = list(dict.fromkeys(models or PACKAGED))
     running = _running()

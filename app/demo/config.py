@@ -13,10 +13,10 @@ class DemoConfig:
     host: str = "127.0.0.1"
     port: int = 7860  # 0: any that is free
     share: bool = False  # a public address through gradio's servers
-    preprocess_workers: int = 2  # processes that read what is uploaded
-    media: Budget = field(default_factory=Budget)  # of a file
     allowed_hosts: tuple[str, ...] = ()  # as ServerConfig's
     allowed_origins: tuple[str, ...] = ()
+    preprocess_workers: int = 2  # processes that read what is uploaded
+    media: Budget = field(default_factory=Budget)  # of a file
 
     def __post_init__(self) -> None:
         check_port(self.port)

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from gradio import networking
 
 from vlm.async_pipeline import AsyncPipeline
-from vlm.errors import InputError
+from vlm.errors import EngineError, InputError
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.demo import examples
@@ -58,8 +58,9 @@ def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[s
     page.share = config.share  # search engines are told to stay away
     app = mounted(page, FastAPI(lifespan=lifespan, openapi_url=None), config)
     with _served(Server(app, limits, DRAIN_SECONDS), bound):
-        local = address("localhost" if config.host == "0.0.0.0" else config.host, bound.getsockname()[1])
-        yield _public_address(page, config.host, bound.getsockname()[1]) if config.share else local
+        port = bound.getsockname()[1]
+        local = address("localhost" if config.host == "0.0.0.0" else config.host, port)
+        yield _public_address(page, config.host, port) if config.share else local
 
 
 def mounted(page: gr.Blocks, app: FastAPI, config: DemoConfig) -> FastAPI:
@@ -88,6 +89,8 @@ def _served(server: Server, bound: Any) -> Iterator[None]:
     try:
         while thread.is_alive() and not server.started:
             time.sleep(0.01)
+        if not server.started:
+            raise EngineError("the demo's server did not start; the lines before say why.")
         yield
     finally:
         server.should_exit = True

@@ -102,10 +102,10 @@ class Connection(H11Protocol):
             return
         held = len(self.cycle.body)
         super().data_received(data)
-        body = len(self.cycle.body) - held
-        self._framing += len(data) - body - body // 8
-        if not self.cycle.response_complete:
+        if self.stage is Stage.BODY and not self.cycle.response_complete:
+            body = len(self.cycle.body) - held
             self._reading.moved(len(data))
+            self._framing += len(data) - body - body // 8
             if self._framing > MAX_FRAMING:
                 self.refuse(400, CHOPPED)
 
@@ -158,15 +158,16 @@ class Connection(H11Protocol):
         with contextlib.suppress(h11.LocalProtocolError):
             super().shutdown()
 
-    def cut_off(self) -> None:
-        """For a server that waits no longer: half an answer is none, so its client must not take it for whole."""
+    def cut_off(self, sentence: str) -> None:
+        """Ends it now; who has been promised an answer gets a sentence. Half an answer ends so that nobody takes it for
+        a whole one."""
         if self.stage < Stage.BODY:
             self.transport.abort()
         elif self.cycle.response_started:
             self._leave()
             self.transport.abort()
         else:
-            self.refuse(503, STOPPING)
+            self.refuse(503, sentence)
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it where it has caught what h11 says of a request."""
@@ -184,7 +185,7 @@ class Connection(H11Protocol):
         others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
         waiting = [each for each in others if each.stage is not Stage.ANSWER]
         if waiting:
-            min(waiting, key=lambda each: (each.stage, each.since)).cut_off()
+            min(waiting, key=lambda each: (each.stage, each.since)).cut_off(FULL)
         else:
             self.refuse(503, FULL)
 

@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from vlm_app.server.config import ConnectionLimits
-from vlm_app.server.connections import LOGGER, MAX_HEADER_BYTES, Connection
+from vlm_app.server.connections import LOGGER, MAX_HEADER_BYTES, STOPPING, Connection
 
 TICK = 0.1  # seconds between two looks at the connections: uvicorn's
 BACKLOG = 128  # connections accepted at once: each is a file
@@ -85,7 +85,7 @@ class Server(uvicorn.Server):
             self._tick()
             await asyncio.sleep(TICK)
         for connection in list(self.server_state.connections):
-            connection.cut_off()
+            connection.cut_off(STOPPING)
 
     def _tick(self) -> None:
         for connection in list(self.server_state.connections):

@@ -169,6 +169,20 @@ def test_who_waits_gives_way_to_who_comes(hasty):
         assert sum(heard(connection) == b"" for connection in half) >= 4
 
 
+def test_half_a_body_gives_way_last_and_is_told():
+    start = START + JSON_TYPE + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n"
+    with serving({}, max_connections=2) as small, connected(small, start) as upload:
+        assert answers(upload.recv(2**16)) == [100]
+        with connected(small) as silent:
+            assert alive(small)  # in the place of who has said nothing
+            assert heard(silent) == b""
+        with connected(small, start) as another:
+            assert answers(another.recv(2**16)) == [100]
+            assert alive(small)  # in the place of who has begun first
+            text = heard(upload)
+            assert answers(text) == [503] and "as many connections" in sentence(text)
+
+
 def test_who_is_worked_for_does_not_give_way(hasty):
     at_work, release = threading.Semaphore(0), threading.Event()
 
@@ -254,6 +268,13 @@ def test_requests_behind_one_another_are_answered_in_order(served):
     with connected(served, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20) as connection:
         connection.sendall(b"GET /none HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         assert answers(heard(connection)) == [200] * 20 + [404]
+
+
+def test_large_bodies_behind_one_another_are_both_read(served):
+    body = b" " * 200_000 + json.dumps({"model": "none", "prompt": "a"}).encode()
+    one = START + JSON_TYPE + b"Content-Length: %d\r\n" % len(body)
+    with connected(served, one + b"\r\n" + body + one + b"Connection: close\r\n\r\n" + body) as connection:
+        assert answers(heard(connection)) == [404, 404]
 
 
 @pytest.mark.parametrize("path", ["/%00", "/%ff%fe", "/v2/models/%00%ff", "/v1/../../etc/passwd", "//", "/%2e%2e/"])
