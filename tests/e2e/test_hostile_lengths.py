@@ -117,11 +117,15 @@ ATTACKS = {
         lambda: v1("completions", model="mini-t5", prompt="a", **{f"k{i}": i for i in range(1000)}),
         "1,002 fields",
     ),
-    "a long field": (lambda: v1("completions", model="mini-t5", prompt="a", **{"k" * 10**6: 1}), "kkk…"),
+    "a long field": (lambda: v1("completions", model="mini-t5", prompt="a", **{"k" * 10**6: 1}), "'kkk"),
     "a long name": (lambda: v1("completions", model="m" * 10**6, prompt="a"), "mmm…"),
     "a long text": (lambda: v1("completions", model="mini-t5", prompt=LONG), TOO_LONG),
     "a long word": (lambda: v1("completions", model="mini-t5", prompt="a" * 20_000_000), TOO_LONG),
     "blanks": (lambda: v1("completions", model="mini-t5", prompt=f"a{' ' * 20_000_000}b"), TOO_LONG),
+    "blanks for each of 64": (
+        lambda: v1("completions", model="mini-t5", prompt=[f"a{' ' * 131_000}b"] * 64),
+        TOO_LONG,
+    ),
     "signs": (lambda: v1("completions", model="mini-t5", prompt="中" * 3_000_000), TOO_LONG),
     "a long text in a tensor": (lambda: infer(tensor("text_input", "BYTES", [1, 1], [LONG])), TOO_LONG),
     "what an output begins with": (
@@ -141,8 +145,8 @@ ATTACKS = {
         TOO_LONG,
     ),
     "messages": (
-        lambda: v1("chat/completions", model="mini-llava", messages=[{"role": "user", "content": ""}] * 150_000),
-        "150,000 messages and parts",
+        lambda: v1("chat/completions", model="mini-llava", messages=[{"role": "user", "content": ""}] * 90_000),
+        "90,000 messages and parts",
     ),
     "a deep message": (
         lambda: raw(

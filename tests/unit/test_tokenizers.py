@@ -174,3 +174,11 @@ def test_a_sentencepiece_file_that_nothing_here_reads(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(CheckpointError, match="pip install sentencepiece"):
         make_tokenizer(tmp_path)
+
+
+def test_a_long_text_is_tokenized_as_a_short_one():
+    tokenizer = Tokenizer.from_dir(packaged_models()["mini-t5"])
+    text = "The old ship is small." + " The new house is big." * 1000
+    assert tokenizer.encode(text) == [i for part in text.split(".")[:-1] for i in tokenizer.encode(f"{part.strip()}.")]
+    with pytest.raises(InputError, match="is not valid Unicode"):
+        tokenizer.encode(f"{text}\udcff")

@@ -21,6 +21,7 @@ from vlm.processing.token_bounds import TokenBound
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
 FEW = 16  # characters for a token
+LONG = 2**14  # characters that take milliseconds to tokenize
 MARGIN = 8  # characters at a text's beginning that depend on what came before
 MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
 
@@ -111,7 +112,7 @@ class Tokenizer:
     def pieces(self, text: str) -> list[Piece]:
         """Tokenizes what `split` returns, with the places in it."""
         try:
-            found = self._fast.encode(text, add_special_tokens=False)
+            found = self._encoded(text)
         except TypeError:
             raise _not_unicode(text) from None
         except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -125,6 +126,13 @@ class Tokenizer:
         if self._warnings_left and (unread := [text[p.start : p.end] for p in pieces if p.id == unknown]):
             self._warn_unknown(text, unread)
         return pieces
+
+    def _encoded(self, text: str) -> Any:
+        if len(text) < LONG:
+            return self._fast.encode(text, add_special_tokens=False)
+        # it lets other threads run meanwhile, as encode does not
+        [found] = self._fast.encode_batch([text], add_special_tokens=False)
+        return found
 
     def _warn_unknown(self, text: str, pieces: list[str]) -> None:
         self._warnings_left -= 1
