@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import Any
 
 from vlm.async_pipeline import AsyncPipeline, Piece
-from vlm.outputs import Output
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.asked import Asked
@@ -80,18 +79,15 @@ class Engine:
         async with aclosing(merged([self._stream(each) for each in asked])) as pieces:
             async for number, piece in pieces:
                 if (every or piece.output is not None) and found.take(number, piece) and every:
-                    yield self._written(asked, found.rows)
+                    yield write_batch(self._frontend, asked, found.rows)
         if not every:
-            yield self._written(asked, found.rows)
+            yield write_batch(self._frontend, asked, found.rows)
 
     async def _stream(self, asked: Asked) -> AsyncIterator[Piece]:
         request = await self._model.request(asked.source, asked.files, **asked.sampling)
         async with aclosing(self._model.stream(request)) as pieces:
             async for piece in pieces:
                 yield piece
-
-    def _written(self, asked: list[Asked], rows: list[list[Output]]) -> Tensors:
-        return write_batch(self._frontend, asked, rows)
 
 
 async def _call(function: Any) -> None:
