@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import socket
+from collections.abc import Iterable
 
 from vlm.errors import InputError
 
+ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@\s]+")
 OWN_FILES = 256  # weights, workers, libraries, and connections that are being closed
 
 
@@ -14,6 +17,16 @@ def check_port(port: int) -> None:
     """Raises InputError for one that there is not."""
     if not 0 <= port < 65536:
         raise InputError(f"port is {port}; it must lie in [0, 65535], 0 is any that is free.")
+
+
+def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
+    """Raises InputError for what no browser would send as a host or an origin."""
+    for host in hosts:
+        if not host or "/" in host or "@" in host:
+            raise InputError(f"{host!r} is no host's name; give --allowed-host as in ai.example, or *.")
+    for origin in origins:
+        if origin not in ("*", "null") and not ORIGIN.fullmatch(origin):
+            raise InputError(f"{origin!r} is no origin; give --allowed-origin as in https://app.example, or *.")
 
 
 def listener(host: str, port: int, option: str = "--port") -> socket.socket:

@@ -4,7 +4,6 @@ as a `Path` here."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import tempfile
@@ -20,7 +19,6 @@ from vlm_app.names import as_text, is_utf8, percent_encoded
 EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
 CHUNK = 2**20  # bytes
 LONGEST_SUFFIX = 16  # characters that the name of a local copy keeps
-NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}  # of file systems without any
 
 
 def location(given: str | Path) -> Path:
@@ -92,7 +90,7 @@ class Presence:
 
     def __call__(self, path: Path) -> bool:
         with reaching(path):
-            return path.name in self._listed(path.parent) if is_remote(path) else _is_taken(path)
+            return path.name in self._listed(path.parent) if is_remote(path) else is_taken(path)
 
     def _listed(self, folder: Path) -> set[str]:
         if str(folder) not in self._names:
@@ -104,7 +102,7 @@ class Presence:
         return self._names[str(folder)]
 
 
-def _is_taken(path: Path) -> bool:
+def is_taken(path: Path) -> bool:
     """Is there anything of that name, be it a link that leads nowhere?"""
     try:
         path.lstat()
@@ -187,70 +185,7 @@ class LocalCopy:
         return text.replace(str(self.path), str(self.source))
 
 
-def write_whole(path: Path, text: str, draft: str, replace: bool) -> None:
-    """Puts a file in place whole or not at all, by way of a file called `draft` beside it.
-
-    Raises OSError: FileExistsError unless what is there may be replaced or holds this text.
-    """
-    content = _encoded(text)
-    if is_remote(path):
-        with reaching(path, "written"):
-            path.fs.pipe_file(path.path, content)  # an object appears when it is complete
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    written = path.with_name(draft)
-    try:
-        _write_through(written, content)
-        os.replace(written, path) if replace else _put_beside(written, path, content)
-    finally:
-        with contextlib.suppress(OSError):
-            written.unlink()
-
-
 def remove(path: Path) -> None:
     """Where there is such a file."""
     with reaching(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()
-
-
-def _write_through(path: Path, content: bytes) -> None:
-    """To the disk itself: a power cut leaves no empty file behind a name that stands."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()  # whatever is there: a link is not followed
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _put_beside(written: Path, path: Path, content: bytes) -> None:
-    """Gives a written file its name, which nothing else may have."""
-    try:
-        os.link(written, path)
-    except FileExistsError:
-        _check_content(path, content)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        _check_content(path, content) if _is_taken(path) else os.replace(written, path)
-
-
-def check_same(path: Path, text: str) -> None:
-    """Raises FileExistsError for a file of another content."""
-    with reaching(path):
-        is_same = path.read_bytes() == _encoded(text)
-    if not is_same:
-        raise _other_file(path)
-
-
-def _check_content(path: Path, content: bytes) -> None:
-    if not path.is_file() or path.read_bytes() != content:
-        raise _other_file(path)
-
-
-def _other_file(path: Path) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, "another file is there", str(path))
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode(errors="backslashreplace")

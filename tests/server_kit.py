@@ -77,7 +77,7 @@ def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = 
 
 
 @contextlib.contextmanager
-def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.Popen, str]]:
+def command(*arguments: str, verb: str = "serve", ends_with: int = 0) -> Iterator[tuple[subprocess.Popen, str]]:
     """`vlm serve …` on a free port: (its process, host:port). Ends it with SIGTERM, which it has to obey."""
     line = [sys.executable, "-m", "vlm_app.cli.main", verb, *arguments, "--port", "0", "--device", "cpu"]
     process = subprocess.Popen(line, cwd=EXAMPLES.parent, stderr=subprocess.PIPE, text=True)
@@ -87,7 +87,7 @@ def command(*arguments: str, verb: str = "serve") -> Iterator[tuple[subprocess.P
         threading.Thread(target=process.stderr.read, daemon=True).start()  # a full pipe would stop it
         yield process, address
         process.terminate()
-        assert process.wait() == 0
+        assert process.wait() == ends_with
     finally:
         process.kill()
 

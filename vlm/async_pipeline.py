@@ -73,7 +73,16 @@ class AsyncPipeline:
     ) -> list[Encoding]:
         """As `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
+        inputs = [await asyncio.to_thread(self._tokenized, fields) for fields in inputs]
         return await self.engine.run(lambda: self.pipeline.encode(inputs, attentions=attentions))
+
+    def _tokenized(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """An input with its text as token ids: the engine's thread is for the device."""
+        if not {"text", "prompt", "raw_prompt", "messages"} & fields.keys():
+            return fields
+        ids = self.pipeline.request(fields).encoder_input_ids
+        rest = {name: fields[name] for name in ("images", "pixel_values", "prompt_table") if name in fields}
+        return fields if ids is None else {**rest, "encoder_input_ids": list(ids)}
 
     async def _output(self, sequence: Sequence) -> Output:
         # post-processing a page takes milliseconds, in which the loop serves others
@@ -84,6 +93,7 @@ class AsyncPipeline:
         if not files:
             return source
         frontend = self.pipeline.frontend
+        frontend.inputs.check_images(len(files))
         return frontend.with_pixels(source, await self.workers.pixels(files, frontend.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:

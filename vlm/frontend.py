@@ -81,12 +81,13 @@ class Frontend:
     def with_pixels(self, source: dict[str, Any], images: list[np.ndarray]) -> dict[str, Any]:
         """An input of `Pipeline.generate` and its images, of each [pages, C, H, W] -> the input that has them in it.
 
-        Raises InputError for more images than the model reads.
+        Raises InputError and LimitError for more images than the model reads.
         """
         import torch
 
         if "messages" in source:
             source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
+        self.inputs.check_images(sum(map(len, images)))
         pixels = torch.cat([torch.from_numpy(x) for x in images])
         if self.family.prompt is not None or self.vision is None:
             return {**source, "pixel_values": pixels} if len(pixels) else source

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, listed
+from vlm.memory import memory_errors
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
 from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, read_messages
@@ -58,6 +59,7 @@ class InputReader:
     source_vocab_size: int | None = None  # the encoder's; None: the decoder's
     max_seq_len: int = 0
 
+    @memory_errors()
     def request(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
@@ -141,7 +143,7 @@ class InputReader:
         return self.max_encoder_len if self.has_encoder else self.max_seq_len
 
     def _prompt_text(self, prompt: Any, limit: int | None) -> str:
-        """A prompt, cut to what is read for `limit` tokens. LimitError for one that is too long for certain."""
+        """A prompt, cut to what is read for `limit` tokens. LengthError for one that is too long for certain."""
         if not isinstance(prompt, str | None):
             raise InputError(f"the prompt must be a text; got {type(prompt).__name__}.")
         if limit is not None and self.tokenizer is not None:
@@ -152,7 +154,7 @@ class InputReader:
         return self._bounded(fields.get("suffix") or "")
 
     def _bounded(self, text: str) -> str:
-        """LimitError for a text of too many tokens, told before it is tokenized; images stand where it says so."""
+        """LengthError for a text of too many tokens, told before it is tokenized; images stand where it says so."""
         if self.tokenizer is not None:
             self.tokenizer.check_length(text.replace(PLACEHOLDER, ""), self.max_tokens)
         return text
@@ -171,6 +173,15 @@ class InputReader:
         given = fields.get("images") or sources or []
         given = given if isinstance(given, list | tuple) else [given]
         return tuple(Image.of(self.image_processor([load_image(source)])[0]) for source in given)
+
+    def check_images(self, count: int) -> None:
+        """Raises LengthError for more images than a request can hold, before any of them is read."""
+        rows = count * self.vision.num_features if self.vision and self.prompts else 0
+        if rows > self.max_tokens:
+            raise LengthError(
+                f"{count} images and pages are {rows:,} tokens, the engine was built for {self.max_tokens:,}; send"
+                " fewer."
+            )
 
     def fields(self, source: Any) -> dict[str, Any]:
         """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""

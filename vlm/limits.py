@@ -2,9 +2,16 @@
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0  # in size, as OpenAI has it
+MAX_LOGPROBS = 2**19  # of a server's answer
 MAX_STOP_IDS = 1024  # of a request to a server; as many biases, allowed tokens, bad words
-MAX_PIXELS = 200_000_000  # of an image: A1 at 600 dpi; a bomb has more
 MAX_STOP_CHARACTERS = 256  # of a stop string
 CHARACTERS_PER_TOKEN = 256  # that are read of a text, however few tokens they become
+MAX_PIXELS = 175_000_000  # of an image: A1 at 475 dpi; Pillow itself refuses more than 178,956,970
+MAX_IMAGE_BYTES = 2**30  # of an image's file; a TIFF, of which one frame is read at a time, may have more
+MAX_PAGE_PIXELS = 16_000_000  # of a PDF's page: A2 at 200 dpi; larger ones are drawn smaller
+MAX_PADDED_PIXELS = 2**26  # of an image that is padded to a square: 8,192 × 8,192; larger ones are scaled down first
+MAX_PDF_BYTES = 2**31  # PDFium goes through all of a damaged one
+MAX_PAGES = 100_000  # of a PDF
+MAX_FRAMES = 10_000  # of a TIFF
 MEDIA_SECONDS = 60.0  # for all images and pages of a request
 MEDIA_MEMORY_MB = 4096  # of the process that reads them, beside what it holds before

@@ -15,11 +15,12 @@ import torch
 from vlm.backends import pick
 from vlm.compile.engine_dir import EngineDir, kind_of
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.errors import InputError, VlmError, listed
+from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.frontend import Frontend
 from vlm.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.inputs import INPUT_KEYS
 from vlm.layers.attention import Trace
+from vlm.memory import FULL, memory_errors, suppress_out_of_memory
 from vlm.outputs import Encoding, Output, OutputReader, Samples, samples_of, text_stream
 from vlm.prefetch import Prefetch
 from vlm.runtime.admission import check_encoder_input
@@ -27,7 +28,7 @@ from vlm.runtime.encoder_engine import EncoderEngine
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.loader import load_engine, resolve_device
 from vlm.runtime.packing import chunks, within
-from vlm.runtime.request import Request, SamplingParams, Sequence
+from vlm.runtime.request import Request, SamplingParams, Sequence, Update
 
 
 def load(
@@ -131,7 +132,9 @@ class Pipeline:
         text = text_stream(self.tokenizer, params)
         try:
             while self.llm.has_work:
-                for update in self.llm.step():
+                for update in self._step():
+                    if update.sequence.finish_reason == "memory":
+                        raise OutOfMemoryError(FULL)
                     if piece := text.push(update.new_token_ids, last=update.finished):
                         yield piece
                     if update.finished:
@@ -140,6 +143,7 @@ class Pipeline:
         finally:
             self._abandon({request_id})
 
+    @memory_errors()
     def encode(
         self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
     ) -> Encoding | list[Encoding]:
@@ -183,11 +187,18 @@ class Pipeline:
                             raise
                         feed.done()
                         yield index, error
-                for update in self.llm.step() if waiting else ():
-                    if not update.finished:
+                for update in self._step() if waiting else ():
+                    if not update.finished or (samples := waiting.pop(update.sequence.id, None)) is None:
+                        continue
+                    if update.sequence.finish_reason == "memory":
+                        self._give_up(samples, waiting)
+                        if on_error == "raise":
+                            raise OutOfMemoryError(FULL)
+                        feed.done()
+                        yield samples.index, OutOfMemoryError(FULL)
                         continue
                     self._counted(update.sequence)
-                    if (samples := waiting.pop(update.sequence.id)).add(update.sequence):
+                    if samples.add(update.sequence):
                         feed.done()
                         yield samples.index, self.outputs.merged(samples)
         finally:
@@ -279,6 +290,18 @@ class Pipeline:
         ]
 
     # --- results ---
+    def _step(self) -> list[Update]:
+        """The engine's next updates. Where memory runs out, those whose turn it was end, and the others go on."""
+        with suppress_out_of_memory():
+            return self.llm.step()
+        return self.llm.recover()
+
+    def _give_up(self, samples: Samples, waiting: dict[int, Samples]) -> None:
+        """Aborts the samples of an input of which one is lost."""
+        for request_id in [key for key, value in waiting.items() if value is samples]:
+            del waiting[request_id]
+            self.llm.abort(request_id)
+
     def _counted(self, sequence: Sequence) -> None:
         self._tokens += len(sequence.generated)
         self._ended = time.perf_counter()

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from vlm.errors import InputError, OutOfMemoryError
+from vlm.errors import InputError
+from vlm.memory import suppress_out_of_memory
 from vlm.pipeline import Pipeline
 from vlm.runtime.packing import bucket_of
 
@@ -43,7 +44,7 @@ def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, 
     with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
         for source in sources:
             ids.append(llm.add(pipeline.request(source, **LENGTHS, **sampling)))
-    with contextlib.suppress(OutOfMemoryError, torch.OutOfMemoryError):
+    with suppress_out_of_memory():
         while llm.has_work:
             llm.step()
         return True

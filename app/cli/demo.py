@@ -19,8 +19,10 @@ from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.models import PACKAGED
 from vlm_app.load_options import LoadOptions
+from vlm_app.watchdog import Watchdog
 
 DEFAULTS = DemoConfig()
+GRACE_SECONDS = 6  # for answers, models and workers to end
 
 
 @verb
@@ -44,6 +46,14 @@ def demo(
     media_memory_mb: Annotated[
         int, typer.Option(help="That reading a file may take in its process.")
     ] = DEFAULTS.media.memory_mb,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that browsers may have for the page, or *; again for more. [default: its own]"),
+    ] = None,
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Of other sites that may use it (https://a.example), or *; again for more. [default: none]"),
+    ] = None,
     options: LoadOptions,
 ) -> None:
     """Try models in the browser: ask about images, read documents, translate and summarize.
@@ -57,12 +67,20 @@ def demo(
       vlm demo facebook/nougat-base llava-hf/llava-1.5-7b-hf --host 0.0.0.0
       vlm demo mini-t5 --port 0
     """
-    config = DemoConfig(host, port, share, media=Budget(media_seconds, media_memory_mb)).on_free_port()
+    config = DemoConfig(
+        host,
+        port,
+        share,
+        media=Budget(media_seconds, media_memory_mb),
+        allowed_hosts=tuple(allowed_host or ()),
+        allowed_origins=tuple(allowed_origin or ()),
+    ).on_free_port()
     names = list(dict.fromkeys(models or PACKAGED))
     running = _running()
     room = decoding.ROOM_FOR_ANOTHER if len(names) > 1 else {}
     pipelines = {name: decoding.load(name, options, **room) for name in names}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    Watchdog(GRACE_SECONDS)
     with running(pipelines, config) as address:
         complain(f"the demo is at {address}")
         threading.Event().wait()

@@ -86,7 +86,7 @@ def ocr(
     Every page that was read is kept in a ledger (OUT/.vlm-ocr): whatever ends the job, the same command goes on after
     the last page. Ctrl-C also leaves the finished pages of unfinished documents in NAME.partial.md. Outputs are called
     after their documents (report.pdf: report.md) and lie as these do below the folders given; a.png and a.pdf become
-    a.png.md and a.pdf.md.
+    a.png.md and a.pdf.md. A file that the job did not write is never written over: its document is refused by name.
 
     \b
     Examples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from vlm.processing.worker_process import Budget
-from vlm_app.listening import check_port, listener
+from vlm_app.listening import check_names, check_port, listener
 
 
 @dataclass(frozen=True)
@@ -15,9 +15,12 @@ class DemoConfig:
     share: bool = False  # a public address through gradio's servers
     preprocess_workers: int = 2  # processes that read what is uploaded
     media: Budget = field(default_factory=Budget)  # of a file
+    allowed_hosts: tuple[str, ...] = ()  # as ServerConfig's
+    allowed_origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_port(self.port)
+        check_names(self.allowed_hosts, self.allowed_origins)
 
     def on_free_port(self) -> DemoConfig:
         """The same with a port that can be listened at now; InputError when it cannot."""

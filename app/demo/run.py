@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported, too
 
+import gradio as gr
+from fastapi import FastAPI
+from gradio import networking
+
 from vlm.async_pipeline import AsyncPipeline
+from vlm.errors import InputError
 from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.page import CSS, build_page, theme
+from vlm_app.listening import address, listener, reserve_files
+from vlm_app.server.checks import ANY, add_door
+from vlm_app.server.config import ConnectionLimits
+from vlm_app.server.http_server import Server
+from vlm_app.server.limits import BodyLimit
 
-MAX_FILE = "64mb"
+MAX_FILE_MB = 64
+MAX_FORM = (MAX_FILE_MB + 1) * 2**20  # bytes of a file and what is sent around it
+DRAIN_SECONDS = 1  # a page keeps a connection open for as long as it is looked at
 
 
 @contextlib.contextmanager
 def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[str]:
-    """Serves loaded models under these names, which it owns from now on, at a port that is free; gives the address."""
+    """Serves loaded models under these names, which it owns from now on; gives the address. Raises InputError where
+    there is none to be had."""
     workers = ImageWorkers(config.preprocess_workers, MediaLimits(budget=config.media))
     models = {name: AsyncPipeline(pipeline, workers) for name, pipeline in pipelines.items()}
 
@@ -36,22 +51,54 @@ def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[s
         for model in models.values():
             await model.close()
 
+    limits = ConnectionLimits()
+    reserve_files(limits.max_connections)
+    bound = listener(config.host, config.port)
     page = build_page(models)
-    _, local, public = page.launch(
-        server_name=config.host,
-        server_port=config.port,
-        share=config.share,
-        prevent_thread_lock=True,
-        quiet=True,
+    page.share = config.share  # search engines are told to stay away
+    app = mounted(page, FastAPI(lifespan=lifespan, openapi_url=None), config)
+    with _served(Server(app, limits, DRAIN_SECONDS), bound):
+        local = address("localhost" if config.host == "0.0.0.0" else config.host, bound.getsockname()[1])
+        yield _public_address(page, config.host, bound.getsockname()[1]) if config.share else local
+
+
+def mounted(page: gr.Blocks, app: FastAPI, config: DemoConfig) -> FastAPI:
+    """The page behind the checks of `vlm serve`. A public page is known by a name that gradio makes up."""
+    app.add_middleware(BodyLimit, limit=MAX_FORM)
+    add_door(app, config.host, (ANY,) if config.share else config.allowed_hosts, config.allowed_origins)
+    return gr.mount_gradio_app(
+        app,
+        page,
+        path="/",
         theme=theme(),
         css=CSS,
         footer_links=["api"],
         allowed_paths=[str(examples.FOLDER)],
-        max_file_size=MAX_FILE,
+        max_file_size=f"{MAX_FILE_MB}mb",
+        show_error=False,
         ssr_mode=False,
-        app_kwargs={"lifespan": lifespan},
     )
+
+
+@contextlib.contextmanager
+def _served(server: Server, bound: Any) -> Iterator[None]:
+    """In a thread of its own: what waits in the main thread hears of signals."""
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="server")
+    thread.start()
     try:
-        yield public or local
+        while thread.is_alive() and not server.started:
+            time.sleep(0.01)
+        yield
     finally:
-        page.close(verbose=False)
+        server.should_exit = True
+        thread.join()
+
+
+def _public_address(page: gr.Blocks, host: str, port: int) -> str:
+    """A tunnel's. Raises InputError where gradio's servers give none."""
+    try:
+        found = networking.setup_tunnel(host, port, page.share_token, None, None)
+    except Exception as error:  # whatever a network, a download and a program of others may say
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(f"gradio gave no public address ({reason}); try again, or leave out --share.") from None
+    return f"https://{found.partition('://')[2]}"

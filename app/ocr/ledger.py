@@ -17,6 +17,7 @@ from vlm_app.ocr.database import Database, LedgerError
 from vlm_app.ocr.events import LOOP, Opened, PageFailed, PageRead, Unreadable
 from vlm_app.ocr.naming import folded
 from vlm_app.ocr.schema import prepare
+from vlm_app.ocr.siblings import Siblings
 from vlm_app.storage import Seen, key
 
 DONE, LOOPED, FAILED = "done", "looped", "failed"  # states of a page
@@ -68,6 +69,7 @@ class Ledger:
         except OSError as error:
             raise LedgerError(path, f"cannot be used: {error.strerror}", "give another --out") from None
         self._database = Database(path)
+        self.siblings = Siblings(path, lambda: self.get("settings"))
         try:
             self._database.rows("PRAGMA journal_mode = WAL")
             # safe from a kill; a power cut may take the last pages, never the file

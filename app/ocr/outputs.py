@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from vlm.errors import DocumentError, InputError
 from vlm_app.ocr.ledger import Ledger
 from vlm_app.ocr.naming import FORMATS, PARTIAL
-from vlm_app.storage import Presence, check_same, is_remote, remove, write_whole
+from vlm_app.ocr.placing import check_same, write_whole
+from vlm_app.storage import Presence, is_remote, remove
 
 OCCUPIED = "occupied"  # the kind of a document whose output's place another file has
 # what is wrong with the whole folder, not with one name in it
@@ -35,6 +36,14 @@ class Outputs:
         """Is the output there, and does it hold these pages as they were read last?"""
         file = self.file(name)
         return self._ledger.file(file) == (document, selection) and self._present(self.path(file))
+
+    def is_of_sibling(self, source: str, stamp: str, selection: str) -> bool:
+        """Has a job beside this one written the document (its key) as it is now?"""
+        outputs = self._ledger.siblings.outputs(source, stamp).items()
+        return any(
+            holds == selection and file.endswith(f".{self.format}") and self._present(self.path(file))
+            for file, holds in outputs
+        )
 
     def can_be(self, name: str) -> bool:
         """Can a file be called so? DocumentError where what should be a folder of it is a file."""
@@ -119,7 +128,7 @@ def _check_folders(path: Path) -> None:
 
 
 def _not_written(path: Path, error: OSError) -> InputError:
-    reason = f"{path} cannot be written: {error.strerror or error}"
+    reason = f"{error.filename or path} cannot be written: {error.strerror or error}"
     if error.errno in ENDS_THE_JOB:
         return InputError(f"{reason}; make room there or give another --out, and run the same command again.")
     if isinstance(error, FileExistsError | IsADirectoryError | NotADirectoryError):

@@ -79,10 +79,14 @@ class Plan:
             raise DocumentError(f"{source} has changed since it was found; run the same command again.", "changed")
 
     def _add(self, document: Document) -> None:
-        found, record = seen_file(document.source), self._ledger.find(key(document.source))
+        found, source = seen_file(document.source), key(document.source)
+        record = self._ledger.find(source)
+        if record is None and self._is_of_sibling(source, found):
+            self.skipped += 1
+            return
         if record is None:
             name = self._new_name(document, may_be_there=self._recompute)
-            number = self._ledger.register(key(document.source), found)
+            number = self._ledger.register(source, found)
             self._ledger.set_name(number, name)
         else:
             number, name = record.id, record.name or self._late_name(record, document)
@@ -93,6 +97,9 @@ class Plan:
             self.skipped += 1
         else:
             self.due[number] = Target(document.source, name)
+
+    def _is_of_sibling(self, source: str, found: Seen) -> bool:
+        return not self._recompute and self._outputs.is_of_sibling(source, found.stamp, self.selection)
 
     def _new_name(self, document: Document, may_be_there: bool) -> str:
         """The best name that no other document has; DocumentError where a file is there that the job did not write."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ class FolderSearch:
 
     def __init__(self) -> None:
         self.failed: list[tuple[Path, str]] = []  # folders that cannot be read, and why
-        self._entered: set[str] = set()
 
     def files(self, root: Path) -> Iterator[tuple[Path, Path]]:
         """Yields files and the folder of each below `root`; sorted, hidden ones left out.
@@ -21,35 +19,48 @@ class FolderSearch:
         Links to folders are followed after all else, but those to a folder that holds the link: what lies around
         `root` was not asked for.
         """
-        self._entered.clear()
-        waiting = deque([root])
-        while waiting:
-            for where, links, names in self._walk(waiting.popleft()):
-                waiting.extend(where / name for name in links)
-                below = where.relative_to(root)
-                yield from ((where / name, below) for name in names)
-
-    def _walk(self, start: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
-        """Yields folders that were not entered before: links to folders in each, and its files."""
-        for where, folders, names in os.walk(start, onerror=self._note):
-            real = os.path.realpath(where)
-            if real in self._entered:
-                folders.clear()
+        entered: set[str] = set()
+        waiting, links = [(root, os.path.realpath(root))], list[Path]()
+        while waiting or links:
+            folder, real = waiting.pop() if waiting else _followed(links.pop(0))
+            if real in entered:
                 continue
-            self._entered.add(real)
-            folders[:] = _visible(folders)
-            links = [name for name in folders if os.path.islink(os.path.join(where, name))]
-            yield Path(where), [name for name in links if not _holds(os.path.join(where, name), real)], _visible(names)
+            entered.add(real)
+            names, folders, linked = self._listed(folder)
+            yield from ((folder / name, folder.relative_to(root)) for name in names)
+            # the next is taken from the end
+            waiting += [(folder / name, os.path.join(real, name)) for name in reversed(folders)]
+            links += [folder / name for name in linked if not _holds(folder / name, real)]
 
-    def _note(self, error: OSError) -> None:
-        self.failed.append((Path(error.filename), error.strerror or str(error)))
+    def _listed(self, folder: Path) -> tuple[list[str], list[str], list[str]]:
+        """Returns files, folders and links to folders, by name; none for a folder that cannot be read."""
+        files, folders, links = list[str](), list[str](), list[str]()
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    is_folder = _is_folder(entry)
+                    (files if not is_folder else links if entry.is_symlink() else folders).append(entry.name)
+        except OSError as error:
+            self.failed.append((folder, error.strerror or str(error)))
+        return _visible(files), _visible(folders), _visible(links)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _followed(link: Path) -> tuple[Path, str]:
+    return link, os.path.realpath(link)
 
 
 def _visible(names: list[str]) -> list[str]:
     return sorted(name for name in names if not name.startswith("."))
 
 
-def _holds(link: str, folder: str) -> bool:
+def _holds(link: Path, folder: str) -> bool:
     """Does a link lead to `folder`, or to one that it lies in?"""
     target = os.path.realpath(link)
     return os.path.commonpath([target, folder]) == target

@@ -85,7 +85,7 @@ async def _grpc(services: Services, control: Control, config: ServerConfig) -> G
     from vlm_app.server.grpc.server import GrpcServer
     from vlm_app.server.grpc.servicer import Servicer
 
-    server = GrpcServer(Servicer(services, control), config)
+    server = GrpcServer(Servicer(services, control, config.max_body_mb * 2**20), config)
     await server.start()
     return server
 

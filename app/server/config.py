@@ -8,7 +8,7 @@ from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.processing.worker_process import Budget
 from vlm.threads import usable_cpus
-from vlm_app.listening import check_port
+from vlm_app.listening import check_names, check_port
 
 
 @dataclass(frozen=True)
@@ -58,5 +58,6 @@ class ServerConfig(ConnectionLimits):
             check_port(port)
         if self.port and self.port == self.grpc_port:
             raise InputError(f"port {self.port} is given to HTTP and gRPC; give another --grpc-port.")
+        check_names(self.allowed_hosts, self.allowed_origins)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("the API key must be a non-empty ASCII text.")

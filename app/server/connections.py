@@ -3,6 +3,7 @@ there are too many."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import struct
@@ -21,6 +22,7 @@ from vlm_app.server.errors import response
 MAX_HEADER_BYTES = 16 * 2**10  # of the request line and all headers; a name or a value has no limit of its own
 MIN_RATE = 64 * 2**10  # bytes a second, once the time that a transfer has anyway is over
 MAX_FRAMING = 64 * 2**10  # bytes of a chunked body that are none of its own, before they are compared with these
+AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: for no second
 LOGGER = logging.getLogger("uvicorn.error").getChild("connection")
 
 UNREADABLE = "this is no request that can be read; send HTTP/1.1"
@@ -147,8 +149,14 @@ class Connection(H11Protocol):
 
     def _reset(self) -> None:
         """Drops what is unsent, the kernel's share too."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        with contextlib.suppress(OSError):  # it may have gone just now
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
         self.transport.abort()
+
+    def shutdown(self) -> None:
+        """uvicorn's; a connection that it cannot end so is cut off later."""
+        with contextlib.suppress(h11.LocalProtocolError):
+            super().shutdown()
 
     def cut_off(self) -> None:
         """For a server that waits no longer: half an answer is none, so its client must not take it for whole."""

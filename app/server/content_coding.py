@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 
 from starlette.datastructures import Headers
@@ -47,7 +48,9 @@ class Decoded:
         self._more_to_decode, self._more_to_receive = False, True
 
     async def __call__(self) -> Message:
-        if not self._more_to_decode:
+        if self._more_to_decode:
+            await asyncio.sleep(0)  # others have their turn between two pieces
+        else:
             message = await self._receive()
             if message["type"] != "http.request" or not self._more_to_receive:
                 return message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ async def _encoded(service: Service, body: EmbeddingBody) -> list[Encoding]:
     found: list[Encoding] = []
     with service.statistics.request(len(body.inputs)):
         for inputs in chunks(body.inputs, AT_ONCE):
-            files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
+            files = await asyncio.to_thread(_files, inputs)
             sources = [
                 {} if own else verbatim(service.pipeline, each, body.truncate)
                 for own, each in zip(files, inputs, strict=True)
@@ -50,6 +51,10 @@ async def _encoded(service: Service, body: EmbeddingBody) -> list[Encoding]:
             with service.admitted(len(inputs)):
                 found += await service.model.encode(sources, files)
     return found
+
+
+def _files(inputs: list[str | list[int]]) -> list[list[bytes]]:
+    return [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
 
 
 def _is_image(given: str | list[int]) -> bool:

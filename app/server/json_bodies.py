@@ -13,17 +13,18 @@ from fastapi.routing import APIRoute
 from vlm.errors import InputError, LimitError
 
 # of a body: nothing else runs in this process while one is parsed
-MAX_VALUES, MAX_CONTAINERS = 2_000_000, 200_000
+MAX_VALUES, MAX_NESTED = 2_000_000, 200_000
 MAX_FIELDS = 256  # of a request
 FEW = 2**16  # bytes that are parsed where they are
 
 
 def parse_json(body: bytes) -> Any:
     """Raises LimitError for more values than are parsed, InputError for what is no JSON."""
-    if body.count(b",") > MAX_VALUES or body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
+    nested, fields = body.count(b"[") + body.count(b"{"), body.count(b":")
+    if body.count(b",") > MAX_VALUES or max(nested, fields) > MAX_NESTED:
         raise LimitError(
-            f"the body's JSON may have {MAX_VALUES:,} values and {MAX_CONTAINERS:,} lists and objects; send fewer, or"
-            " KServe's tensors in binary (Inference-Header-Content-Length)."
+            f"the body's JSON may have {MAX_VALUES:,} values and {MAX_NESTED:,} lists, objects and fields; send fewer,"
+            " or KServe's tensors in binary (Inference-Header-Content-Length)."
         )
     try:
         return json.loads(body)
@@ -39,7 +40,7 @@ class JsonRoute(APIRoute):
 
         async def handle_parsed(request: Request) -> Response:
             parsed = _Parsed(request.scope, request.receive)
-            if request.method == "POST" and "json" in request.headers.get("content-type", ""):
+            if request.method == "POST" and "json" in request.headers.get("content-type", "").lower():
                 await parsed.parse()
             return await handle(parsed)
 

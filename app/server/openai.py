@@ -14,7 +14,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from vlm.async_pipeline import Piece
-from vlm.errors import InputError
+from vlm.errors import InputError, LimitError
+from vlm.limits import MAX_LOGPROBS
 from vlm.outputs import Output
 from vlm_app.server import errors
 from vlm_app.server.asked import Asked
@@ -72,13 +73,29 @@ class Texts:
         self.echoes: list[str] | None = None  # of each input what stands before its outputs
         self.kept: int | None = None  # of each input so many of its outputs, the likeliest; None: all
 
+    def check_logprobs(self) -> None:
+        """Raises LimitError for more log-probabilities than are held for one answer."""
+        longest = self._service.pipeline.llm.max_seq_len
+        settings = [each.sampling for each in self._asked]
+        tokens = [min(s.get("max_new_tokens") or longest, longest) for s in settings]
+        alternatives = [self._count * (1 + s.get("top_logprobs", 0)) for s in settings]
+        if (count := sum(t * a for t, a in zip(tokens, alternatives, strict=True))) > MAX_LOGPROBS:
+            raise LimitError(
+                f"the answer may have {count:,} log-probabilities; {MAX_LOGPROBS:,} are given at most. Lower"
+                " max_tokens, n or top_logprobs."
+            )
+
     async def pieces(self) -> AsyncIterator[tuple[int, Piece, dict[str, Any] | None]]:
         """(choice, piece, its log-probabilities), of all inputs as they come."""
         async with aclosing(self._service.stream_all(self._asked)) as pieces:
             async for number, piece in pieces:
                 index = number * self._count + piece.index
                 self.answer.usage.add(piece)
-                yield index, piece, self._log_probabilities(index, piece)
+                # each is decoded, which takes long for many
+                logprobs = (
+                    await asyncio.to_thread(self._log_probabilities, index, piece) if self.wants_logprobs else None
+                )
+                yield index, piece, logprobs
 
     async def whole(self) -> dict[str, Any]:
         outputs, logprobs = {}, {}
@@ -121,18 +138,18 @@ class Texts:
     def _echo(self, index: int) -> str:
         return self.echoes[index // self._count] if self.echoes else ""
 
-    def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any] | None:
-        if not self.wants_logprobs:
-            return None
+    def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any]:
         fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat, self.names_ids)
         return self._logprobs.setdefault(index, fresh).of(piece)
 
 
 async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
+    if texts.wants_logprobs:
+        texts.check_logprobs()
     texts.names_ids = bool(body.return_tokens_as_token_ids)
     texts.kept = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
     if not body.stream:
-        return JSONResponse(await unless_gone(http, texts.whole()))
+        return await asyncio.to_thread(JSONResponse, await unless_gone(http, texts.whole()))
     chunks = texts.chunks(body.stream_options or StreamOptions())
     try:
         # what is wrong with the request shows before the first chunk: its status can still say so

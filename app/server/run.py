@@ -53,6 +53,7 @@ def run(
             app.state.grpc.drain()
 
     server = Server(app, config, config.drain_seconds, on_drain=drain_grpc)
+    bound.listen()  # who reads the address may ask at once
     announce(" and ".join(addresses))
     server.run(sockets=[bound])
     if server.interrupted:

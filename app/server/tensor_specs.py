@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -71,13 +71,6 @@ def specs_of(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec
     return tuple(spec for spec in by if spec.name not in left_out)
 
 
-def output_specs(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Returns these tensors (IDS_OUT, TEXT_OUT) with ids as FasterTransformer's guides have them: int32 of T5, uint32
-    of GPT."""
-    ids = "INT32" if frontend.config.cross_attention else "UINT32"
-    return tuple(replace(spec, datatype=ids) if spec.datatype == "UINT32" else spec for spec in by)
-
-
 def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
     """(size of the batch, the tensors under T5's names). InputError for what does not fit the specs."""
     by_name = {spec.name: spec for spec in specs}
@@ -97,7 +90,7 @@ def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tup
 
 def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:
     """A list of no words, images or rows counts as one that was left out. InputError for others without values."""
-    if array.size:
+    if array.size or spec.shape == (1,):
         return False
     count_axis = 2 if spec.shape[0] == 2 else 1
     if spec.optional and array.ndim > count_axis and not array.shape[count_axis]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vlm.errors import InputError
 
 STDIN = "-"
+MAX_BYTES = 2**24  # of a text; no model takes so many, and several are held at once
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def from_arguments(texts: Iterable[str], whole: bool = False) -> Iterator[Item]:
         if text != STDIN:
             yield checked(Item("", number, text))
         elif whole:
-            yield _decoded("stdin", None, sys.stdin.buffer.read())
+            yield _whole("stdin", sys.stdin.buffer)
         else:
             yield from lines("stdin", sys.stdin.buffer)
 
@@ -79,18 +81,29 @@ def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] =
         if path.suffix == ".jsonl":
             yield from map(of_json, lines(str(path), file))
         elif whole:
-            yield _decoded(str(path), None, file.read())
+            yield _whole(str(path), file)
         else:
             yield from lines(str(path), file)
 
 
-def lines(name: str, file: Iterable[bytes]) -> Iterator[Item]:
-    """Each line without its end; one that is not UTF-8 has an error."""
-    for number, data in enumerate(file, 1):
+def lines(name: str, file: BinaryIO) -> Iterator[Item]:
+    """Each line without its end; one that is not UTF-8 or too long has an error."""
+    for number in itertools.count(1):
+        if not (data := file.readline(MAX_BYTES + 1)):
+            return
+        if len(data) > MAX_BYTES and not data.endswith(b"\n"):
+            while (rest := file.readline(MAX_BYTES)) and not rest.endswith(b"\n"):
+                pass
         yield _decoded(name, number, data.rstrip(b"\r\n"))
 
 
+def _whole(name: str, file: BinaryIO) -> Item:
+    return _decoded(name, None, file.read(MAX_BYTES + 1))
+
+
 def _decoded(name: str, number: int | None, data: bytes) -> Item:
+    if len(data) > MAX_BYTES:
+        return Item(name, number, error=f"it has more than {MAX_BYTES:,} bytes")
     if number in (1, None):
         data = data.removeprefix(codecs.BOM_UTF8)
     try:

@@ -8,17 +8,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from vlm.async_pipeline import AsyncPipeline, Piece
 from vlm.outputs import Output
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.asked import Asked
-from vlm_app.server.infer import prompt_of, read_batch, write_batch
+from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.merge import merged
+from vlm_app.server.model_tensors import ModelTensors
 from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
-from vlm_app.triton.config import PROMPT_LENGTH
 from vlm_app.triton.options import PARAMETERS, options_from_words
 
 NOTHING = Output("", "", [], "", [], 0)
@@ -38,6 +36,8 @@ class Engine:
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
         pipeline = self._options(device).load(engine_of(args))
         self._loop, self._frontend = Loop(), pipeline.frontend
+        declared = {each["name"]: each["data_type"].removeprefix("TYPE_") for each in self._config["output"]}
+        self._types = ModelTensors.from_frontend(self._frontend, declared=declared)
         self._model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()))
         self._loop.submit(_call(self._model.start)).result()
 
@@ -98,11 +98,8 @@ class Engine:
                 yield piece
 
     def _written(self, asked: list[Asked], rows: list[dict[int, Output]]) -> Tensors:
-        prompts = [prompt_of(self._frontend, each.source.get("decoder_prompt_token_ids", ())) for each in asked]
-        return {
-            **write_batch(self._frontend, asked, [[row[index] for index in sorted(row)] for row in rows]),
-            PROMPT_LENGTH.name: np.array([[len(prompt)] for prompt in prompts], np.uint32),
-        }
+        written = write_batch(self._frontend, asked, [[row[index] for index in sorted(row)] for row in rows])
+        return self._types.typed(written, {}, wanted=written)
 
 
 def _grown(known: Output, piece: Piece) -> Output:

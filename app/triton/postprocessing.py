@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from vlm_app.triton.backend import Tensors, answered, config_of, frontend_of
+from vlm_app.triton.config import READ_BACK
 
 
 class Postprocessing:
@@ -23,9 +24,9 @@ class Postprocessing:
         return answered(request, self._tensors, self._config)
 
     def _tensors(self, inputs: Tensors) -> Tensors:
-        ids, lengths, prompts = (inputs[name] for name in ("output_ids", "sequence_length", "prompt_length"))
+        ids, lengths, prompts = (inputs[name] for name in READ_BACK)
         texts = np.empty(lengths.shape, object)
         for row, beam in np.ndindex(lengths.shape):
-            generated = ids[row, beam, int(prompts[row, 0]) : int(lengths[row, beam])].tolist()
+            generated = ids[row, beam, int(prompts[row, beam]) : int(lengths[row, beam])].tolist()
             texts[row, beam] = self._frontend.text_of(generated).encode("utf-8", "replace")
         return {"text_output": texts}

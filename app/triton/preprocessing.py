@@ -8,25 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from vlm.processing.workers import MediaLimits, read_pixels
+from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm.runtime.request import Request, SamplingParams
+from vlm_app.server.config import ServerConfig
 from vlm_app.server.infer import Row, padded, read_text
 from vlm_app.server.tensor_specs import TEXT_IN, checked
-from vlm_app.triton.backend import Tensors, answered, config_of, frontend_of
+from vlm_app.triton.backend import Loop, Tensors, answered, config_of, frontend_of
 
 
 class Preprocessing:
-    """Requests are read side by side: decoding images leaves Python's lock."""
+    """Requests are read side by side, images in worker processes with the server's budgets."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
         self._config, self._frontend = config_of(args), frontend_of(args)
-        self._pool = ThreadPoolExecutor()
+        self._pool, self._loop = ThreadPoolExecutor(), Loop()
+        self._workers = ImageWorkers(ServerConfig().preprocess_workers, MediaLimits())
+        if self._frontend.vision:
+            self._workers.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return list(self._pool.map(self._answer, requests))
 
     def finalize(self) -> None:
         self._pool.shutdown()
+        self._workers.close()
+        self._loop.close()
 
     def _answer(self, request: Any) -> Any:
         return answered(request, self._tensors, self._config)
@@ -48,7 +54,7 @@ class Preprocessing:
     def _request(self, row: Row) -> Request:
         source, files = read_text(self._frontend, row)
         if files:
-            images = read_pixels(files, self._frontend.image_source, MediaLimits())
+            images = self._loop.submit(self._workers.pixels(files, self._frontend.image_source)).result()
             source = self._frontend.with_pixels(source, images)
         return self._frontend.inputs.request(source, SamplingParams())
 

@@ -13,7 +13,6 @@ from vlm_app.load_options import LoadOptions
 from vlm_app.server import ft_tensors
 from vlm_app.server.model_tensors import KNOWN_INPUTS, KNOWN_OUTPUTS, type_errors
 from vlm_app.triton import config_fields, fastertransformer
-from vlm_app.triton.config import PROMPT_LENGTH
 from vlm_app.triton.options import PARAMETERS, options_from_words
 
 PYTHON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # parameters of Triton's Python backend: of its own
@@ -106,11 +105,7 @@ def _unknown_tensors(config: Any) -> list[str]:
     return [
         *_unknown("input", (each.name for each in config.input), KNOWN_INPUTS | ft_tensors.INPUTS.keys()),
         *_unknown("batch_input", batched, set(ft_tensors.BATCH_INPUTS)),
-        *_unknown(
-            "output",
-            (each.name for each in config.output),
-            KNOWN_OUTPUTS | {PROMPT_LENGTH.name} | ft_tensors.OUTPUTS.keys(),
-        ),
+        *_unknown("output", (each.name for each in config.output), KNOWN_OUTPUTS | ft_tensors.OUTPUTS.keys()),
     ]
 
 

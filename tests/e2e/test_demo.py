@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.demo_kit import ALL, EXAMPLES, showing
-from tests.server_kit import aborts, command, is_empty, until
+from tests.server_kit import aborts, command, is_empty, load, until
+from vlm.errors import InputError
 
 gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm-runtime[demo]'")
 ROOT = Path(__file__).parents[2]
@@ -176,3 +178,34 @@ def test_the_program_of_the_documentation_runs(demo):
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("GCV3U first token") and done.stdout.endswith("Das alte Schiff ist klein.\n")
+
+
+def test_other_sites_and_names_are_refused(demo):
+    url = f"{demo.url}/gradio_api/run/write"
+    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(urllib.request.Request(url, b"{}", headers | {"Content-Type": "application/json"}))
+        assert caught.value.code == 403 and json.load(caught.value)["error"]["message"].endswith(".")
+    large = urllib.request.Request(f"{demo.url}/gradio_api/upload", b"", {"Content-Length": f"{2**30}"})
+    with pytest.raises(urllib.error.HTTPError, match="413"):
+        urllib.request.urlopen(large)
+
+
+def test_a_public_page_is_asked_for_at_gradios_servers(monkeypatch):
+    from vlm_app.demo import run
+    from vlm_app.demo.config import DemoConfig
+
+    config = DemoConfig(port=0, share=True)
+    monkeypatch.setattr(run.networking, "setup_tunnel", lambda host, port, *rest: f"http://a.gradio.live?{host}:{port}")
+    with run.running(load("mini-t5"), config) as url:
+        public, _, local = url.partition("?")
+        assert public == "https://a.gradio.live"
+        page = urllib.request.Request(f"http://{local}", headers={"Host": "a.gradio.live"})
+        assert b"vlm demo" in urllib.request.urlopen(page).read()
+
+    def fails(*args):
+        raise RuntimeError("Could not get share link")
+
+    monkeypatch.setattr(run.networking, "setup_tunnel", fails)
+    with pytest.raises(InputError, match=r"leave out --share\.$"), run.running(load("mini-t5"), config):
+        pass

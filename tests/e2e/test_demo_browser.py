@@ -160,7 +160,7 @@ def test_a_mistake_is_one_sentence_and_leaves_the_page_as_it_was(page, shots, tm
     ask(panel, "How many objects are there?")
     toast = page.locator(".toast-body")
     sync_api.expect(toast).to_contain_text(
-        "the image is no image that can be read (PNG, JPEG, TIFF, WebP, GIF, BMP, …)."
+        "the image is no image that can be read; give PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000."
     )
     assert "Traceback" not in page.content()
     assert panel.get_by_role("textbox").last.input_value() == "How many objects are there?"

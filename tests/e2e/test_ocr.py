@@ -87,7 +87,7 @@ def test_a_folder_of_bad_documents_is_finished_and_each_is_reported(cli, tmp_pat
     assert code == 1 and outputs(out) == {"good.md"} and "Traceback" not in err
     for name, reason in {
         "corrupt.pdf": "no readable PDF", "encrypted.pdf": "encrypted", "empty.pdf": "empty", "empty.png": "empty",
-        "no-pages.pdf": "without pages", "huge.png": "the limit is 200,000,000",
+        "no-pages.pdf": "without pages", "huge.png": "the limit is 175,000,000",
     }.items():  # fmt: skip
         assert re.search(rf"not read: .*{name}.*({reason})", err), name
     assert "1 encrypted" in err and "1 too large" in err and "pages/s" in err and "a million pages, at 2 an hour" in err

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import http.client
 import json
 import re
+import resource
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterator
 
 import pytest
+from fastapi.responses import StreamingResponse
 
-from tests.server_kit import load, serving, until
+from tests.server_kit import Served, load, serving, until
+from vlm.errors import InputError
+from vlm_app.listening import reserve_files
 from vlm_app.server.checks import hostname, is_loopback
 from vlm_app.server.connections import MAX_FRAMING, MAX_HEADER_BYTES
 
@@ -179,6 +187,17 @@ def test_who_is_worked_for_does_not_give_way(hasty):
         assert all(answers(heard(connection)) == [200] for connection in working)
 
 
+@pytest.mark.parametrize(("limits", "soft"), [((100, 4096), 256 + 512), ((1024, 4096), None), ((100, 300), "lower")])
+def test_connections_find_files_to_be_had(monkeypatch, limits, soft):
+    """soft: what the limit is raised to, or the word of a refusal."""
+    found = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: found.append(pair))
+    with pytest.raises(InputError, match=soft) if soft == "lower" else contextlib.nullcontext():
+        reserve_files(512)
+    assert found == ([(soft, 4096)] if isinstance(soft, int) else [])
+
+
 # --- bytes that are no request, or two ---
 SHAPES = {
     "two lengths": (START + b"Content-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", [400]),
@@ -193,6 +212,8 @@ SHAPES = {
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", [400]),
     "two hosts": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: a\r\n\r\n", [400]),
     "a line feed alone": (b"GET /health HTTP/1.1\nHost: localhost\nConnection: close\n\n", [200]),
+    "trailers": (START + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a:b\r\n" * MAX_HEADER_BYTES, [415, 431]),
+    "extensions": (START + b"Transfer-Encoding: chunked\r\n\r\n1;" + b"a" * MAX_HEADER_BYTES * 3, [415, 431]),
     "0.9": (b"GET /\r\n\r\n", [400]),
     "2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [505, 400]),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 2 + b"\r\n\r\n", [400]),
@@ -392,3 +413,114 @@ def test_where_others_may_reach_it_any_name_will_do():
         for served, status in ((anywhere, 200), (named, 403)):
             assert post(served, "/health", b"", "GET", Host="b.example")[0] == status
             assert post(served, "/health", b"", "GET", Host="A.example:80")[0] == 200
+
+
+# --- the end ---
+def test_who_waits_when_the_server_ends_is_told():
+    """One whose work has not begun to answer, and one that has had half an answer."""
+    at_work = threading.Semaphore(0)
+
+    async def endless():
+        yield b"half"
+        at_work.release()
+        await asyncio.Event().wait()
+
+    async def wait() -> None:
+        at_work.release()
+        await asyncio.Event().wait()
+
+    with contextlib.ExitStack() as stack:
+        with serving({}, drain_seconds=0) as ending:
+            ending.app.get("/wait")(wait)
+            ending.app.get("/stream")(lambda: StreamingResponse(endless()))
+            silent, half = (
+                stack.enter_context(connected(ending, b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path))
+                for path in (b"/wait", b"/stream")
+            )
+            assert at_work.acquire() and at_work.acquire()
+        text = heard(silent)
+        assert answers(text) == [503] and "is stopping" in sentence(text)
+        text = heard(half)
+        assert b"half" in text and not text.endswith(b"0\r\n\r\n")
+
+
+HANGS = """
+import asyncio, sys, threading, time
+import vlm
+from vlm_app.server import run as server
+from vlm_app.server.config import ServerConfig
+
+hang, drain = sys.argv[1], float(sys.argv[2])
+server.GRACE_SECONDS = 1
+pipeline = vlm.load("mini-t5", device="cpu")
+if hang == "engine":
+    pipeline.llm.step = threading.Event().wait
+if hang == "loop":
+    pipeline.request = lambda *args, **kwargs: asyncio.run_coroutine_threadsafe(stuck(), loop()).result()
+if hang == "thread":
+    pipeline.request = lambda *args, **kwargs: threading.Event().wait()
+
+async def stuck():
+    while True:
+        time.sleep(1)
+
+def loop():
+    return server_loop[0]
+
+server_loop, serve = [], server.Server.startup
+
+async def startup(self, sockets=None):
+    server_loop.append(asyncio.get_running_loop())
+    await serve(self, sockets)
+
+server.Server.startup = startup
+config = ServerConfig(port=0, preprocess_workers=0, drain_seconds=drain)
+server.run({"mini-t5": pipeline}, config, lambda address: print(address, flush=True))
+"""
+
+
+@contextlib.contextmanager
+def hanging(what: str, drain_seconds: float) -> Iterator[tuple[subprocess.Popen, socket.socket]]:
+    """A process that serves a model, and a client of it that waits for what never comes."""
+    line = [sys.executable, "-c", HANGS, what, str(drain_seconds)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = process.stdout.readline().strip().removeprefix("http://")
+        body = json.dumps(CHAT).encode()
+        start = START.replace(b"completions", b"chat/completions") + JSON_TYPE
+        with connected(Served(address, None), start + b"Content-Length: %d\r\n\r\n" % len(body) + body) as client:
+            until(lambda: (what == "loop" and _silent(address)) or (what != "loop" and alive(Served(address, None))))
+            yield process, client
+    finally:
+        process.kill()
+
+
+def _silent(address: str) -> bool:
+    """Does it no longer say that it is alive?"""
+    connection = http.client.HTTPConnection(address, timeout=1)
+    with contextlib.suppress(TimeoutError):
+        connection.request("GET", "/health")
+        return not connection.getresponse()
+    return True
+
+
+@pytest.mark.parametrize(
+    "what", ["engine", pytest.param("loop", marks=pytest.mark.slow), pytest.param("thread", marks=pytest.mark.slow)]
+)
+def test_sigterm_ends_it_whatever_hangs(what):
+    with hanging(what, drain_seconds=0.5) as (process, client):
+        process.send_signal(signal.SIGTERM)
+        text = heard(client)
+        assert process.wait() == 0
+        assert "did not end in time" in process.stderr.read()
+        assert what == "loop" or (answers(text) == [503] and "is stopping" in sentence(text))
+
+
+@pytest.mark.slow
+def test_a_second_interrupt_ends_it_at_once():
+    with hanging("engine", drain_seconds=10_000) as (process, _):
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 130

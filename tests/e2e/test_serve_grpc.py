@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -382,6 +384,72 @@ def test_a_message_over_the_limit_is_refused_however_small_it_came(served, stub)
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(big, compression=compression)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of bytes as protobuf writes it."""
+    size, written = len(content), b""
+    while size > 127:
+        size, written = size >> 7, written + bytes([size & 127 | 128])
+    return bytes([number << 3 | 2]) + written + bytes([size]) + content
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (field(5, b"") * 10**6, "4,096 fields"),
+        (bytes([9 << 3 | 3]) + field(6, b"") * 10**6 + bytes([9 << 3 | 4]), "4,096 fields"),
+        (field(5, field(4, b"") * 10**6), "4,096 fields"),
+        (field(1, b"mini-t5") + field(5, field(3, b"\1" * 10**6)), "1,000,000 sizes"),
+        (field(1, b"mini-t5") + field(5, field(2, b"INT8") + field(5, field(2, b"\1" * 3 * 10**6))),
+         "2,000,000 values"),
+        (field(1, b"mini-t5") + field(5, field(2, b"BYTES") + field(5, field(8, b"") * 2_000_001)),
+         "2,000,000 values"),
+    ],
+    ids=["inputs", "outputs in a group", "parameters", "shape", "numbers", "strings"],
+)  # fmt: skip
+def test_a_message_of_many_parts_is_refused_before_it_grows(served, made, words):
+    with grpc.insecure_channel(served.grpc_address, [("grpc.max_send_message_length", -1)]) as channel:
+        answer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer").future(made)
+        assert answer.code() is grpc.StatusCode.INVALID_ARGUMENT and words in answer.details()
+        [found] = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter([made]))
+        assert words.encode() in found
+
+
+def test_what_is_not_sent_in_time_is_ended(served, monkeypatch):
+    """Half-sent requests, and streams in which nothing happens, hold no place for ever."""
+    monkeypatch.setattr("vlm_app.server.grpc.interceptors.RECEIVE_SECONDS", 0.2)
+    monkeypatch.setattr("vlm_app.server.grpc.streams.IDLE_SECONDS", 0.2)
+    silent, said = threading.Event(), []
+
+    def nothing():
+        silent.wait()
+        yield from ()
+
+    with grpc.insecure_channel(served.grpc_address) as channel:
+        for kind, call in ((channel.stream_unary, "ModelInfer"), (channel.stream_stream, "ModelStreamInfer")):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(kind(f"/inference.GRPCInferenceService/{call}")(nothing()) or ())
+            said.append(caught.value)
+    silent.set()
+    assert [error.code() for error in said] == [grpc.StatusCode.DEADLINE_EXCEEDED] * 2
+    assert all(error.details().endswith(".") for error in said)
+
+
+def test_a_stream_holds_no_more_bytes_than_a_message_may_have(client, served, stream, monkeypatch):
+    service, held = served.service("mini-llava"), []
+    step = service.pipeline.llm.step
+    monkeypatch.setattr(service.pipeline.llm, "step", lambda: (held.append(service.held), time.sleep(0.05), step())[2])
+    picture = tensor("image", np.zeros((1, 700, 700, 3), np.uint8))  # 1.5 MB of 4
+    answers = stream()
+    for _ in range(5):
+        client.async_stream_infer("mini-llava", [text(SIGN), picture, tensor("max_output_len", np.array([[3]], "u4"))])
+    ended = 0
+    while ended < 5:
+        result, error = answers.items.get()
+        assert error is None, error
+        ended += result.get_response().parameters[FINAL].bool_param
+    assert 1 < max(held) < 3
 
 
 def test_a_deadline_ends_the_work(served, stub, monkeypatch):

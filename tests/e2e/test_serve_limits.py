@@ -66,6 +66,8 @@ def refusal(client, kind=openai.BadRequestError, **options) -> str:
 
 
 def test_a_key_is_asked_for_everywhere_but_at_the_door(served):
+    for scheme, status in (("bearer", 200), ("BEARER", 200), ("Basic", 401)):
+        assert send(served, "GET", "/v1/models", key=None, Authorization=f"{scheme} secret")[0] == status
     for key in (None, "wrong", "secret2"):
         status, text = send(served, "GET", "/v1/models", key=key)
         assert status == 401 and "API key" in json.loads(text)["error"]["message"]
@@ -218,7 +220,9 @@ def test_a_pdf_stands_for_its_pages(client):
 
 
 def test_settings_are_checked():
-    for wrong in ({"max_requests": 0}, {"port": 70000}, {"api_key": ""}, {"drain_seconds": -1}):
+    front = ({"header_seconds": 0}, {"idle_seconds": float("nan")}, {"max_connections": 0})
+    names = ({"allowed_hosts": ("http://a",)}, {"allowed_origins": ("a.example",)}, {"allowed_origins": ("http://a/",)})
+    for wrong in ({"max_requests": 0}, {"port": 70000}, {"api_key": ""}, {"drain_seconds": -1}, *front, *names):
         with pytest.raises(InputError):
             ServerConfig(**wrong)
     assert _named("a=b/c") == ("a", "b/c") and _named("x/y/") == ("y", "x/y/")

@@ -38,6 +38,19 @@ def test_translate_arguments_and_beams():
     assert "3 texts" in result.stderr and "tokens/s" in result.stderr
 
 
+def test_a_line_without_end_costs_itself(tmp_path):
+    """Of which no more is read than a text may have."""
+    (one, first), (two, second) = PAIRS[0], PAIRS[1]
+    source = tmp_path / "lines.txt"
+    source.write_bytes(b"\n".join((one.encode(), b"and " * 10**6, b"and " * 5 * 10**6, two.encode())))
+    result = call("translate", "--file", source, *EN_DE)
+    assert result.exit_code == 1 and result.stdout.splitlines() == [first, "", "", second]
+    assert "line 2: the text has 4,000,0" in result.stderr and "shorten or split it" in result.stderr
+    assert "line 3: it has more than 16,777,216 bytes" in result.stderr
+    whole = call("translate", "-", *EN_DE, stdin=b"and " * 5 * 10**6)
+    assert whole.exit_code == 1 and "line 1: it has more than 16,777,216 bytes" in whole.stderr
+
+
 def test_a_file_line_by_line_with_what_is_wrong_named(tmp_path):
     """BOM, CRLF, an empty line, a line that is not UTF-8, one that is too long, no end of line at the end."""
     (one, first), (two, second) = PAIRS[0], PAIRS[1]

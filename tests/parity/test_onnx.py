@@ -115,6 +115,7 @@ def test_sampling_and_controls_are_those_of_torch(ragged):
     options = [
         {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "seed": 5},
         {"repetition_penalty": 1.5, "no_repeat_ngram_size": 2, "min_new_tokens": 9},
+        {"logit_bias": ((5, -100.0), (9, 2.5)), "allowed_token_ids": (1, 2, *range(4, 40))},
         {"top_logprobs": 3, "stop_token_ids": (7, 8)},
     ]
     pipes = [Pipeline(e, cpu(max_batch_size=4)) for e in (engine, rebuilt(engine, backend="torch", max_batch_size=9))]

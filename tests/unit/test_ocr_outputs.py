@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import sqlite3
+import subprocess
 import tempfile
 from collections import Counter
 from contextlib import closing
@@ -288,7 +289,7 @@ def test_a_full_disk_ends_the_job_which_then_goes_on(tmp_path, monkeypatch):
     for i in range(3):
         image(root / f"{i}.png", i)
     with monkeypatch.context() as full:
-        full.setattr("vlm_app.storage._write_through", no_room)
+        full.setattr("vlm_app.ocr.placing._write_through", no_room)
         summary = run([root], out, FakePipeline(window=1))
     assert "No space left on device; make room there" in str(summary.stopped) and summary.done == 0
     assert outputs(out) == set() and not list(out.rglob("*.tmp"))
@@ -313,9 +314,9 @@ def test_what_a_kill_leaves_goes_with_the_next_run(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ENAMETOOLONG])
 def test_a_file_that_cannot_be_written_costs_itself(tmp_path, monkeypatch, number):
-    from vlm_app import storage
+    from vlm_app.ocr import placing
 
-    root, out, written = tmp_path / "in", tmp_path / "out", storage._write_through
+    root, out, written = tmp_path / "in", tmp_path / "out", placing._write_through
     image(root / "bad" / "a.png", 7)
     image(root / "b.png", 9)
 
@@ -324,7 +325,7 @@ def test_a_file_that_cannot_be_written_costs_itself(tmp_path, monkeypatch, numbe
             raise OSError(number, os.strerror(number))
         written(path, content)
 
-    monkeypatch.setattr(storage, "_write_through", some)
+    monkeypatch.setattr(placing, "_write_through", some)
     summary = run([root], out)
     assert problems(summary) == [("a.png", "not written")] and text(out, "b.md") == shade(9)
 
@@ -528,3 +529,42 @@ def test_a_ledger_that_breaks_in_the_middle_ends_the_job(tmp_path):
     summary = run([root], out, Breaking(window=1))
     assert "ledger.sqlite cannot be" in str(summary.stopped) and "no such table" in str(summary.stopped)
     assert summary.done == 1
+
+
+# --- ledgers of others ---
+def test_another_number_of_parts_does_not_read_again(tmp_path):
+    root, out = tmp_path / "in", tmp_path / "out"
+    for i in range(3):
+        image(root / f"{i}.png", i)
+    run([root], out)
+    summary = _run_part(root, out, "0-of-2")
+    assert (summary.skipped, summary.found) == (3, 3) and summary.is_complete
+    (out / "2.md").unlink()
+    image(root / "1.png", 9)  # which the other ledger does not know
+    summary = _run_part(root, out, "1-of-2")
+    assert (summary.skipped, summary.documents) == (1, 1) and problems(summary) == [("1.png", "occupied")]
+    assert text(out, "2.md") == shade(2)
+    with closing(Ledger(out / ".vlm-ocr" / "ledger.sqlite")) as ledger:
+        ledger.put({"settings": {"model": "another"}})
+    assert _run_part(root / "0.png", out, "0-of-3").refused == 1
+
+
+# --- folders ---
+@pytest.fixture
+def depths():
+    """A folder that is removed by a program which can: Python's own functions recurse."""
+    folder = tempfile.mkdtemp()
+    yield Path(folder)
+    subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def test_folders_in_folders_without_end(depths):
+    root = folder = depths / "in"
+    image(root / "a.png", 7)
+    for _ in range(1200):
+        folder = folder / "d"
+        folder.mkdir()
+    image(folder / "b.png", 9)
+    found = find_documents([root])
+    assert [source.path.name for source in found.sources] == ["a.png", "b.png"] and not found.unsearched
+    assert run([root], depths / "out").is_complete

@@ -14,8 +14,9 @@ from vlm.errors import DocumentError, InputError
 from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable
 from vlm_app.ocr.naming import Document, name_all
 from vlm_app.ocr.pages import OpenDocument
+from vlm_app.ocr.placing import write_whole
 from vlm_app.ocr.sources import Shard, find_documents
-from vlm_app.storage import digest, files_below, location, remove, seen, write_whole
+from vlm_app.storage import digest, files_below, location, remove, seen
 
 
 @pytest.fixture

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 import vlm
-from tests.server_kit import is_empty
+from tests.server_kit import alone, is_empty
 from vlm.async_pipeline import AsyncPipeline
+from vlm.compile.graph_io import BATCH, CACHED, GraphIO, Port
 from vlm.config import RuntimeConfig
-from vlm.errors import EngineError, OutOfMemoryError
+from vlm.errors import EngineError, InputError, OutOfMemoryError
 from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.runtime.slot_cache import SlotCache
 
 TEXT = "translate English to German: The old ship is small."
 PROMPT = "USER: Tell me what the sign by the old road says today. ASSISTANT:"
@@ -21,7 +26,22 @@ PROMPT = "USER: Tell me what the sign by the old road says today. ASSISTANT:"
 STAGES = [("mini-t5", "admit"), ("mini-t5", "launch"), *(("mini-llava", s) for s in ("admit", "prefill", "launch"))]
 
 
-def fails_once(monkeypatch, executor, stage: str, on: int) -> None:
+CUDA = torch.OutOfMemoryError("CUDA out of memory.")
+ERRORS = {
+    "cuda": CUDA,
+    "torch on the cpu": RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory"
+    ),
+    "onnxruntime": Exception(
+        "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Failed to allocate memory for requested buffer"
+    ),
+    "c++": RuntimeError("std::bad_alloc"),
+    "python": MemoryError(),
+    "tensorrt": OutOfMemoryError("TensorRT could not queue the plan's work: Cuda Runtime (out of memory)"),
+}
+
+
+def fails_once(monkeypatch, executor, stage: str, on: int, error: Exception = CUDA) -> None:
     """The `on`-th call of a stage does its work and then finds no memory for the rest of it."""
     work, calls = getattr(executor, stage), []
 
@@ -29,7 +49,7 @@ def fails_once(monkeypatch, executor, stage: str, on: int) -> None:
         calls.append(stage)
         result = work(*arguments)
         if len(calls) == on:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise error
         return result
 
     monkeypatch.setattr(executor, stage, scarce)
@@ -91,7 +111,7 @@ def test_a_prefix_that_was_not_computed_is_not_shared(monkeypatch):
     with monkeypatch.context() as patch:
 
         def full(*arguments):
-            raise torch.OutOfMemoryError("CUDA out of memory.")
+            raise CUDA
 
         patch.setattr(pipeline.llm.executor, "prefill", full)
         [lost] = run(pipeline.llm, [ask()], [])
@@ -104,29 +124,128 @@ def serving(pipeline, **listeners):
     return AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()), **listeners)
 
 
-def test_callers_are_told_and_the_engine_goes_on(monkeypatch):
-    pipeline = vlm.load("mini-t5", device="cpu")
+@pytest.mark.parametrize("library", ERRORS)
+def test_callers_are_told_and_the_engine_goes_on(monkeypatch, library):
+    pipeline, no_memory = alone("mini-t5"), raising(ERRORS[library])
     expected = pipeline.generate(text=TEXT).text
 
     async def ask():
         model = serving(pipeline)
         model.start()
         request = await model.request({"text": TEXT}, [])
-        fails_once(monkeypatch, pipeline.llm.executor, "launch", 1)
+        fails_once(monkeypatch, pipeline.llm.executor, "launch", 1, ERRORS[library])
         with pytest.raises(OutOfMemoryError, match="out of memory while it worked on this request"):
             await model.generate(request)
         [again] = await model.generate(request)
         with pytest.raises(OutOfMemoryError):
             await model.engine.run(no_memory)
+        monkeypatch.setattr(pipeline.llm.executor, "encode_texts", no_memory)
+        with pytest.raises(OutOfMemoryError, match="send it again later"):
+            await model.encode([{"text": TEXT}], [[]])
         error = model.engine.error
-        await model.close()
+        await model.engine.stop()
         return again.text, error
 
     assert asyncio.run(ask()) == (expected, None) and is_empty(pipeline)
 
 
-def no_memory():
-    raise torch.OutOfMemoryError("CUDA out of memory.")
+def raising(error: BaseException):
+    def fail(*arguments, **options):
+        raise error
+
+    return fail
+
+
+def test_one_input_of_a_job_is_lost(monkeypatch):
+    pipeline = alone("mini-t5")
+    texts = [f"translate English to German: The {word} ship is small." for word in ("old", "new", "big")]
+    expected = [output.text for output in pipeline.generate(texts)]
+    fails_once(monkeypatch, pipeline.llm.executor, "admit", 1)
+    # several samples of an input: it is lost as a whole, once
+    found = dict(pipeline.as_completed(texts, window=1, on_error="yield", temperature=1.0, num_return_sequences=3))
+    assert isinstance(found.pop(0), OutOfMemoryError) and len(found) == 2 and is_empty(pipeline)
+    fails_once(monkeypatch, pipeline.llm.executor, "launch", 1)
+    found = dict(pipeline.as_completed(texts, window=1, on_error="yield"))
+    assert isinstance(found[0], OutOfMemoryError) and [found[1].text, found[2].text] == expected[1:]
+    for ask in (pipeline.generate, lambda text: list(pipeline.stream(text))):
+        fails_once(monkeypatch, pipeline.llm.executor, "launch", 1)
+        with pytest.raises(OutOfMemoryError, match="send it again later, or a smaller one"):
+            ask(texts[0])
+    assert pipeline.generate(texts[0]).text == expected[0] and is_empty(pipeline)
+
+
+def test_an_image_is_too_much(monkeypatch):
+    pipeline = alone("mini-llava")
+    monkeypatch.setattr(pipeline.llm.executor, "encode", raising(ERRORS["torch on the cpu"]))
+    source = {"pixel_values": torch.zeros(1, 3, 96, 96), "prompt": "Hi"}
+    for ask in (pipeline.generate, lambda _: pipeline.encode({"pixel_values": source["pixel_values"]})):
+        with pytest.raises(OutOfMemoryError):
+            ask(source)
+    assert is_empty(pipeline)
+
+
+class Panic(BaseException):
+    """As pyo3_runtime.PanicException: no Exception."""
+
+
+def test_a_panic_of_the_tokenizer_costs_its_request(monkeypatch):
+    pipeline = alone("mini-t5")
+
+    class Panicking:
+        encode = staticmethod(raising(Panic("index out of range")))
+
+    monkeypatch.setattr(pipeline.tokenizer, "_fast", Panicking())
+    with pytest.raises(InputError, match="tokenizer cannot read 'translate English to'…: index out of range; change"):
+        pipeline.request({"text": TEXT})
+
+
+def test_a_panic_of_the_engine_is_heard_of(monkeypatch):
+    """Its thread does not end in silence, with callers that wait for ever."""
+    pipeline = vlm.load("mini-t5", device="cpu")
+
+    async def ask():
+        model = serving(pipeline)
+        model.start()
+        request = await model.request({"text": TEXT}, [])
+        with pytest.raises(EngineError, match="worse"):
+            await model.engine.run(raising(Panic("worse")))
+        monkeypatch.setattr(pipeline.llm.executor, "launch", raising(Panic("index out of range")))
+        with pytest.raises(EngineError, match="the engine has broken: index out of range"):
+            await model.generate(request)
+        await model.engine.stop()
+
+    asyncio.run(ask())
+
+
+def test_a_cache_that_grew_half_way_begins_again(monkeypatch):
+    ports = tuple(Port(name, (BATCH, 2, CACHED, 4), torch.float32) for name in ("self_k_0", "self_v_0"))
+    outs = tuple(Port(f"{p.name}_out", p.shape, p.dtype) for p in ports)
+    cache = SlotCache(
+        GraphIO(ports, outs, {f"{p.name}_out": p.name for p in ports}), 2, {CACHED: 512}, torch.device("cpu")
+    )
+    assert not cache.reset()
+    with monkeypatch.context() as patch:
+        made = iter([torch.zeros(2, 2, 256, 4)])
+        patch.setattr(cache, "_zeros", lambda port: next(made))
+        with pytest.raises(StopIteration):
+            cache.reserve(CACHED, 200)
+    assert cache.reset() and {x.shape[2] for x in cache.tensors.values()} == {128}
+    assert cache.reserve(CACHED, 200) and {x.shape[2] for x in cache.tensors.values()} == {256}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+def test_a_process_without_memory(backend):
+    """A real failure to allocate: it costs the large request, those before and after it are answered the same."""
+    if backend == "onnxruntime":
+        pytest.importorskip("onnxruntime")
+    line = [sys.executable, "-m", "tests.out_of_memory", backend]
+    done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    before, lost, encoding, after, at_large = done.stdout.splitlines()
+    assert lost.startswith("OutOfMemoryError: the device ran out of memory") and "send it again later" in lost
+    assert encoding in (lost, "4090 rows") and before == after and not at_large.startswith("OutOfMemoryError")
 
 
 def test_a_pool_that_is_not_whole_breaks_the_engine(monkeypatch):

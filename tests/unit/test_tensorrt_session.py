@@ -12,7 +12,8 @@ import torch
 from vlm.compile.graph_io import BATCH, GraphIO, Port
 from vlm.compile.plan_bindings import Binding, PlanPort, plan_passes
 from vlm.compile.tensorrt_session import PlanContext, PlanGraph, Queue, ports_of
-from vlm.errors import EngineError
+from vlm.errors import EngineError, OutOfMemoryError
+from vlm.memory import is_out_of_memory
 from vlm.runtime.slot_cache import SlotCache
 
 CPU = torch.device("cpu")
@@ -224,3 +225,19 @@ def test_ports_of_an_engine():
     assert ports["token_ids"] == PlanPort("token_ids", torch.int64, (((1, 1), (4, 1)),) * 2)
     assert ports["self_k_0_out"] == PlanPort("self_k_0_out", torch.float16, memory="self_k_0")
     assert ports["logits"] == PlanPort("logits", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Error Code 1: Cuda Runtime (out of memory)", OutOfMemoryError),
+        ("Error Code 1: Cuda Runtime (an illegal memory access was encountered)", EngineError),
+    ],
+)
+def test_what_it_has_no_memory_for_is_told_from_other_failures(monkeypatch, said, kind):
+    errors = ["an older error: out of memory"]
+    context = PlanContext(FakeContext(), errors)
+    monkeypatch.setattr(context._context, "execute_async_v3", lambda stream: bool(errors.append(said)))
+    with pytest.raises(kind, match="could not queue the plan's work: Error Code 1") as caught:
+        context.enqueue([], 7)
+    assert is_out_of_memory(caught.value) == (kind is OutOfMemoryError)

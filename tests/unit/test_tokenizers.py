@@ -14,6 +14,7 @@ from vlm.compile.tokenizer_files import byte_tokenizer, make_tokenizer
 from vlm.errors import CheckpointError, InputError
 from vlm.outputs import text_stream
 from vlm.processing.tokenization import StopStrings, TextStream, Tokenizer, before_stop
+from vlm.resolve import packaged_models
 from vlm.runtime.request import SamplingParams
 
 TEXTS = ["Der Bär läuft.", "tab\tand\nline", "  two  spaces  ", "日本語 👍🏽", "a"]
@@ -40,6 +41,25 @@ def saved(folder, fast, **config) -> Tokenizer:
     (folder / "tokenizer.json").write_text(fast.to_str())
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return Tokenizer.from_dir(folder)
+
+
+@pytest.mark.parametrize("model", ["mini-t5", "mini-llava"])
+def test_strings_are_found_in_the_end_of_a_long_output(model, monkeypatch):
+    """Of which the end alone is decoded; what it finds is what a look at all would find."""
+    tokenizer = Tokenizer.from_dir(packaged_models()[model])
+    ids = tokenizer.encode("The old ship is small and the new house is big. " * 20)
+    text, lengths = tokenizer.decode(ids), []
+    decode = Tokenizer.decode
+    monkeypatch.setattr(Tokenizer, "decode", lambda self, ids: lengths.append(len(ids)) or decode(self, ids))
+    for begin in (0, 3, 40, 400, 700):
+        for size in (1, 2, 7, 60):
+            stops, wanted = StopStrings(tokenizer, (text[begin : begin + size],)), text.find(text[begin : begin + size])
+            end = next(n for n in range(1, len(ids) + 1) if len(decode(tokenizer, ids[:n])) >= wanted + size)
+            known = max(0, end - 3)
+            assert stops.end(ids[:known], max(0, known - 5)) is None
+            assert stops.end(ids[: end + 4], known) == end
+    lengths.clear()
+    assert StopStrings(tokenizer, ("nowhere",)).end(ids, len(ids) - 4) is None and max(lengths) <= 40
 
 
 def test_what_is_no_unicode_is_said():

@@ -17,7 +17,7 @@ from vlm.compile.graph_io import BATCH, GraphIO
 from vlm.compile.plan_bindings import Binding, Pass, PlanPort, plan_passes
 from vlm.compile.trt_library import Library
 from vlm.compile.trt_listeners import last, make_logger
-from vlm.errors import EngineError
+from vlm.errors import EngineError, OutOfMemoryError
 
 
 class PlanContext:
@@ -28,14 +28,18 @@ class PlanContext:
         self._bound: dict[str, Binding] = {}
 
     def enqueue(self, wanted: Sequence[Binding], stream: int) -> None:
-        """`wanted` has the inputs first. Raises EngineError for what TensorRT refuses."""
+        """`wanted` has the inputs first. Raises EngineError for what TensorRT refuses, OutOfMemoryError
+        where it has no memory for it."""
         changed = [binding for binding in wanted if self._bound.get(binding.name) != binding]
         for binding in changed:
             self._bind(binding)
         if changed:  # an input's shape may be what an unchanged output no longer fits
             self._check_shapes(wanted)
+        known = len(self._errors)
         if not self._context.execute_async_v3(stream):
-            raise EngineError(f"TensorRT could not queue the plan's work: {last(self._errors)}")
+            said = self._errors[known:]
+            kind = OutOfMemoryError if any("out of memory" in text.lower() for text in said) else EngineError
+            raise kind(f"TensorRT could not queue the plan's work: {last(said)}")
 
     def _bind(self, binding: Binding) -> None:
         self._bound.pop(binding.name, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import math
 import re
 from contextlib import closing
 from dataclasses import dataclass
@@ -10,14 +12,18 @@ from threading import Lock
 
 from PIL import Image
 
-from vlm.errors import DocumentError, listed
-from vlm.processing.images import MAX_PIXELS, damage, decoded, load_image, open_image
+from vlm.errors import DocumentError, ImageError, listed
+from vlm.files import open_regular
+from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
+from vlm.processing.image_tags import check_tags
+from vlm.processing.images import damage, decoded, open_image
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".jp2"}
 )
 PDF_SUFFIX = ".pdf"
 DPI = 200  # enough for any model's input after its own scaling down
+MAX_SIDE = 2**15  # pixels of a page, which is otherwise a strip
 POINTS = 72  # of a PDF, per inch
 STDIN = "stdin"
 
@@ -33,13 +39,18 @@ def is_document(path: str | Path) -> bool:
 def open_document(path: str | Path) -> Document:
     """Raises DocumentError or ImageError, with the file's name, for what is missing, encrypted or broken."""
     path = Path(path)
-    if not path.is_file():
-        raise DocumentError(f"{path} does not exist; give the path of a PDF or an image.", "missing")
-    return PdfDocument(path) if _is_pdf(path) else ImageDocument(path)
+    try:
+        pdf = _is_pdf(path)
+    except FileNotFoundError:
+        raise DocumentError(f"{path} does not exist; give the path of a PDF or an image.", "missing") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DocumentError(f"{path} cannot be read: {reason}; give the path of a PDF or an image.") from None
+    return PdfDocument(path) if pdf else ImageDocument(path)
 
 
 def _is_pdf(path: Path) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return b"%PDF-" in file.read(1024) or path.suffix.lower() == PDF_SUFFIX
 
 
@@ -67,6 +78,10 @@ class PdfDocument(Document):
                 f"{self.name} is a PDF, which needs the package pypdfium2: pip install pypdfium2."
             ) from None
 
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        if size > MAX_PDF_BYTES:
+            reason = f"has {size:,} bytes, the limit is {MAX_PDF_BYTES:,}; split it"
+            raise DocumentError(f"{self.name} {reason}.", "too large")
         try:
             self._pdf = pypdfium2.PdfDocument(source)
             self.num_pages = len(self._pdf)
@@ -74,28 +89,33 @@ class PdfDocument(Document):
             raise _why_not(source, self.name, str(error)) from None
         if not self.num_pages:
             raise DocumentError(f"{self.name} is a PDF without pages.", "empty")
+        if self.num_pages > MAX_PAGES:
+            raise DocumentError(
+                f"{self.name} claims {self.num_pages:,} pages, the limit is {MAX_PAGES:,}; split it.", "too large"
+            )
 
     def close(self) -> None:
         self._pdf.close()
 
-    def render(self, page: int, dpi: int = DPI, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    def render(self, page: int, dpi: int = DPI, max_pixels: int = MAX_PAGE_PIXELS) -> Image.Image:
+        """A page at `dpi`, as every verb draws it; a larger one at fewer, within both `max_pixels` and
+        `MAX_PAGE_PIXELS`."""
         import pypdfium2
 
         name = f"{self.name} page {page + 1}"
         try:
             opened = self._pdf[page]
-            width, height = opened.get_size()
-            scale = _scale(width, height, dpi, name, max_pixels)
+            scale = _scale(*opened.get_size(), dpi, name, min(max_pixels, MAX_PAGE_PIXELS))
             return opened.render(scale=scale).to_pil().convert("RGB")
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
-        except (pypdfium2.PdfiumError, ValueError) as error:
-            raise DocumentError(f"{name} cannot be rendered: {error}.") from None
+        except (pypdfium2.PdfiumError, ValueError, OverflowError) as error:
+            raise DocumentError(f"{name} cannot be rendered: {str(error).rstrip('.')}.") from None
 
 
 def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:
     # pdfium says nothing of a PDF without pages: the reason is then that of an earlier document
-    content = source if isinstance(source, bytes) else source.read_bytes()
+    content = source if isinstance(source, bytes) else _ends_of(source)
     if not content:
         return DocumentError(f"{name} is empty.", "empty")
     if b"/Encrypt" in content and "assword" in reason:
@@ -106,25 +126,36 @@ def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:
     return DocumentError(f"{name} is no readable PDF{told}; repair it or print it to a new one.")
 
 
+def _ends_of(path: Path, size: int = 2**24) -> bytes:
+    """Returns a file's first and last bytes, where a PDF has its trailer."""
+    with open_regular(path) as file:
+        start = file.read(size)
+        file.seek(max(size, file.seek(0, io.SEEK_END) - size))
+        return start + file.read(size)
+
+
 def _scale(width: float, height: float, dpi: int, name: str, max_pixels: int) -> float:
     """Pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
-    if width < 1 or height < 1:
+    if not (1 <= width < math.inf and 1 <= height < math.inf):  # false for NaN too
         raise DocumentError(f"{name} is {width:g}×{height:g} points; a page has at least one.")
-    return min(dpi / POINTS, (max_pixels / (width * height)) ** 0.5 * 0.99)
+    within = math.sqrt(max_pixels / width / height) * 0.99
+    return min(dpi / POINTS, within, MAX_SIDE / max(width, height))
 
 
 class ImageDocument(Document):
     def __init__(self, path: Path):
-        self.path = path
-        with open_image(path, str(path)) as image, damage(str(path)):
-            # an animation is one picture, a TIFF of several frames a document
-            self.num_pages = getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+        self.path, name = path, str(path)
+        with open_image(path, name) as image:
+            is_tiff = image.format == "TIFF"
+        # an animation is one picture, a TIFF of several frames a document
+        with damage(name), open_regular(path) as file:
+            self.num_pages = check_tags(file, nested=True) if is_tiff else 1
+        if self.num_pages > MAX_FRAMES:
+            raise ImageError(f"{name} has more than {MAX_FRAMES:,} frames; split it.", "too large")
 
     def render(self, page: int, dpi: int = DPI) -> Image.Image:
-        if not page:
-            return load_image(self.path)
-        name = f"{self.path} page {page + 1}"
-        with open_image(self.path, name) as image:
+        name = f"{self.path} page {page + 1}" if page else str(self.path)
+        with open_image(self.path, name, checked=True) as image:
             with damage(name):
                 image.seek(page)
             return decoded(image, name)
@@ -151,10 +182,9 @@ def is_pdf(source: str | bytes) -> bool:
     """Says whether a file that is there, or a content, is a PDF."""
     if isinstance(source, bytes):
         return b"%PDF-" in source[:1024]
-    path = Path(source)
     try:
-        return path.is_file() and _is_pdf(path)
-    except OSError:
+        return _is_pdf(Path(source))
+    except (OSError, ValueError):
         return False
 
 

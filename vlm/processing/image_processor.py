@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from vlm.errors import EngineError, ImageError, listed
+from vlm.limits import MAX_PADDED_PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +47,7 @@ class ImageProcessor:
         self._processor = made(**{k: v for k, v in config.items() if k not in _NOT_ARGUMENTS})
         mean = config.get("image_mean") or (0.5, 0.5, 0.5)
         self._border = tuple(int(x * 255) for x in mean) if config.get("pad_to_square") else None
+        self._squares = self._border is not None or (kind == "LlavaImageProcessor" and bool(config.get("do_pad")))
 
     @classmethod
     def from_dir(cls, folder: Path, kind: str = KINDS[0]) -> ImageProcessor | None:
@@ -103,8 +106,14 @@ class ImageProcessor:
         return "convert the model again with the preprocessor_config.json that belongs to it"
 
     def _processed(self, images: Sequence[Image.Image]) -> Tensor:
-        images = [_widened(image) if self._border is None else _square(image, self._border) for image in images]
+        images = [self._padded(image) for image in images]
         return self._processor(images, return_tensors="pt")["pixel_values"].float()
+
+    def _padded(self, image: Image.Image) -> Image.Image:
+        """Pads as the processor does or needs it; what would become too large is scaled down first."""
+        if self._squares:
+            image = _shortened(image, max(math.isqrt(MAX_PADDED_PIXELS), math.isqrt(image.width * image.height)))
+        return _widened(image) if self._border is None else _square(image, self._border)
 
 
 def processor_kind(config: dict[str, Any]) -> str | None:
@@ -167,6 +176,7 @@ def _nougat() -> type:
 
 
 _SLIMMEST = 64  # longest side over shortest
+_LONGEST_SLIVER = 2**14  # pixels: padded, it has 4 million
 
 
 def _without_margin(image: Tensor, threshold: int) -> Tensor:
@@ -195,11 +205,21 @@ def _is_sliver(height: int, width: int) -> bool:
     return max(height, width) > _SLIMMEST * min(height, width)
 
 
+def _shortened(image: Image.Image, side: int) -> Image.Image:
+    """Scales an image down until no side is longer."""
+    longest = max(image.size)
+    if longest <= side:
+        return image
+    width, height = (max(1, round(length * side / longest)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
+
+
 def _widened(image: Image.Image) -> Image.Image:
     """Pads slivers with white: scaled to the frame's height they would have a width of no pixel."""
-    width, height = image.size
-    if not _is_sliver(height, width):
+    if not _is_sliver(image.height, image.width):
         return image
+    image = _shortened(image, _LONGEST_SLIVER)
+    width, height = image.size
     least = -(-max(width, height) // _SLIMMEST)
     padded = Image.new("RGB", (max(width, least), max(height, least)), "white")
     padded.paste(image, (0, 0))

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from vlm.errors import ImageError
-from vlm.limits import MAX_PIXELS
+from vlm.files import open_regular
+from vlm.limits import MAX_IMAGE_BYTES, MAX_PIXELS
+from vlm.processing.image_tags import check_header, upright
 
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "GIF", "BMP", "PPM", "JPEG2000")  # Pillow's other readers start programs …
+_ALLOWED = "PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000"
+_STRIP = 2**20  # pixels that are converted at a time
 _DECODING = (struct.error, zlib.error, ArithmeticError, AttributeError, RuntimeError)
 
 
@@ -34,7 +40,8 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
     """Any picture as RGB: turned as its EXIF data says, 16 bits scaled to 8, transparency on white, the first frame of
     several.
 
-    Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`.
+    Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`. Takes less
+    than 24 bytes of memory a pixel, beside the file's own size.
     """
     if isinstance(source, str) and not source:
         raise ImageError("the image's name is empty; give the path of an image file.", "missing")
@@ -44,9 +51,16 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
     if isinstance(source, np.ndarray):
         source = _from_array(source)
     if isinstance(source, Image.Image):
+        _check_format(source, name)
         return decoded(source, name, max_pixels)
     with open_image(source, name) as image:
         return decoded(image, name, max_pixels)
+
+
+def _check_format(image: Image.Image, name: str) -> None:
+    """Refuses a picture that Pillow opened for the caller, and would decode now, by a program perhaps."""
+    if image.format and image.format not in (*FORMATS, "MPO"):
+        raise ImageError(f'{name} is of the format {image.format}; give {_ALLOWED}, or image.convert("RGB").')
 
 
 def decoded(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -66,42 +80,58 @@ def damage(name: str) -> Iterator[None]:
     except MemoryError:
         raise ImageError(f"{name} takes more memory than there is; scale it down.", "memory") from None
     except (OSError, SyntaxError, ValueError, TypeError, EOFError, LookupError, *_DECODING) as error:
-        raise ImageError(f"{name} is a damaged or truncated image ({error}); repair it or save it anew.") from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ImageError(f"{name} is a damaged or truncated image ({reason}); repair it or save it anew.") from None
 
 
-def open_image(source: str | Path | bytes | BinaryIO, name: str) -> Image.Image:
-    """Reads no more than the header."""
+@contextlib.contextmanager
+def open_image(source: str | Path | bytes | BinaryIO, name: str, *, checked: bool = False) -> Iterator[Image.Image]:
+    """Gives the image of a file, of which no more than the header was read. `checked`: its header was, before."""
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(_file(source, name)) if isinstance(source, str | Path) else _stream(source)
+        with warnings.catch_warnings(), damage(name):
+            # our own limit decides on size, and damage is an error
+            warnings.simplefilter("ignore")
+            image = _identified(file, name, checked)
+        yield stack.enter_context(image)
+
+
+def _stream(source: bytes | BinaryIO) -> BinaryIO:
     file = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
-    if not isinstance(file, str | Path) and not hasattr(file, "read"):
+    if not hasattr(file, "read"):
         kind = type(source).__name__
         raise ImageError(f"the image is of type {kind}; give a path, bytes, a file, a PIL image or a uint8 array.")
-    with warnings.catch_warnings(), damage(name):
-        # our own limit decides on size, and damage is an error
-        warnings.simplefilter("ignore")
-        return _identified(file, name)
+    seekable = file.seekable() if hasattr(file, "seekable") else hasattr(file, "seek")
+    return file if seekable else io.BytesIO(file.read(MAX_IMAGE_BYTES + 1))
 
 
-def _identified(file: str | Path | BinaryIO, name: str) -> Image.Image:
+def _file(path: str | Path, name: str) -> BinaryIO:
     try:
-        return Image.open(file)
-    except UnidentifiedImageError:
-        if _is_empty(file):
-            raise ImageError(f"{name} is empty.", "empty") from None
-        raise ImageError(f"{name} is no image that can be read (PNG, JPEG, TIFF, WebP, GIF, BMP, …).") from None
+        return open_regular(path)
     except FileNotFoundError:
         raise ImageError(f"{name} does not exist; give the path of an image file.", "missing") from None
     except IsADirectoryError:
         raise ImageError(f"{name} is a folder; give the path of an image file.") from None
     except OSError as error:
-        if error.strerror:  # of the file system, not of the decoder
-            raise ImageError(f"{name} cannot be read: {error.strerror}.") from None
-        raise
+        raise ImageError(f"{name} cannot be read: {error.strerror or error}.") from None
+    except ValueError as error:  # a name with a null byte
+        raise ImageError(f"{name!r} is no name of a file ({error}); give the path of an image file.") from None
 
 
-def _is_empty(file: str | Path | BinaryIO) -> bool:
-    if isinstance(file, io.BytesIO):
-        return not file.getbuffer().nbytes
-    return isinstance(file, str | Path) and not Path(file).stat().st_size
+def _identified(file: BinaryIO, name: str, checked: bool) -> Image.Image:
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    if not size:
+        raise ImageError(f"{name} is empty.", "empty")
+    if not checked:
+        check_header(file)
+    try:
+        return Image.open(file, formats=FORMATS if size <= MAX_IMAGE_BYTES else ("TIFF",))
+    except UnidentifiedImageError:
+        if size > MAX_IMAGE_BYTES:
+            limit = f"an image other than a TIFF may have {MAX_IMAGE_BYTES:,}"
+            raise ImageError(f"{name} has {size:,} bytes, {limit}; scale it down.", "too large") from None
+        raise ImageError(f"{name} is no image that can be read; give {_ALLOWED}.") from None
 
 
 def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
@@ -123,18 +153,46 @@ def _from_array(array: np.ndarray) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    image = ImageOps.exif_transpose(image)
+    """Returns an upright copy in RGB."""
+    image = upright(image)
     if image.mode.startswith("I") or image.mode == "F":
-        image = _to_8_bits(image)
+        return _strip_by_strip(image, _to_8_bits(image))
     if image.has_transparency_data:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
+        return _strip_by_strip(image, _on_white)
     return image.convert("RGB")
 
 
-def _to_8_bits(image: Image.Image) -> Image.Image:
+def _strip_by_strip(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """Converts an image to RGB: what lies between takes several times its memory."""
+    result = Image.new("RGB", image.size)
+    for box in _strips(image):
+        result.paste(convert(image.crop(box)), box)
+    return result
+
+
+def _strips(image: Image.Image) -> Iterator[tuple[int, int, int, int]]:
+    columns = min(image.width, _STRIP)
+    rows = max(1, _STRIP // columns)
+    for top, left in itertools.product(range(0, image.height, rows), range(0, image.width, columns)):
+        yield left, top, min(left + columns, image.width), min(top + rows, image.height)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+
+
+def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     """Pillow's own conversion clips 16-bit grey to its lowest 256 values."""
-    values = np.nan_to_num(np.asarray(image, dtype=np.float64))
-    full = 65535.0 if image.mode.startswith("I") and values.max() > 255 else 1.0 if values.max() <= 1 else 255.0
-    return Image.fromarray((values * (255.0 / full)).clip(0, 255).round().astype(np.uint8))
+    most = max(_numbers(image.crop(box)).max() for box in _strips(image))
+    full = 65535.0 if image.mode.startswith("I") and most > 255 else 1.0 if most <= 1 else 255.0
+
+    def convert(strip: Image.Image) -> Image.Image:
+        values = (_numbers(strip) * (255.0 / full)).clip(0, 255).round()
+        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
+
+    return convert
+
+
+def _numbers(image: Image.Image) -> np.ndarray:
+    return np.nan_to_num(np.asarray(image, dtype=np.float64))

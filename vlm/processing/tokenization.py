@@ -20,6 +20,8 @@ from vlm.processing.token_bounds import TokenBound
 
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
+FEW = 16  # characters for a token
+MARGIN = 8  # characters at a text's beginning that depend on what came before
 MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
 
 
@@ -137,7 +139,7 @@ class Tokenizer:
     def check_length(self, text: str, limit: int) -> None:
         """Raises LengthError, before it is tokenized, for a text that has more tokens than `limit` for certain."""
         check_size(len(text), limit)
-        if len(text) <= limit:
+        if len(text) <= FEW * limit:  # its tokens are counted
             return
         least = len(re.findall(r"\w\S*", text)) if self.moses else self._bound(text)
         if least > limit:
@@ -282,16 +284,33 @@ class StopStrings:
 
     def __init__(self, tokenizer: Tokenizer, strings: tuple[str, ...]):
         self._tokenizer, self._strings = tokenizer, strings
+        self._reach = max(map(len, strings)) + MARGIN  # characters before new ones in which one may begin
 
     def end(self, token_ids: list[int], known: int) -> int | None:
         """token_ids: all that was generated, of which the first `known` hold none -> tokens to keep; None: all."""
-        if not self._holds(token_ids):
+        if not (self._holds(token_ids[self._begin(token_ids, known) :]) and self._holds(token_ids)):
             return None
         return next(n for n in range(known + 1, len(token_ids) + 1) if self._holds(token_ids[:n]))
+
+    def _begin(self, token_ids: list[int], known: int) -> int:
+        """Where the tokens begin in whose text a string may end that does not end in the `known` ones: to decode all
+        again with every burst would take longer and longer. How Moses joins a text depends on all of it."""
+        count = known if self._tokenizer.moses else 16
+        while count < known and len(self._tokenizer.decode(token_ids[known - count : known])) < self._reach:
+            count *= 2
+        return max(0, known - count)
 
     def _holds(self, token_ids: list[int]) -> bool:
         text = self._tokenizer.decode(token_ids)
         return any(string in text for string in self._strings)
+
+
+def _overlap(text: str, string: str) -> int:
+    """Returns how many of a text's last characters a string may go on from."""
+    at = max(0, len(text) - len(string) + 1)
+    while (at := text.find(string[0], at)) >= 0 and not string.startswith(text[at:]):
+        at += 1
+    return len(text) - at if at >= 0 else 0
 
 
 class TextStream:
@@ -307,7 +326,7 @@ class TextStream:
         self._ids += token_ids
         text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop, self._keep)
         if not last:
-            held = max((n for s in self._stop for n in range(1, len(s)) if text.endswith(s[:n])), default=0)
+            held = max((_overlap(text, string) for string in self._stop), default=0)
             text = text[: max(len(self._sent), len(text) - held)]
         piece, self._sent = text[len(self._sent) :], text
         return piece

@@ -16,12 +16,12 @@ from typing import TypeVar
 import torch
 
 from vlm.errors import EngineError, OutOfMemoryError
+from vlm.memory import FULL, memory_errors, suppress_out_of_memory
 from vlm.runtime.llm_engine import LLMEngine
 from vlm.runtime.request import Request, Sequence, Update
 from vlm.runtime.turns import turns_on
 
 T = TypeVar("T")
-FULL = "the device ran out of memory while it worked on this request; send it again later, or a smaller one."
 
 
 @dataclass(frozen=True)
@@ -123,14 +123,14 @@ class AsyncEngine:
                     with self._turns:
                         updates = self._step()
                     self._hand_over([each for update in updates for each in self._taken(update)])
-            except Exception as error:
-                self.error = error
+            except BaseException as error:  # panics of libraries written in Rust are no Exceptions
+                self.error = error if isinstance(error, Exception) else EngineError(f"{error}")
                 with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
-                    self._loop.call_soon_threadsafe(self._on_break, error)
+                    self._loop.call_soon_threadsafe(self._on_break, self.error)
         self._end_all()
 
     def _step(self) -> list[Update]:
-        with contextlib.suppress(OutOfMemoryError, torch.OutOfMemoryError):
+        with suppress_out_of_memory():
             began = time.perf_counter()
             updates = self.engine.step()
             self._on_step(self.engine.last_batch_size, time.perf_counter() - began)
@@ -197,8 +197,7 @@ def _fulfil(future: Future[T], function: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
-        future.set_result(function())
-    except torch.OutOfMemoryError:
-        future.set_exception(OutOfMemoryError(FULL))
-    except Exception as error:
-        future.set_exception(error)
+        with memory_errors():
+            future.set_result(function())
+    except BaseException as error:
+        future.set_exception(error if isinstance(error, Exception) else EngineError(f"{error}"))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.errors import OutOfMemoryError
+from vlm.memory import memory_errors
 from vlm.runtime.batch_state import BatchState
 from vlm.runtime.burst import Burst, hypotheses_of, to_host
 from vlm.runtime.choice import BeamRows, Choice
@@ -108,14 +108,13 @@ class Executor(Encoders):
     # --- admission ---
     @contextlib.contextmanager
     def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
-        try:
+        reason = (
+            f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
+            " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
+            f" {self.max_encoder_batch_size}) or max_encoder_tokens (now {self.max_encoder_tokens})."
+        )
+        with memory_errors(reason):
             yield
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemoryError(
-                f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
-                " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
-                f" {self.max_encoder_batch_size}) or max_encoder_tokens (now {self.max_encoder_tokens})."
-            ) from error
 
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Of images, or given -> [sum of num_features, hidden]"""

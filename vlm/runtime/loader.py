@@ -14,6 +14,7 @@ from vlm import registry
 from vlm.compile.graph_io import CACHED, CROSSED
 from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
 from vlm.errors import EngineError, InputError, LimitError, OutOfMemoryError
+from vlm.memory import is_out_of_memory
 from vlm.runtime import kv_cache
 from vlm.runtime.base_executor import Executor
 from vlm.runtime.batch_state import BatchState
@@ -203,7 +204,7 @@ def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         size = sum((engine.path / name).stat().st_size for name in engine.manifest.files)
         free = f"{torch.cuda.mem_get_info(device)[0] / 2**30:.1f} GiB" if device.type == "cuda" else "too little memory"
@@ -211,8 +212,3 @@ def _memory_errors(engine: EngineDir, device: torch.device) -> Iterator[None]:
             f"the engine needs {size / 2**30:.1f} GiB for weights and its KV cache besides, {device} has {free} free;"
             " lower --max-batch-size, --max-seq-len or --kv-cache-free-gpu-memory-fraction, or give --dtype bfloat16."
         ) from error
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Says whether there is too little memory. On the CPU torch's allocator says so in words alone."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -22,7 +22,8 @@ class SlotCache:
     def __init__(self, decoder: GraphIO, slots: int, limits: Mapping[str, int], device: torch.device):
         self.in_place, self.limits, self.device = decoder.in_place, limits, device
         self._ports = [port for port in decoder.inputs if port.name.startswith(("self_", "cross_k", "cross_v"))]
-        self._sizes = {BATCH: slots} | {name: min(FIRST_ROWS, limit) for name, limit in limits.items()}
+        self._first_sizes = {BATCH: slots} | {name: min(FIRST_ROWS, limit) for name, limit in limits.items()}
+        self._sizes = dict(self._first_sizes)
         self.tensors = {port.name: self._zeros(port) for port in self._ports}
 
     def _zeros(self, port: Port) -> Tensor:
@@ -40,6 +41,14 @@ class SlotCache:
             old, self.tensors[port.name] = self.tensors[port.name], self._zeros(port)
             self.tensors[port.name][:, :, :held] = old
         return bool(grown)
+
+    def reset(self) -> bool:
+        """Gives back all growth, one that failed half way included -> have the tensors been moved?"""
+        if self._sizes == self._first_sizes:
+            return False
+        self._sizes, self.tensors = dict(self._first_sizes), {}  # before more is taken
+        self.tensors = {port.name: self._zeros(port) for port in self._ports}
+        return True
 
     def inputs(self, slots: slice) -> dict[str, Tensor]:
         """Of a run of slots, no copies."""

@@ -56,6 +56,12 @@ class SlotExecutor(Executor, SlotEncoders):
         self._reserve(CROSSED, max(s.num_features for s in sequences))
         super().admit(sequences, stop_ids)
 
+    def relieve(self) -> None:
+        """Also gives back what the caches have grown by, or tried to: all that they held is computed again."""
+        super().relieve()
+        if self.cache.reset():
+            self._passes.clear()
+
     def _reserve(self, dimension: str, rows: int) -> None:
         if self.cache.reserve(dimension, rows):
             self._passes.clear()

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
-from vlm.errors import InputError
-from vlm_app.server.tensors import InferRequest, datatype_of, request_from, to_bytes, wanted_of
+from vlm.errors import InputError, LimitError
+from vlm_app.server.json_bodies import MAX_VALUES
+from vlm_app.server.tensors import MAX_AXES, InferRequest, datatype_of, request_from, to_bytes, wanted_of
 
 CONTENTS = {
     "BOOL": "bool_contents",
@@ -68,15 +69,19 @@ def _typed(tensor: Any) -> tuple[dict[str, Any], bytes]:
     if strange := [own.name for own, _ in tensor.contents.ListFields() if own.name != field]:
         place = field or "raw_input_contents"
         raise InputError(f"input {tensor.name} is {tensor.datatype} in {strange[0]}; its place is {place}.")
-    values = list(getattr(tensor.contents, field)) if field else []
+    values = getattr(tensor.contents, field) if field else []
+    if len(values) > MAX_VALUES:
+        raise LimitError(f"input {tensor.name} has more than {MAX_VALUES:,} values; send them as raw_input_contents.")
     if tensor.datatype != "BYTES":
-        return {**_entry(tensor), "data": values}, b""
+        return {**_entry(tensor), "data": list(values)}, b""
     content = b"".join(len(value).to_bytes(4, "little") + value for value in values)
     return _entry(tensor, binary_data_size=len(content)), content
 
 
 def _entry(tensor: Any, **own: int) -> dict[str, Any]:
     given = _values(tensor.parameters)
+    if len(tensor.shape) > MAX_AXES:
+        raise InputError(f"input {tensor.name} has {len(tensor.shape):,} sizes; a shape has {MAX_AXES} at most.")
     if "binary_data_size" in given:
         raise InputError(f"input {tensor.name} has the parameter binary_data_size, which is HTTP's; leave it out.")
     return {

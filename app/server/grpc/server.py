@@ -10,10 +10,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 from vlm.errors import InputError
 from vlm_app.server.config import ServerConfig
-from vlm_app.server.grpc.interceptors import ApiKey, Readable
+from vlm_app.server.grpc.interceptors import ApiKey, Receiver
 from vlm_app.server.grpc.servicer import Servicer
 
-MAX_CONNECTIONS, MAX_CALLS, CALLS_OF_CONNECTION = 1024, 4096, 256
+MAX_CONNECTIONS, MAX_CALLS, CALLS_OF_CONNECTION = 1024, 1024, 256
 IDLE_SECONDS, HANDSHAKE_SECONDS, PING_SECONDS = 600, 10, 60
 
 
@@ -23,7 +23,7 @@ class GrpcServer:
     def __init__(self, servicer: Servicer, config: ServerConfig):
         """Raises InputError when it cannot listen there."""
         self._drain_seconds = config.drain_seconds
-        doors = [*([] if config.api_key is None else [ApiKey(config.api_key)]), Readable()]
+        doors = [*([] if config.api_key is None else [ApiKey(config.api_key)]), Receiver()]
         self._server = grpc.aio.server(interceptors=doors, options=_options(config), maximum_concurrent_rpcs=MAX_CALLS)
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, self._server)
         host = f"[{config.host}]" if ":" in config.host else config.host

@@ -28,8 +28,9 @@ Context = grpc.aio.ServicerContext
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
     """Answers as the HTTP routes of the same names do."""
 
-    def __init__(self, services: Services, control: Control):
-        self._services, self._control = services, control
+    def __init__(self, services: Services, control: Control, max_bytes: int):
+        """`max_bytes`: of a request, and of those of a stream that run at once."""
+        self._services, self._control, self._max_bytes = services, control, max_bytes
 
     # --- health and descriptions ---
     async def ServerLive(self, request: Any, context: Context) -> pb.ServerLiveResponse:
@@ -71,7 +72,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             return messages.written((service.name, service.version), read, outputs)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
-        await InferStream(self._services, context).serve(requests)
+        await InferStream(self._services, context, self._max_bytes).serve(requests)
 
     # --- the repository ---
     async def RepositoryIndex(self, request: Any, context: Context) -> pb.RepositoryIndexResponse:

@@ -9,53 +9,68 @@ from contextlib import aclosing
 import grpc
 from tritonclient.grpc import service_pb2 as pb
 
+from vlm.errors import InputError
 from vlm_app.server.descriptions import find
 from vlm_app.server.grpc import messages
-from vlm_app.server.grpc.failures import code_of, told
-from vlm_app.server.grpc.interceptors import UNREADABLE
+from vlm_app.server.grpc.failures import refusals, told
+from vlm_app.server.grpc.receiving import END, next_message
 from vlm_app.server.inferences import read_inference
 from vlm_app.server.service import Services
 
 AT_ONCE = 256  # requests of a stream; the next is read when one has ended
+IDLE_SECONDS = 600  # in which neither a request comes nor one runs
 FINAL, STRICT = "triton_final_response", ("triton_grpc_error", "true")
+Message = pb.ModelInferRequest | InputError  # or what is wrong with it
 
 
 class InferStream:
     """One client's stream. What is wrong with a request is its response, and ends the stream where the client's
     metadata ask for that (Triton's `triton_grpc_error: true`)."""
 
-    def __init__(self, services: Services, context: grpc.aio.ServicerContext):
-        self._services, self._context = services, context
+    def __init__(self, services: Services, context: grpc.aio.ServicerContext, max_bytes: int):
+        """`max_bytes`: of the requests that run at once."""
+        self._services, self._context, self._max_bytes = services, context, max_bytes
         self._strict = STRICT in [(key, value) for key, value in context.invocation_metadata() or ()]
-        self._writing, self._room = asyncio.Lock(), asyncio.Semaphore(AT_ONCE)
+        self._writing = asyncio.Lock()
+        self._running: dict[asyncio.Task[None], int] = {}  # a request's bytes
         self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
-    async def serve(self, requests: AsyncIterator[pb.ModelInferRequest]) -> None:
+    async def serve(self, requests: AsyncIterator[Message]) -> None:
         """Returns when all requests have been answered; leaving it ends those that run."""
         reading = asyncio.ensure_future(self._read(requests))
         try:
             await asyncio.wait((reading, self._failed), return_when=asyncio.FIRST_COMPLETED)
-            if self._failed.done():
-                error = self._failed.result()
-                await self._context.abort(code_of(error), told(error))
-            reading.result()
+            async with refusals(self._context):
+                if self._failed.done():
+                    raise self._failed.result()
+                reading.result()
         finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+            left = [reading, *self._running]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
-    async def _read(self, requests: AsyncIterator[pb.ModelInferRequest]) -> None:
+    async def _read(self, requests: AsyncIterator[Message]) -> None:
         last: asyncio.Task[None] | None = None
-        async with asyncio.TaskGroup() as group:
-            async for message in requests:
-                await self._room.acquire()
-                last = group.create_task(self._answer(message, last))
-                last.add_done_callback(lambda _: self._room.release())
+        while (message := await next_message(requests, IDLE_SECONDS, busy=lambda: bool(self._running))) is not END:
+            size = 0 if isinstance(message, InputError) else message.ByteSize()
+            await self._wait_for_room(size)
+            last = asyncio.create_task(self._answer(message, last))
+            self._running[last] = size
+            last.add_done_callback(self._running.pop)
+        if self._running:
+            await asyncio.wait(self._running)
 
-    async def _answer(self, message: pb.ModelInferRequest | None, before: asyncio.Task[None] | None) -> None:
+    async def _wait_for_room(self, size: int) -> None:
+        running = self._running
+        while running and (len(running) >= AT_ONCE or sum(running.values()) + size > self._max_bytes):
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _answer(self, message: Message, before: asyncio.Task[None] | None) -> None:
         """`before`: answers the stream's last request, which comes first of those that get one response each."""
         try:
-            if message is None:
-                raise UNREADABLE
+            if isinstance(message, InputError):
+                raise message
             service = find(self._services, message.model_name, message.model_version)
             request = await asyncio.to_thread(messages.read, message)
             inference = await asyncio.to_thread(read_inference, service, request)
@@ -76,12 +91,14 @@ class InferStream:
         async with self._writing:
             await self._context.write(pb.ModelStreamInferResponse(infer_response=response, error_message=error))
 
-    async def _fail(self, message: pb.ModelInferRequest | None, error: Exception) -> None:
+    async def _fail(self, message: Message, error: Exception) -> None:
         if not self._strict:
-            await self._send(_empty(message or pb.ModelInferRequest()), final=True, error=told(error))
+            await self._send(_empty(message), final=True, error=told(error))
         elif not self._failed.done():
             self._failed.set_result(error)
 
 
-def _empty(message: pb.ModelInferRequest) -> pb.ModelInferResponse:
+def _empty(message: Message) -> pb.ModelInferResponse:
+    if isinstance(message, InputError):
+        return pb.ModelInferResponse()
     return pb.ModelInferResponse(model_name=message.model_name, model_version=message.model_version, id=message.id)

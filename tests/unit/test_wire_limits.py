@@ -1,0 +1,91 @@
+"""What is read of a request is bounded by what its bytes say, before anything is made of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from vlm.errors import InputError, LimitError
+from vlm_app.server import errors, tensors
+from vlm_app.server.json_bodies import parse_json
+from vlm_app.server.tensor_specs import IDS_IN, MAX_BATCH, TEXT_IN, checked
+
+
+def read(datatype: str, shape: list, data: list) -> np.ndarray:
+    body = json.dumps({"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "data": data}]})
+    return tensors.read(body.encode(), None).inputs["x"]
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "data", "words"),
+    [
+        ("UINT32", [2**31 - 1] * 1000, [], "1,000 axes; give at most 8"),
+        ("UINT32", [0, 2**30, 2**30], [], "more values than are taken"),
+        ("BYTES", [1, 70_000], [], "at most 65,536 elements"),
+        ("FP32", [1, 3], ["long" * 1000, 1.0, 2.0], "not FP32"),
+        ("UINT32", [1, 2], [1, 2.0], "not UINT32"),
+        ("UINT32", [1, 1], [True], "not UINT32"),
+        ("BOOL", [1, 1], [1], "not BOOL"),
+        ("UINT32", [3], [[1, 2], [3]], "not UINT32"),
+        ("UINT32", [3], [[1, 2], 3], "not UINT32"),
+        ("UINT32", [1], [2**64], "not UINT32"),
+        ("INT64", [2], [2**63, -1], "not INT64"),
+        ("BYTES", [1], [5], "not BYTES"),
+    ],
+)
+def test_tensors_that_are_refused(datatype, shape, data, words):
+    with pytest.raises(InputError, match=words):
+        read(datatype, shape, data)
+
+
+def test_tensors_that_are_read():
+    assert read("UINT32", [2, 2], [[1, 2], [3, 4]]).tolist() == [[1, 2], [3, 4]]
+    assert read("FP32", [2], [1, float("nan")])[0] == 1 and read("BOOL", [1], [True]).tolist() == [True]
+    assert read("INT64", [1], [-(2**63)]).tolist() == [-(2**63)]
+    assert read("FP16", [1, 0, 3], [[]]).shape == (1, 0, 3) and read("BYTES", [1], ["a"]).tolist() == [b"a"]
+
+
+MANY = {
+    "numbers": b"[" + b"1," * 2_000_001 + b"1]",
+    "lists": b"[" * 200_001,
+    "objects": b"[{}" + b",{}" * 200_000 + b"]",
+    "fields": b'{"a":1' + b',"b":1' * 200_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("body", MANY.values(), ids=MANY)
+def test_json_of_more_values_than_are_parsed(monkeypatch, body):
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(LimitError, match="2,000,000 values and 200,000 lists, objects and fields; send fewer"):
+        parse_json(body)
+
+
+def test_a_list_of_none_is_no_list():
+    ids, words = np.zeros((2, 3), np.uint32), np.zeros((2, 2, 0), np.int32)
+    assert checked({"input_ids": ids, "bad_words_list": words}, IDS_IN)[1].keys() == {"input_ids"}
+    text, images = np.full((1, 1), b"a", object), np.zeros((1, 0), object)
+    assert checked({"text_input": text, "image": images}, TEXT_IN)[1].keys() == {"text_input"}
+    for name, array in {
+        "input_ids": ids[:, :0],
+        "pixel_values": np.zeros((2, 1, 3, 0, 64), np.float32),
+        "request_prompt_embedding": np.zeros((2, 5, 0), np.float32),
+    }.items():
+        with pytest.raises(InputError, match=f"{name} has shape .* which holds nothing"):
+            checked({"input_ids": ids, name: array}, IDS_IN)
+    with pytest.raises(InputError, match=r"temperature has shape \[2, 0\]; give \[2, 1\]"):
+        checked({"input_ids": ids, "temperature": np.zeros((2, 0), np.float32)}, IDS_IN)
+
+
+def test_batches_and_lists_of_words_have_a_size():
+    with pytest.raises(LimitError, match="4,097 rows; send at most 4,096 at once"):
+        checked({"input_ids": np.zeros((MAX_BATCH + 1, 1), np.uint32)}, IDS_IN)
+    words = np.zeros((1, 2, 1025), np.int32)
+    with pytest.raises(LimitError, match="its last size may be 1,024 at most"):
+        checked({"input_ids": np.zeros((1, 1), np.uint32), "stop_words_list": words}, IDS_IN)
+
+
+def test_a_sentence_quotes_no_more_than_a_part_of_what_was_sent():
+    said = errors.sentence(InputError(f"{'x' * 10**6} is unknown."))
+    assert len(said) <= errors.MAX_CHARACTERS and said.endswith("x….")

@@ -1,0 +1,42 @@
+"""What running out of memory looks like: torch says it on GPUs by a type, on the CPU in words, as ONNX Runtime does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from vlm.errors import OutOfMemoryError, VlmError
+
+FULL = "the device ran out of memory while it worked on this request; send it again later, or a smaller one."
+PHRASES = (
+    "out of memory",
+    "allocate memory",  # torch's allocator: "can't allocate memory"; ONNX Runtime's: "Failed to allocate memory"
+    "not enough memory",
+    "bad_alloc",
+    "bad allocation",
+    "ALLOC_FAILED",  # cuBLAS, cuDNN
+    "could not create a memory object",  # oneDNN
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Says whether a computation failed for want of memory, whatever library it came from."""
+    if isinstance(error, MemoryError | OutOfMemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, Exception) and not isinstance(error, VlmError) and any(p in str(error) for p in PHRASES)
+
+
+class suppress_out_of_memory(contextlib.AbstractContextManager[None]):
+    """Goes on after its block where memory ran out in it; the error's frames, which hold tensors, are gone then."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return error is not None and is_out_of_memory(error)
+
+
+@contextlib.contextmanager
+def memory_errors(sentence: str = FULL) -> Iterator[None]:
+    """Raises OutOfMemoryError with this sentence where memory runs out in its block."""
+    with suppress_out_of_memory():
+        yield
+        return
+    raise OutOfMemoryError(sentence)

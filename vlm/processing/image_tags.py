@@ -1,0 +1,155 @@
+"""The tags of TIFF, EXIF and MPO data, measured before Pillow keeps them.
+
+Many tags may point at the same bytes: read as Pillow does, a file of a megabyte becomes 65 gigabytes.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from PIL import ExifTags, Image, TiffTags
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+from vlm.limits import MAX_FRAMES
+
+_BYTE_TYPES = {1, 2, 6, 7}  # kept as they are; each value of the others becomes an object
+_MOST_NUMBERS = 2**20  # bytes of a tag: the offsets of 262,144 strips
+_SPARE = 2**16  # bytes
+_EXIF, _MPF = b"Exif\0\0", b"MPF\0"
+_TURNED = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Turns an image as its EXIF data says; without such data it is returned itself. Raises ValueError for a bomb."""
+    image.load()  # turns a TIFF by itself
+    if data := _exif_of(image):
+        check_tags(io.BytesIO(data))
+    turn = _TURNED.get(image.getexif().get(ExifTags.Base.Orientation))
+    return image if turn is None else image.transpose(turn)
+
+
+def check_header(file: BinaryIO) -> None:
+    """Checks what Pillow reads when it opens a TIFF or JPEG; leaves the file at its start. Raises ValueError."""
+    start = file.read(4)
+    file.seek(0)
+    if start[:2] in (b"II", b"MM"):
+        check_tags(file, nested=True)
+    elif start[:2] == b"\xff\xd8":
+        segments = list(_segments(file))
+        check_tags(io.BytesIO(_bare(b"".join(part[len(_EXIF) :] for part in segments if part.startswith(_EXIF)))))
+        check_tags(io.BytesIO(next((part[len(_MPF) :] for part in segments[::-1] if part.startswith(_MPF)), b"")))
+    file.seek(0)
+
+
+def check_tags(file: BinaryIO, nested: bool = False) -> int:
+    """Walks the directories of TIFF data as Pillow does and returns how many form its chain, `MAX_FRAMES` + 1 at most.
+
+    Raises ValueError where their values add up to more than the data has, and where one holds too many numbers.
+    `nested`: with the directories inside of the first one, which Pillow reads for a single image.
+    """
+    file.seek(0)
+    head = file.read(16)
+    head = head if head[2:3] == b"\x2b" else head[:8]  # BigTIFF's is longer
+    metered = _Metered(file, 2 * file.seek(0, io.SEEK_END) + _SPARE)
+    try:
+        directory = ImageFileDirectory_v2(head)
+    except (SyntaxError, IndexError, struct.error):
+        return 0  # Pillow does not read it either
+    seen: set[int] = set()
+    offset = directory.next
+    while offset and offset not in seen and len(seen) <= MAX_FRAMES:
+        _load(directory, metered, offset)
+        if nested and not seen:
+            _check_nested(directory, metered, head)
+        seen.add(offset)
+        offset = directory.next
+    return len(seen)
+
+
+def _load(directory: ImageFileDirectory_v2, file: _Metered, offset: int) -> None:
+    file.seek(offset)
+    directory.load(file)
+    for tag, data in directory._tagdata.items():
+        if directory.tagtype[tag] not in _BYTE_TYPES and len(data) > _MOST_NUMBERS:
+            raise ValueError(f"its tag {tag} holds {len(data):,} bytes of numbers")
+
+
+def _check_nested(directory: ImageFileDirectory_v2, file: _Metered, head: bytes, depth: int = 2) -> None:
+    for group in TiffTags.TAGS_V2_GROUPS:
+        if isinstance(offset := directory.get(group), int) and depth:
+            nested = ImageFileDirectory_v2(head, group=group)
+            _load(nested, file, offset)
+            _check_nested(nested, file, head, depth - 1)
+
+
+class _Metered(io.RawIOBase):
+    """A file that gives no more than so many bytes."""
+
+    def __init__(self, file: BinaryIO, budget: int):
+        self._file, self._budget = file, budget
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(size)
+        self._budget -= len(data)
+        if self._budget < 0:
+            raise ValueError("its tags hold more data than the file")
+        return data
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+def _segments(file: BinaryIO) -> Iterator[bytes]:
+    """Yields the content of a JPEG's APP1 and APP2 segments, found as Pillow finds them: it skips what is between, byte
+    by byte, without end."""
+    byte, between = file.read(1), 0
+    while byte:
+        if byte != b"\xff":
+            byte, between = file.read(1), between + 1
+            if between > _SPARE:
+                raise ValueError("it has no image data where they should begin")
+            continue
+        marker = file.read(1)
+        if marker == b"\xda" or not marker:  # start of scan
+            return
+        if marker in b"\0\xff":
+            byte = file.read(1) if marker == b"\0" else marker
+            continue
+        if not _stands_alone(marker[0]):
+            size = int.from_bytes(file.read(2), "big") - 2
+            data = file.read(max(0, size))
+            if marker in b"\xe1\xe2":
+                yield data
+        byte = file.read(1)
+
+
+def _stands_alone(marker: int) -> bool:
+    return marker == 0xC8 or 0xD0 <= marker <= 0xD9 or 0xF0 <= marker <= 0xFD
+
+
+def _exif_of(image: Image.Image) -> bytes:
+    """Returns what Pillow would read as an image's EXIF data; that of a TIFF was checked with its file."""
+    data = image.info.get("exif")
+    if data is None and (text := image.info.get("Raw profile type exif")):
+        data = bytes.fromhex("".join(text.split("\n")[3:]))
+    return _bare(data or b"")
+
+
+def _bare(exif: bytes) -> bytes:
+    while exif.startswith(_EXIF):
+        exif = exif[len(_EXIF) :]
+    return exif
