@@ -15,7 +15,7 @@ from vlm.resolve import Progress
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository_files import Tree
 from vlm_app.triton import pbtxt
-from vlm_app.triton.fastertransformer import CHECKPOINT, FOLDER
+from vlm_app.triton.fastertransformer import BACKEND, CHECKPOINT, FOLDER
 from vlm_app.triton.options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER
 from vlm_app.triton.served_config import ServedConfig, checked_path
 
@@ -97,6 +97,8 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
     if isinstance(config, VlmError):
         raise config
     if not (steps := _steps(config)):
+        if config is not None and config.backend == BACKEND:  # what it cannot have comes before what is not there
+            ServedConfig.from_proto(config, tree.root / name / CONFIG)
         version = _version(tree, name, config)
         return _single(tree, name, version, config)
     found = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]

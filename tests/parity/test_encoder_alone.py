@@ -108,6 +108,7 @@ def test_a_decoder_alone_has_no_encoder_to_load(tmp_path):
         EngineDir.open(engine.path).without_decoder()
 
 
+@pytest.mark.slow
 def test_onnx_runtime_runs_an_encoder_alone(tmp_path):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

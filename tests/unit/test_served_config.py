@@ -144,6 +144,11 @@ def test_where_the_model_is_taken_from(tmp_path):
         repositories(tmp_path / "models").load("gone")
 
 
+def test_what_is_refused_comes_before_what_is_missing(tmp_path):
+    found = scan(str(ft_kit.repository(tmp_path, gptj=ft_kit.gpt(model_type="GPT-J"))))
+    assert "model_type is 'GPT-J'; allowed are T5, T5-Encoder, GPT" in str(found["gptj"])
+
+
 def test_what_its_converter_wrote_is_refused_with_what_to_give(tmp_path):
     for name in ("gone/1/1-gpu", "path"):
         (tmp_path / name).mkdir(parents=True)
