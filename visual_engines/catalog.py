@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
+from vlm.files import load_json
 from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 
 MODELS = (
@@ -20,7 +20,7 @@ MODELS = (
 def _is_llava(folder: Path) -> bool:
     """LLaVA's own form, which llava-hf's folders do not have. VILA names itself so too."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = load_json(folder / "config.json")
     except (OSError, ValueError):
         return False
     return (

@@ -5,7 +5,6 @@ config.json  visual/config.json  visual/rank0.safetensors  decoder/...  processo
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import CheckpointError, listed
-from vlm.files import atomic_dir, canonical_json, read_json
+from vlm.files import atomic_dir, canonical_json, load_json, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -170,7 +169,7 @@ def dtype_of(roles: Mapping[str, RoleWeights]) -> str:
 def is_checkpoint(path: Path) -> bool:
     """Says whether a directory is a checkpoint of ours, of whatever format version."""
     try:
-        manifest = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        manifest = load_json(path / "config.json")
     except (OSError, ValueError):
         return False
     return isinstance(manifest, dict) and {"format_version", "family", "roles"} <= set(manifest)

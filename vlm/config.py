@@ -37,6 +37,14 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    @property
+    def depth_in_all(self) -> int:
+        """Layers of a network, those of the networks within it included."""
+        values = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        own = [getattr(self, name, 0) for name in ("num_layers", "depth", "linears")]
+        nested = [value.depth_in_all for value in values if isinstance(value, Config)]
+        return sum(own) + sum(getattr(self, "depths", ())) + sum(nested)
+
 
 @dataclass(frozen=True)
 class ModelConfig(Config):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vlm.errors import VlmError
+from vlm.limits import MAX_JSON_BYTES
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -44,10 +45,27 @@ def _check_regular(path: str | Path, mode: int) -> None:
         raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(path))
 
 
+def read_small(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
+    """Reads a whole file. OSError for one of more than `limit` bytes and for what is no file."""
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
+    return content
+
+
+def load_json(path: Path) -> Any:
+    """Reads a value of any JSON type. Raises OSError and ValueError alone."""
+    try:
+        return json.loads(read_small(path).decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path, error: type[VlmError], what: str) -> dict[str, Any]:
     """A JSON object from a file; `error` says when it is missing, damaged or no object. `what` names the file's use."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = load_json(path)
     except FileNotFoundError:
         raise error(f"{path.parent} is no {what}: it holds no {path.name}.") from None
     except OSError as reason:

@@ -15,3 +15,5 @@ MAX_PAGES = 100_000  # of a PDF
 MAX_FRAMES = 10_000  # of a TIFF
 MEDIA_SECONDS = 60.0  # for all images and pages of a request
 MEDIA_MEMORY_MB = 4096  # of the process that reads them, beside what it holds before
+MAX_JSON_BYTES = 2**24  # of a configuration or index; DeepSeek-V3's index has 9 MB
+MAX_LAYERS = 1024  # of a network; published ones have up to 200

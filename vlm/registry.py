@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import Config
 from vlm.errors import ConfigError, listed
+from vlm.limits import MAX_LAYERS
 from vlm.unsupported import ROWS, ModelFiles, Unsupported, check_supported
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ class ModelSpec:
         """The module on torch's meta device: shapes and types alone."""
         from vlm.skip_init import skeleton
 
+        if (layers := config.depth_in_all) > MAX_LAYERS:
+            raise ConfigError(
+                f"the {self.name} network would have {layers:,} layers, the limit is {MAX_LAYERS:,}; its config.json is"
+                " not the one that it was published with: fetch it again."
+            )
         return skeleton(lambda: self.module(config))
 
     def loaded(self, config: Config, weights: Mapping[str, Any], device: Any) -> Any:

@@ -6,7 +6,6 @@ A catalog adds rows of its own for the models it knows: `UNSUPPORTED`, a tuple o
 from __future__ import annotations
 
 import configparser
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import CheckpointError, UnsupportedModelError, listed
+from vlm.files import load_json, open_regular
 
 MOST_NAMES = 10_000  # of a folder's; a model has fewer
 
@@ -82,8 +82,8 @@ def check_supported(model: ModelFiles, rows: Iterable[Unsupported]) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """Returns a JSON object from a file, {} for anything else."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        value = load_json(path)
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -104,7 +104,7 @@ def _pointers(model: ModelFiles) -> list[str]:
 
 def _begins(path: Path, head: bytes) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return file.read(len(head)) == head
     except OSError:
         return False

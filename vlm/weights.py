@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vlm.errors import CheckpointError, VlmError
+from vlm.files import open_regular
 
 CODES = {
     torch.float64: "F64",
@@ -64,10 +65,13 @@ class TensorFiles(Mapping[str, Tensor]):
 
 def _open(path: Path, device: Any, error: type[VlmError]) -> Any:
     try:
+        open_regular(path).close()  # the library would wait for a pipe
         return safe_open(path, framework="pt", device=str(device))
     except FileNotFoundError:
         raise error(f"{path} is missing.") from None
     except (SafetensorError, OSError) as reason:
+        if isinstance(reason, OSError) and reason.strerror:
+            raise error(f"{path} cannot be read: {reason.strerror}.") from None
         if _is_lfs_pointer(path):
             raise error(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder.") from None
         raise error(f"{path} is damaged or truncated ({reason}); fetch or convert it again.") from None

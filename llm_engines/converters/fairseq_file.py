@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.compile.hf_folder import check_pickle, check_tensors
 from vlm.errors import CheckpointError, VlmWarning, listed
 
 WEIGHTS = ("model.pt", "checkpoint_best.pt", "checkpoint_last.pt")
@@ -61,6 +62,7 @@ def weights_file(folder: Path) -> Path:
 def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Returns the options of the model and its tensors, by torch's restricted unpickler, which builds
     argparse.Namespace and, for what a training left in the file, `Inert` alone."""
+    check_pickle(path)
     inert: dict[str, Any] = {}
     for _ in range(MOST_KINDS):
         try:
@@ -80,6 +82,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise CheckpointError(f"{path} holds objects of more than {MOST_KINDS} kinds; it is no FairSeq checkpoint.")
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise CheckpointError(f'{path} is no FairSeq checkpoint: it has no "model".')
+    check_tensors(path, {name: value for name, value in content["model"].items() if isinstance(value, torch.Tensor)})
     return _options(path, content), content["model"]
 
 

@@ -20,14 +20,17 @@ from torch import Tensor
 
 from llm_engines.converters.nemo_tokenizer import tokenizer_files
 from llm_engines.converters.nemo_weights import EMBEDDING, HEAD, RankFiles
+from vlm.archives import bounded_members, open_archive
 from vlm.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
 from vlm.compile.builder import module_layout
 from vlm.convert import attempt
 from vlm.errors import CheckpointError, ConfigError, VlmError
+from vlm.files import read_small
 from vlm.registry import model_spec
 from vlm.weights import TensorSource
 
 CONFIG = "model_config.yaml"
+MOST_YAML = 2**20  # bytes
 MODEL = "gpt2"  # of the family, too
 
 
@@ -77,8 +80,8 @@ def _scratch(out: Path) -> tempfile.TemporaryDirectory[str]:
 def _unpack(archive: Path, folder: Path) -> None:
     """Members that are no plain files and folders below `folder` are refused; nothing is executed."""
     try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
+        with open_archive(archive) as tar:
+            tar.extractall(folder, bounded_members(tar, archive), filter="data")
     except tarfile.FilterError as error:
         raise CheckpointError(f"{archive} is not unpacked: its member {error}.") from None
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -95,7 +98,7 @@ def read_config(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(read_small(path, MOST_YAML).decode("utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} is no NeMo model: it holds no {path.name}.") from None
     except OSError as error:

@@ -22,9 +22,10 @@ from visual_engines.catalog import vicuna
 from vlm import hub
 from vlm.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.compile.builder import convert_roles, role_configs
-from vlm.compile.hf_folder import HFFolder
+from vlm.compile.hf_folder import WHAT, HFFolder
 from vlm.compile.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError
+from vlm.files import read_json
 from vlm.processing.prompts import read_template
 from vlm.registry import family
 from vlm.weights import Joined, Scoped
@@ -197,7 +198,7 @@ def processor_files(
         if not any(path.name == "tokenizer.json" for path in files) and (text := make_tokenizer(language.path)):
             files.append(_written(Path(made) / "tokenizer.json", text))
         places = [folder / "preprocessor_config.json" for folder in (tower, language.path) if folder is not None]
-        found = next((json.loads(path.read_text(encoding="utf-8")) for path in places if path.is_file()), None)
+        found = next((read_json(path, CheckpointError, WHAT) for path in places if path.is_file()), None)
         settings = found or {"image_processor_type": "CLIPImageProcessor", "size": image_size, "crop_size": image_size}
         shaped = _shaped(settings, root.get("image_aspect_ratio"))
         files.append(_written(Path(made) / "preprocessor_config.json", json.dumps(shaped)))

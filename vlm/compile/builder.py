@@ -52,20 +52,49 @@ def convert_folder(
     """
     if Path(source).exists():
         check_model(Path(source))
+    with _absurd_values(source):
+        return _convert_folder(Path(source), Path(out), progress, tokenizer)
+
+
+_ABSURD = (
+    TypeError,
+    ValueError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    MemoryError,
+)
+
+
+@contextlib.contextmanager
+def _absurd_values(source: Path) -> Iterator[None]:
+    """Turns what absurd values of a configuration end in, which is of many kinds, into a ConfigError."""
+    try:
+        yield
+    except _ABSURD as error:
+        first = str(error).partition("\n")[0][:200].rstrip(".") or type(error).__name__
+        raise ConfigError(
+            f"the configuration of {source} holds a value that no model has ({first}); fetch it again."
+        ) from error
+
+
+def _convert_folder(source: Path, out: Path, progress: Progress | None, tokenizer: str | None) -> Checkpoint:
     options = {} if tokenizer is None else {"tokenizer": tokenizer}
-    converter = converter_of(Path(source))
+    converter = converter_of(source)
     if options and (converter is None or "tokenizer" not in converter.options):
         raise InputError(f"--tokenizer is for FairSeq's models, {source} is none; leave it out.")
     if converter is not None:
-        return converter.load()(Path(source), Path(out), progress=progress, **options)
-    folder = HFFolder(Path(source))
+        return converter.load()(source, out, progress=progress, **options)
+    folder = HFFolder(source)
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)
     tensors = named_tensors(folder.tensors, spec)
     roles = convert_roles(tensors, spec, configs, folder.path)
     with _processor_files(folder, spec) as files:
         return write_checkpoint(
-            Path(out),
+            out,
             family=spec.name,
             roles=roles,
             generation=folder.generation,
@@ -212,8 +241,9 @@ def build_engine(
     `build.dtype` cannot hold.
     """
     spec = family(checkpoint.family)
-    configs = configs_of(checkpoint)
-    build = resolve_limits(build, configs)
+    with _absurd_values(checkpoint.path):
+        configs = configs_of(checkpoint)
+        build = resolve_limits(build, configs)
     check_backend(build)
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
@@ -291,7 +321,8 @@ def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> Role
     """The role's weights in the engine's dtype, each cast when it is written."""
     kind: torch.dtype = getattr(torch, dtype)
     model, weights = checkpoint.roles[role], checkpoint.weights(role)
-    expected = {name: shape for name, (_, shape) in module_layout(model_spec(model), config).items()}
+    with _absurd_values(checkpoint.path):
+        expected = {name: shape for name, (_, shape) in module_layout(model_spec(model), config).items()}
     stored = TensorSource.of(weights).layout
     if wrong := sorted(
         n for n in expected.keys() | stored.keys() if n not in stored or stored[n][1] != expected.get(n)

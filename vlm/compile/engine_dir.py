@@ -7,7 +7,6 @@ manifest.json  visual/model.onnx  cross/model.onnx  decoder/model.onnx  processo
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.checkpoint import is_checkpoint
 from vlm.config import BuildConfig, Config
 from vlm.errors import EngineError, InputError, listed
-from vlm.files import canonical_json, read_json, sha256_of
+from vlm.files import canonical_json, load_json, read_json, sha256_of
 from vlm.registry import converter_of
 
 if TYPE_CHECKING:
@@ -68,11 +67,41 @@ class Manifest(Config):
         if values.pop("sha256", None) != _seal(values):
             raise EngineError(f"{folder / MANIFEST} was edited or damaged after the build; {REBUILD}.")
         try:
-            return cls(**values)
+            manifest = cls(**values)
         except TypeError as error:
             raise EngineError(
                 f"{folder / MANIFEST} was written by another version of vlm ({error}); {REBUILD}."
             ) from None
+        if invalid := manifest._invalid():
+            raise EngineError(f"{folder / MANIFEST} holds values that no build writes in {listed(invalid)}; {REBUILD}.")
+        return manifest
+
+    def _invalid(self) -> list[str]:
+        """Names the fields of other types than a build writes, and those that name files outside of the folder."""
+        mappings = ("roles", "limits", "mapping", "generation", "built_on", "built_for", "files")
+        wrong = [name for name in mappings if not isinstance(getattr(self, name), dict)]
+        texts = ("family", "backend", "dtype", "source")
+        wrong += [name for name in texts if not isinstance(getattr(self, name), str)]
+        fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit}
+        fields = {name: is_fine for name, is_fine in fine.items() if name not in wrong}
+        return wrong + [
+            name for name, is_fine in fields.items() if not all(is_fine(*item) for item in getattr(self, name).items())
+        ]
+
+
+def _is_role(name: str, entry: Any) -> bool:
+    fine = isinstance(entry, dict) and isinstance(entry.get("model"), str) and isinstance(entry.get("config"), dict)
+    return fine and name.isidentifier()
+
+
+def _is_file_entry(name: str, entry: Any) -> bool:
+    fine = isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+    return fine and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def _is_limit(name: str, value: Any) -> bool:
+    known = name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
+    return known and (value is None or (isinstance(value, int) and 0 < value < 2**31))
 
 
 REBUILD = "rebuild it from its checkpoint or model folder with `vlm build`"
@@ -224,7 +253,7 @@ def file_entries(folder: Path, paths: list[Path]) -> dict[str, dict[str, Any]]:
 def is_engine(path: Path) -> bool:
     """Says whether a directory is an engine of ours, a damaged manifest included."""
     try:
-        values = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        values = load_json(path / MANIFEST)
     except OSError:
         return False
     except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.compile.generation_config import generation_defaults, standing_alone
 from vlm.errors import CheckpointError, listed
-from vlm.files import read_json
+from vlm.files import open_regular, read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WHAT = "Hugging Face model folder"
+REPEATED = 4  # how often a file's bytes may be in its tensors: tied ones are
 WEIGHTS = (
     "model.safetensors.index.json",
     "model.safetensors",
@@ -103,8 +105,11 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     import torch
 
     try:
+        check_pickle(path)
         # only the zip format of torch >= 1.6 can be mapped
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{path} is damaged or holds Python objects other than tensors, which could run code, so it is not loaded;"
@@ -115,4 +120,27 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
     if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
         raise CheckpointError(f"{path} is no state dict of tensors by name; save the model as safetensors.")
+    check_tensors(path, state)
     return state
+
+
+def check_pickle(path: Path) -> None:
+    """Raises CheckpointError for what is no file, and for a zip that unpacks to more than its size: torch stores
+    tensors as they are."""
+    try:
+        with open_regular(path) as file:
+            members = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else []
+            size = file.seek(0, io.SEEK_END)
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(f"{path} is damaged or truncated ({error}); fetch it again.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if sum(member.file_size for member in members) > size:
+        raise CheckpointError(f"{path} unpacks to more than its size, so it is not loaded; fetch it again.")
+
+
+def check_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError for tensors that repeat what the file holds: each row of one may be the same bytes."""
+    most = REPEATED * path.stat().st_size
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > most:
+        raise CheckpointError(f"{path} repeats its bytes in tensors of many times its size; save it as safetensors.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from vlm.errors import CheckpointError
+from vlm.files import load_json
 
+MOST_EXTRA_IDS = 10_000
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 
@@ -18,7 +19,7 @@ def make_tokenizer(folder: Path) -> str | None:
     config = _config(folder)
     kind = str(config.get("tokenizer_class", ""))
     if kind.removesuffix("Fast") == "ByT5Tokenizer":
-        return byte_tokenizer(int(config.get("extra_ids", 125)))
+        return byte_tokenizer(_extra_ids(config, folder))
     if any((folder / name).is_file() for name in SENTENCEPIECE):
         _check_sentencepiece(folder)
         return _from_transformers(folder)
@@ -32,9 +33,21 @@ def make_tokenizer(folder: Path) -> str | None:
 def _config(folder: Path) -> dict[str, object]:
     path = folder / "tokenizer_config.json"
     try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from None
+        config = load_json(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}.") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is damaged: it holds a JSON {type(config).__name__}, expected is an object.")
+    return config
+
+
+def _extra_ids(config: dict[str, object], folder: Path) -> int:
+    count = config.get("extra_ids", 125)
+    if not isinstance(count, int) or not 0 <= count <= MOST_EXTRA_IDS:
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'} has extra_ids {str(count)[:40]}; 0 to {MOST_EXTRA_IDS} are allowed."
+        )
+    return count
 
 
 def byte_tokenizer(extra_ids: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from vlm.errors import EngineError, ImageError, listed
+from vlm.files import load_json
 from vlm.limits import MAX_PADDED_PIXELS
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = load_json(path)
     except (OSError, ValueError) as error:
         raise EngineError(f"{path} cannot be read: {error}.") from None
     if not isinstance(config, dict):
