@@ -146,12 +146,19 @@ def _frozen(name: str, value: Any) -> Any:
         pairs = value.items() if isinstance(value, dict) else value or ()
         return tuple((tuple(tokens), float(bias)) for tokens, bias in pairs)
     if name == "logit_bias":
-        pairs = value.items() if isinstance(value, dict) else value or ()
-        return tuple((int(token), float(bias)) for token, bias in pairs)
+        return _biases(value)
     if name == "forced_eos_token_id" and isinstance(value, list | tuple):
         ends = tuple(dict.fromkeys(value))
         return ends if len(ends) > 1 else ends[0] if ends else None
     return tuple(_frozen("", x) for x in value) if isinstance(value, list | tuple) else value
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    pairs = value.items() if isinstance(value, dict) else value or ()
+    try:
+        return tuple((int(token), float(bias)) for token, bias in pairs)
+    except (TypeError, ValueError):
+        raise InputError("logit_bias must map token ids to what is added to their logits, say {13: -100}.") from None
 
 
 def warn_of_what_is_not_applied(name: str, generation: dict[str, Any]) -> None:

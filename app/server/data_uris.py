@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 from typing import Any
-from urllib.parse import unquote_to_bytes
 
 from vlm.errors import InputError
 
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _BLANKS = b" \t\r\n"  # base64 of mails and of command lines has lines
+# what browsers escape of base64; a general decoder makes a list of millions of parts
+_ESCAPES = {b"%2B": b"+", b"%2F": b"/", b"%3D": b"=", b"%0A": b"", b"%0D": b"", b"%20": b""}
 
 
 def is_data_uri(text: str, kind: str = "") -> bool:
@@ -33,7 +34,9 @@ def decode_data_uri(uri: Any) -> bytes:
 
 def _decode(content: str) -> bytes:
     try:
-        letters = unquote_to_bytes(content) if "%" in content else content.encode("ascii")
+        letters = content.encode("ascii")
+        for code, letter in _ESCAPES.items() if b"%" in letters else ():
+            letters = letters.replace(code, letter).replace(code.lower(), letter)
         letters = letters.translate(_URL_SAFE, _BLANKS).rstrip(b"=")
         found = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
     except (binascii.Error, ValueError):

@@ -30,31 +30,30 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
     """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
     services: Services = http.app.state.services
     service = services[body.model]
-    encodings = await unless_gone(http, _encoded(service, body))
-    vectors = [_shortened(_vector(e), body) for e in encodings]
-    rows = [_row(i, vector, body.encoding_format) for i, vector in enumerate(vectors)]
-    read = sum(len(e.last_hidden_state) for e in encodings)
+    found = await unless_gone(http, _vectors(service, body))
+    rows = [_row(i, _shortened(vector, body), body.encoding_format) for i, (vector, _) in enumerate(found)]
+    read = sum(count for _, count in found)
     usage = {"prompt_tokens": read, "total_tokens": read}
     return {"object": "list", "model": body.model, "data": rows, "usage": usage}
 
 
-async def _encoded(service: Service, body: EmbeddingBody) -> list[Encoding]:
-    """Some inputs after the other: between them the engine goes on with what else it does."""
-    found: list[Encoding] = []
+async def _vectors(service: Service, body: EmbeddingBody) -> list[tuple[Tensor, int]]:
+    """Of each input its vector and the rows that it was read as. Some inputs after the other: between them the engine
+    goes on with what else it does."""
+    found: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
         for inputs in chunks(body.inputs, AT_ONCE):
-            files = await asyncio.to_thread(_files, inputs)
-            sources = [
-                {} if own else verbatim(service.pipeline, each, body.truncate)
-                for own, each in zip(files, inputs, strict=True)
-            ]
+            sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
             with service.admitted(len(inputs)):
-                found += await service.model.encode(sources, files)
+                encodings = await service.model.encode(sources, files)
+            found += [(_vector(each), len(each.last_hidden_state)) for each in encodings]
     return found
 
 
-def _files(inputs: list[str | list[int]]) -> list[list[bytes]]:
-    return [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
+def _read(service: Service, inputs: list[str | list[int]], truncate: bool | int) -> tuple[list[Any], list[list[bytes]]]:
+    files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
+    texts = zip(files, inputs, strict=True)
+    return [{} if own else verbatim(service.pipeline, each, truncate) for own, each in texts], files
 
 
 def _is_image(given: str | list[int]) -> bool:

@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from vlm.async_pipeline import Piece
 from vlm.outputs import Output
-from vlm_app.server.asked import Asked
 from vlm_app.server.errors import RequestTimeout
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.parameters import Parameters, check, with_options
+from vlm_app.server.partial_outputs import PartialOutputs
 from vlm_app.server.service import Service
 from vlm_app.server.tensors import InferRequest
 
 Tensors = dict[str, np.ndarray]
 WITH_LOGPROBS = ("cum_log_probs", "output_log_probs")
-NOTHING = Output("", "", [], "", [], 0)
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,13 @@ class Inference:
         if not self._service.decoupled:
             yield Response(await self.outputs(), last=True)
             return
-        began, rows = time.monotonic(), [_Row(asked) for asked in self.asked]
+        began, found = time.monotonic(), PartialOutputs(self.asked)
         async with aclosing(self._service.stream_all(self.asked)) as pieces:
-            while not all(row.ended for row in rows):
+            while not found.ended:
                 async with self._within(began):  # each step has a task of its own
                     number, piece = await anext(pieces)
-                if rows[number].take(piece):
-                    yield Response(self._written([row.outputs for row in rows]), all(row.ended for row in rows))
+                if found.take(number, piece):
+                    yield Response(self._written(found.rows), last=found.ended)
             await anext(pieces, None)  # so that it counts as a success
 
     def _written(self, outputs: list[list[Output]]) -> Tensors:
@@ -84,37 +82,6 @@ class Inference:
             raise RequestTimeout(
                 f"the request took longer than its timeout of {seconds * 1e6:.0f} µs; give it more or ask for less."
             ) from None
-
-
-class _Row:
-    """The outputs of one input so far."""
-
-    def __init__(self, asked: Asked):
-        self._found: dict[int, Output] = {}
-        self._expected = asked.sampling.get("num_return_sequences") or 1
-        self._ended: set[int] = set()
-
-    def take(self, piece: Piece) -> bool:
-        """Adds a piece. Returns False in the midst of a search's outcomes, which come at once."""
-        self._found[piece.index] = _grown(self._found.get(piece.index, NOTHING), piece)
-        if piece.output is not None:
-            self._ended.add(piece.index)
-        return self.ended or piece.output is None
-
-    @property
-    def ended(self) -> bool:
-        return len(self._ended) == self._expected
-
-    @property
-    def outputs(self) -> list[Output]:
-        return [self._found[index] for index in sorted(self._found)] or [NOTHING]
-
-
-def _grown(known: Output, piece: Piece) -> Output:
-    if piece.output is not None:
-        return piece.output
-    tokens, logprobs = [*known.token_ids, *piece.delta.token_ids], [*known.logprobs, *piece.delta.logprobs]
-    return replace(known, text=known.text + piece.text, token_ids=tokens, logprobs=logprobs)
 
 
 def _left_out(request: InferRequest, inputs: Tensors) -> set[str]:

@@ -47,7 +47,8 @@ def accepted(values: Mapping[str, Any], known: Mapping[str, Any], neutral: Mappi
             if not _is_one_of(value, (*NOTHING, *neutral.get(name, REFUSED.get(name, ())))):
                 raise refusal(name, f"{name} {_shown(value)}is not supported; leave it out.")
         elif name not in IGNORED and value is not None:
-            raise refusal(str(name), f"{str(name)[:60]!r} is no field of this route; leave it out.")
+            shown = name[:60].encode("utf-8", "replace").decode()
+            raise refusal(shown, f"{shown!r} is no field of this route; leave it out.")
     return found
 
 

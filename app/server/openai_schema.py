@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS, MAX_TOP_LOGPROBS
 from vlm_app.server.openai_fields import accepted, refusal
@@ -18,6 +18,13 @@ Int32 = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Int32], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
 Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _few_biases(given: Any) -> Any:
+    """Each wrong entry of a mapping would be an error."""
+    if isinstance(given, dict) and len(given) > MAX_STOP_IDS:
+        raise ValueError(f"logit_bias has {len(given):,} entries; give at most {MAX_STOP_IDS}.")
+    return given
 
 
 class Body(BaseModel):
@@ -49,7 +56,7 @@ class Sampling(Body):
     seed: int | None = None
     presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
     frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    logit_bias: Annotated[dict[Int32, Bias] | None, Field(max_length=MAX_STOP_IDS)] = None
+    logit_bias: Annotated[dict[Int32, Bias] | None, BeforeValidator(_few_biases)] = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     top_k: Annotated[int | None, Field(ge=-1, lt=2**31)] = None
@@ -70,7 +77,7 @@ class Sampling(Body):
     early_stopping: bool | Literal["never"] | None = None
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1, lt=2**31)] = None
     return_tokens_as_token_ids: bool | None = None
-    request_id: Annotated[str | None, Field(min_length=1, max_length=128)] = None
+    request_id: Annotated[str | None, Field(pattern=r"^[\x21-\x7e]{1,128}$")] = None
 
     @model_validator(mode="after")
     def _best(self) -> Sampling:

@@ -11,8 +11,8 @@ from typing import Any
 
 from vlm.frontend import Frontend
 from vlm_app.server.model_config import described
-from vlm_app.server.model_tensors import INPUT_LENGTHS, ModelTensors
-from vlm_app.server.tensor_specs import IDS_IN, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
+from vlm_app.server.model_tensors import INPUT_LENGTHS, LENGTHS_OUT
+from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 from vlm_app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
 
 GIVEN_TEXT = ("text_input", "image")
@@ -28,10 +28,10 @@ def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any
     names, prepared = config.folders, prepared_specs(frontend)
     given = _texts(frontend)
     before = _python(names[BEFORE], config, [s for s in given if s.name in GIVEN_TEXT], prepared, "KIND_CPU")
-    read = [replace(spec, optional=False) for spec in _engine_outputs(frontend) if spec.name in READ_BACK]
+    read = [replace(spec, optional=False) for spec in _engine_out(frontend) if spec.name in READ_BACK]
     after = _python(names[AFTER], config, read, TEXT_OUT[:1], "KIND_CPU")
     return {
-        ENSEMBLE: _ensemble(frontend, given, prepared, config),
+        ENSEMBLE: _ensemble(frontend, prepared, config),
         BEFORE: before,
         ENGINE: _engine(names[ENGINE], frontend, config),
         AFTER: after,
@@ -46,13 +46,6 @@ def prepared_specs(frontend: Frontend) -> tuple[TensorSpec, ...]:
     return tuple(spec for spec in by_ids if spec.name in names)
 
 
-def _engine_outputs(frontend: Frontend) -> tuple[TensorSpec, ...]:
-    """Returns what the engine gives: what the server does but texts, and how many ids are the prompt's."""
-    outputs = {spec.name: spec for spec in ModelTensors.from_frontend(frontend).outputs}
-    lengths = replace(outputs["sequence_length"], name=INPUT_LENGTHS)
-    return (*(spec for name, spec in outputs.items() if name != TEXT_OUT[0].name), lengths)
-
-
 def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
     """What the ensemble takes; the first tensor must be there."""
     specs = specs_of(frontend, TEXT_IN)
@@ -60,9 +53,14 @@ def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
     return tuple(replace(spec, optional=False) if spec.name == first else spec for spec in specs)
 
 
+def _engine_out(frontend: Frontend) -> tuple[TensorSpec, ...]:
+    return output_specs(frontend, (*IDS_OUT, *LENGTHS_OUT))
+
+
 def _engine(name: str, frontend: Frontend, config: ExportConfig) -> dict[str, Any]:
-    kind = KINDS[config.load.device.partition(":")[0]]
-    made = _python(name, config, specs_of(frontend, IDS_IN), _engine_outputs(frontend), kind)
+    made = _python(
+        name, config, specs_of(frontend, IDS_IN), _engine_out(frontend), KINDS[config.load.device.partition(":")[0]]
+    )
     if number := config.load.device.partition(":")[2]:
         made["instance_group"][0]["gpus"] = [int(number)]
     made["instance_group"][0]["count"] = config.instances
@@ -80,20 +78,19 @@ def _python(
     return {**made, "backend": "python", "instance_group": [{"kind": kind}], "dynamic_batching": {}}
 
 
-def _ensemble(
-    frontend: Frontend, given: tuple[TensorSpec, ...], prepared: tuple[TensorSpec, ...], config: ExportConfig
-) -> dict[str, Any]:
+def _ensemble(frontend: Frontend, prepared: tuple[TensorSpec, ...], config: ExportConfig) -> dict[str, Any]:
+    given = _texts(frontend)
     same = lambda names: {name: name for name in names}  # noqa: E731
     between = {spec.name: f"prepared_{spec.name}" for spec in prepared}
     texts = [spec.name for spec in given if spec.name in GIVEN_TEXT]
     options = [spec.name for spec in given if spec.name not in GIVEN_TEXT]
     steps = [
         (BEFORE, same(texts), between),
-        (ENGINE, {**between, **same(options)}, same(spec.name for spec in _engine_outputs(frontend))),
+        (ENGINE, {**between, **same(options)}, same(spec.name for spec in _engine_out(frontend))),
         (AFTER, same(READ_BACK), same([TEXT_OUT[0].name])),
     ]
     return {
-        **described(config.name, config.max_batch_size, given, ModelTensors.from_frontend(frontend).outputs),
+        **described(config.name, config.max_batch_size, given, output_specs(frontend, TEXT_OUT)),
         "platform": "ensemble",
         "ensemble_scheduling": {
             "step": [

@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 from vlm.async_pipeline import AsyncPipeline, Piece
-from vlm.outputs import Output
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.asked import Asked
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.merge import merged
-from vlm_app.server.model_tensors import ModelTensors
+from vlm_app.server.partial_outputs import PartialOutputs
 from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
 from vlm_app.triton.options import PARAMETERS, options_from_words
-
-NOTHING = Output("", "", [], "", [], 0)
 
 
 class Engine:
@@ -36,8 +32,6 @@ class Engine:
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
         pipeline = self._options(device).load(engine_of(args))
         self._loop, self._frontend = Loop(), pipeline.frontend
-        declared = {each["name"]: each["data_type"].removeprefix("TYPE_") for each in self._config["output"]}
-        self._types = ModelTensors.from_frontend(self._frontend, declared=declared)
         self._model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()))
         self._loop.submit(_call(self._model.start)).result()
 
@@ -81,32 +75,19 @@ class Engine:
     async def _tensors(self, inputs: Tensors, every: bool) -> AsyncIterator[Tensors]:
         """A request's outputs: all of them when they have ended, or at every step the ones so far."""
         asked = read_batch(self._frontend, inputs)
-        rows: list[dict[int, Output]] = [{0: NOTHING} for _ in asked]
+        found = PartialOutputs(asked)
         async with aclosing(merged([self._stream(each) for each in asked])) as pieces:
             async for number, piece in pieces:
-                if every or piece.output is not None:
-                    rows[number][piece.index] = _grown(rows[number].get(piece.index, NOTHING), piece)
-                if every:
-                    yield self._written(asked, rows)
+                if (every or piece.output is not None) and found.take(number, piece) and every:
+                    yield write_batch(self._frontend, asked, found.rows)
         if not every:
-            yield self._written(asked, rows)
+            yield write_batch(self._frontend, asked, found.rows)
 
     async def _stream(self, asked: Asked) -> AsyncIterator[Piece]:
         request = await self._model.request(asked.source, asked.files, **asked.sampling)
         async with aclosing(self._model.stream(request)) as pieces:
             async for piece in pieces:
                 yield piece
-
-    def _written(self, asked: list[Asked], rows: list[dict[int, Output]]) -> Tensors:
-        written = write_batch(self._frontend, asked, [[row[index] for index in sorted(row)] for row in rows])
-        return self._types.typed(written, {}, wanted=written)
-
-
-def _grown(known: Output, piece: Piece) -> Output:
-    if piece.output is not None:
-        return piece.output
-    tokens, logprobs = [*known.token_ids, *piece.delta.token_ids], [*known.logprobs, *piece.delta.logprobs]
-    return replace(known, token_ids=tokens, logprobs=logprobs)
 
 
 async def _call(function: Any) -> None:

@@ -105,7 +105,11 @@ def _unknown_tensors(config: Any) -> list[str]:
     return [
         *_unknown("input", (each.name for each in config.input), KNOWN_INPUTS | ft_tensors.INPUTS.keys()),
         *_unknown("batch_input", batched, set(ft_tensors.BATCH_INPUTS)),
-        *_unknown("output", (each.name for each in config.output), KNOWN_OUTPUTS | ft_tensors.OUTPUTS.keys()),
+        *_unknown(
+            "output",
+            (each.name for each in config.output),
+            KNOWN_OUTPUTS | ft_tensors.OUTPUTS.keys(),
+        ),
     ]
 
 

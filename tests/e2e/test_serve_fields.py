@@ -311,6 +311,21 @@ def test_what_is_not_there_has_openais_shape(served, method, path, words):
     assert answer.headers["x-request-id"]
 
 
+@pytest.mark.parametrize("more", [
+    {"\ud800": 1}, {"x" * 10**6: 1}, {"request_id": "\ud800"}, {"request_id": "a\nb"}, {"temperature": float("nan")},
+    {"logit_bias": {"3": float("inf")}}, {"logit_bias": {f"a{i}": 1 for i in range(50_000)}},
+    {"logit_bias": {str(i): 1000 for i in range(50_000)}}, {"bad_words": ["\ud800"]}, {"bad_words": [""] * 10**5},
+    {"tool_choice": "\ud800"}, {"stop": ["\ud800"], "skip_special_tokens": "perhaps"}, {"n": [1]}, {"model": None},
+], ids=lambda more: ascii(more)[:40])  # fmt: skip
+def test_hostile_values_get_a_short_sentence(served, more):
+    body = json.dumps({"model": "mini-t5", "messages": [{"role": "user", "content": TEXT}], **more})
+    headers = {"content-type": "application/json", "x-request-id": "a" * 1000}
+    answer = httpx.post(f"{served.url}/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert error["message"].endswith(".") and len(answer.content) < 1500 and len(answer.headers["x-request-id"]) == 32
+
+
 def test_slashes_at_the_end(served, client):
     assert client.models.retrieve("mini-t5/").id == "mini-t5"
     assert len(httpx.get(f"{served.url}/v1/models/").json()["data"]) == 3

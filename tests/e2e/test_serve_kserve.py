@@ -339,6 +339,20 @@ def test_responses_are_compressed_where_asked(client, served, t5):
     assert connection.getresponse().headers["content-encoding"] == "gzip"
 
 
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_requests_may_be_compressed(client, served, algorithm):
+    given = [text(TEXTS[0])]
+    coded = {"request_compression_algorithm": algorithm, "response_compression_algorithm": algorithm}
+    expected = client.infer("mini-t5", given).as_numpy("text_output").tolist()
+    assert client.infer("mini-t5", given, **coded).as_numpy("text_output").tolist() == expected
+
+    async def ask():
+        async with triton_aio.InferenceServerClient(served.address) as other:
+            return (await other.infer("mini-t5", given, **coded)).as_numpy("text_output").tolist()
+
+    assert asyncio.run(ask()) == expected
+
+
 def test_asynchronous_calls_and_the_asyncio_client(client, served):
     pending = [client.async_infer("mini-t5", [text(each)]) for each in TEXTS]
     found = [each.get_result().as_numpy("text_output")[0, 0] for each in pending]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import shutil
 import urllib.error
 import urllib.request
@@ -18,6 +19,8 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
+
+import tritonclient.grpc as triton_grpc
 
 from tests.prompted_kit import call
 from tests.s3_kit import store
@@ -126,6 +129,42 @@ def test_models_come_and_go_while_others_are_asked(exported, tmp_path):
         for arguments, words in (({}, "in no repository"), ({"config": "{}"}, "no parameters")):
             with pytest.raises(InferenceServerException, match=words):
                 client.load_model("nothing", **arguments)
+
+
+def test_models_come_and_go_over_grpc_and_stream_as_their_configuration_says(exported, tmp_path):
+    shutil.copytree(exported, models := tmp_path / "models")
+    text = triton_grpc.InferInput("text_input", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[TEXT.encode()]], object))
+
+    def streamed(client) -> int:
+        """How many responses a request gets."""
+        answers: queue.SimpleQueue = queue.SimpleQueue()
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        client.async_stream_infer("mini-t5", [text])
+        client.stop_stream()
+        found = [answers.get() for _ in range(answers.qsize())]
+        assert [error for _, error in found if error] == []
+        return len(found)
+
+    with (
+        served(models, model_control=True, grpc_port=0) as (found, _),
+        triton_grpc.InferenceServerClient(found.grpc_address) as client,
+    ):
+        assert not client.get_model_config("mini-t5").config.model_transaction_policy.decoupled
+        assert streamed(client) == 1
+        client.unload_model("mini-t5", unload_dependents=True)
+        [row] = client.get_model_repository_index().models
+        assert (row.name, row.state, row.reason) == ("mini-t5", "UNAVAILABLE", "unloaded")
+        with pytest.raises(InferenceServerException, match="NOT_FOUND"):
+            client.infer("mini-t5", [text])
+        file = models / "mini-t5-engine" / "config.pbtxt"
+        file.write_text(file.read_text().replace("transaction_policy {", "transaction_policy { decoupled: true"))
+        client.load_model("mini-t5")
+        assert client.get_model_config("mini-t5").config.model_transaction_policy.decoupled
+        assert streamed(client) > 1
+        for name, config, code in (("nothing", None, "NOT_FOUND"), ("mini-t5", "{}", "INVALID_ARGUMENT")):
+            with pytest.raises(InferenceServerException, match=code):
+                client.load_model(name, config=config)
 
 
 def test_what_is_asked_ends_before_its_model_goes(exported):
