@@ -43,12 +43,12 @@ def write_batch(frontend: Frontend, asked: list[Asked], outputs: list[list[Outpu
     prompts = [prompt_of(frontend, each.source.get("decoder_prompt_token_ids", ())) for each in asked]
     tokens = [[prompt + o.token_ids for o in row] for prompt, row in zip(prompts, outputs, strict=True)]
     logprobs = [[o.logprobs for o in row] for row in outputs]
-    end = frontend.config.eos_token_id
+    end, kind = frontend.config.eos_token_id, np.int32 if frontend.config.cross_attention else np.uint32
     return {
-        "output_ids": padded(tokens, end, np.uint32),
-        "sequence_length": padded([[len(x) for x in row] for row in tokens], 0, np.uint32),
+        "output_ids": padded(tokens, end, kind),
+        "sequence_length": padded([[len(x) for x in row] for row in tokens], 0, kind),
         "response_input_lengths": padded(
-            [[len(prompt)] * len(row) for prompt, row in zip(prompts, outputs, strict=True)], 0, np.uint32
+            [[len(prompt)] * len(row) for prompt, row in zip(prompts, outputs, strict=True)], 0, kind
         ),
         "cum_log_probs": padded([[sum(x) for x in row] for row in logprobs], 0.0, np.float32),
         "output_log_probs": padded(logprobs, 0.0, np.float32),

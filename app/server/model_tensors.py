@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vlm.frontend import Frontend
-from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, SAME, TEXT_IN, TEXT_OUT, TensorSpec, specs_of
+from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, SAME, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 from vlm_app.server.tensors import DTYPES
 
 HIDDEN = ("output_hidden_states", "output_hidden_state")  # T5-Encoder's guide, its code and config.pbtxt
@@ -19,6 +19,7 @@ TYPES = {
     "output_ids": INTEGERS, "sequence_length": INTEGERS, INPUT_LENGTHS: INTEGERS,
     "cum_log_probs": ("FP32",), "output_log_probs": ("FP32",), "text_output": ("BYTES",),
 }  # fmt: skip
+LENGTHS_OUT = (TensorSpec(INPUT_LENGTHS, "UINT32", (-1,)),)
 FOLLOW_IDS = ("output_ids", "sequence_length", INPUT_LENGTHS)
 
 ENCODER_IN = (*(spec for spec in IDS_IN if spec.name in ("input_ids", "sequence_length")),
@@ -48,13 +49,9 @@ class ModelTensors:
             return cls._of_encoder(frontend, dtype, declared)
         texts = specs_of(frontend, TEXT_IN) if frontend.tokenizer else ()
         inputs = {spec.name: spec for spec in (*specs_of(frontend, IDS_IN), *texts)}
-        outputs = list(TEXT_OUT if frontend.tokenizer else IDS_OUT)
-        if INPUT_LENGTHS in declared:
-            outputs.append(TensorSpec(INPUT_LENGTHS, "UINT32", (-1,)))
-        # FasterTransformer's guides: int32 of T5, uint32 of GPT
-        ids = "INT32" if frontend.config.cross_attention else "UINT32"
-        typed = lambda s: declared.get(s.name, ids if s.name in FOLLOW_IDS else s.datatype)  # noqa: E731
-        return cls(tuple(inputs.values()), tuple(replace(s, datatype=typed(s)) for s in outputs), declared)
+        outputs = (*(TEXT_OUT if frontend.tokenizer else IDS_OUT), *(LENGTHS_OUT if INPUT_LENGTHS in declared else ()))
+        typed = (replace(s, datatype=declared.get(s.name, s.datatype)) for s in output_specs(frontend, outputs))
+        return cls(tuple(inputs.values()), tuple(typed), declared)
 
     @classmethod
     def _of_encoder(cls, frontend: Frontend, dtype: str, declared: Mapping[str, str]) -> ModelTensors:

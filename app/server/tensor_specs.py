@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,13 @@ def specs_of(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec
     if not frontend.config.cross_attention:
         left_out |= DECODER_IDS
     return tuple(spec for spec in by if spec.name not in left_out)
+
+
+def output_specs(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """Returns these tensors (IDS_OUT, TEXT_OUT) with ids as FasterTransformer's guides have them: int32 of T5, uint32
+    of GPT."""
+    ids = "INT32" if frontend.config.cross_attention else "UINT32"
+    return tuple(replace(spec, datatype=ids) if spec.datatype == "UINT32" else spec for spec in by)
 
 
 def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:

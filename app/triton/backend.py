@@ -18,6 +18,7 @@ import numpy as np
 from vlm.compile.engine_dir import EngineDir, Manifest
 from vlm.errors import VlmError
 from vlm.frontend import Frontend
+from vlm_app.server.tensors import DTYPES
 from vlm_app.triton.options import ENGINE_FOLDER, FRONTEND_FOLDER
 
 T = TypeVar("T")
@@ -51,9 +52,14 @@ def inputs_of(request: Any) -> Tensors:
 
 
 def response(tensors: Tensors, config: Mapping[str, Any]) -> Any:
-    """With the outputs that the model's configuration names."""
-    names = [output["name"] for output in config["output"]]
-    return utils().InferenceResponse([utils().Tensor(name, tensors[name]) for name in names])
+    """With the outputs that the model's configuration names, in its types."""
+    found = {each["name"]: _typed(tensors[each["name"]], each["data_type"]) for each in config["output"]}
+    return utils().InferenceResponse([utils().Tensor(name, array) for name, array in found.items()])
+
+
+def _typed(array: np.ndarray, data_type: str) -> np.ndarray:
+    dtype = DTYPES.get(data_type.removeprefix("TYPE_"))  # texts are TYPE_STRING
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def failure(error: Exception) -> Any:
