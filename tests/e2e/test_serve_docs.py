@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,6 +96,7 @@ def test_metrics_and_tensors_are_those_of_the_server(address):
 
     metrics = Metrics()
     metrics.watch(dict)
+    metrics.watch_workers(SimpleNamespace(state=lambda: SimpleNamespace(busy=0), failures={}))
     known = {name for family in metrics.registry.collect() for name in (family.name, f"{family.name}_total")}
     assert set(re.findall(r"`(vlm_\w+)`", PAGE)) <= known
     for spec in (*IDS_IN, *TEXT_IN, *IDS_OUT, *TEXT_OUT):
