@@ -20,7 +20,7 @@ UNROUTED = (
     " base_url ends in /v1."
 )
 TOO_LONG = "this model's maximum context length is exceeded: "  # OpenAI's words, by which litellm knows it
-MAX_CHARACTERS = 1000  # of a sentence
+MAX_CHARACTERS, MAX_NAME = 1000, 100  # of a sentence, and of a field in it
 
 
 class Busy(VlmError):
@@ -112,7 +112,8 @@ def _param(error: Exception) -> str | None:
         return None
     first = error.errors()[0]
     place = next((part for part in first["loc"][1:] if isinstance(part, str)), None)
-    return first.get("ctx", {}).get("param", place)
+    name = first.get("ctx", {}).get("param", place)
+    return name and name[:MAX_NAME]
 
 
 def response(error: Exception, path: str) -> JSONResponse:
