@@ -9,5 +9,6 @@ MAX_PADDED_PIXELS = 2**26  # of an image that is padded to a square: 8,192 × 8,
 MAX_PDF_BYTES = 2**31  # PDFium goes through all of a damaged one
 MAX_PAGES = 100_000  # of a PDF
 MAX_FRAMES = 10_000  # of a TIFF
+MAX_INPUT_SIDE = 4096  # pixels that an image processor may scale to
 MAX_JSON_BYTES = 2**24  # of a configuration or index; DeepSeek-V3's index has 9 MB
 MAX_LAYERS = 1024  # of a network; published ones have up to 200
