@@ -13,6 +13,7 @@ MAX_PADDED_PIXELS = 2**26  # of an image that is padded to a square: 8,192 × 8,
 MAX_PDF_BYTES = 2**31  # PDFium goes through all of a damaged one
 MAX_PAGES = 100_000  # of a PDF
 MAX_FRAMES = 10_000  # of a TIFF
+MAX_INPUT_SIDE = 4096  # pixels that an image processor may scale to
 MEDIA_SECONDS = 60.0  # for all images and pages of a request
 MEDIA_MEMORY_MB = 4096  # of the process that reads them, beside what it holds before
 MAX_JSON_BYTES = 2**24  # of a configuration or index; DeepSeek-V3's index has 9 MB

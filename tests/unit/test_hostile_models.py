@@ -25,6 +25,7 @@ from vlm.config import BuildConfig
 from vlm.errors import CheckpointError, EngineError, VlmError
 from vlm.files import load_json
 from vlm.limits import MAX_JSON_BYTES
+from vlm.processing.image_processor import ImageProcessor
 from vlm.resolve import packaged_models
 
 HUGE = 10**9
@@ -284,6 +285,15 @@ def test_processor_files_are_files(tmp_path):
     (folder / "tokenizer_config.json").unlink()
     os.mkfifo(folder / "tokenizer_config.json")
     assert all(path.is_file() for path in HFFolder(folder).processor_files)
+
+
+@pytest.mark.parametrize("size", [HUGE, {"shortest_edge": HUGE}, {"height": 224, "width": float("inf")}], ids=str)
+@pytest.mark.parametrize("key", ["size", "crop_size"])
+def test_images_scaled_without_end(key, size, tmp_path):
+    settings = {"image_processor_type": "CLIPImageProcessor", key: size}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    with pytest.raises(EngineError, match=r"preprocessor_config\.json scales images to more than 4,096 pixels a side"):
+        ImageProcessor.from_dir(tmp_path)
 
 
 def test_one_tensor_for_many_layers(tmp_path):

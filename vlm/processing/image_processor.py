@@ -12,7 +12,7 @@ from PIL import Image
 
 from vlm.errors import EngineError, ImageError, listed
 from vlm.files import load_json
-from vlm.limits import MAX_PADDED_PIXELS
+from vlm.limits import MAX_INPUT_SIDE, MAX_PADDED_PIXELS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,6 +68,10 @@ class ImageProcessor:
         named = processor_kind(config) or kind
         if named not in KINDS:
             raise EngineError(f"{path} asks for {named}; supported are {listed(KINDS)}.")
+        if large := [name for name in ("size", "crop_size", "pad_size") if _largest(config.get(name)) > MAX_INPUT_SIDE]:
+            raise EngineError(
+                f"{path} scales images to more than {MAX_INPUT_SIDE:,} pixels a side ({listed(large)}); fetch it again."
+            )
         try:
             return cls(config, named)
         except (TypeError, ValueError) as error:
@@ -160,6 +164,12 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise EngineError(f"{path} holds no settings; copy the file from the model's folder again.")
     return config
+
+
+def _largest(size: Any) -> float:
+    """Returns the largest number of a size, which is one or a mapping of several."""
+    values = size.values() if isinstance(size, dict) else [size]
+    return max((value for value in values if isinstance(value, int | float)), default=0)
 
 
 def _nougat() -> type:
