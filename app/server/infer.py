@@ -111,7 +111,11 @@ def _start(frontend: Frontend, row: Row) -> dict[str, Any]:
 
 
 def _sampling(row: Row) -> dict[str, Any]:
-    """With beam_width 1, runtime_top_k 1 or neither top-k nor top-p is greedy."""
+    """With beam_width 1, runtime_top_k 1 or neither top-k nor top-p is greedy. Raises InputError for NaN and infinity,
+    where they would change nothing, too."""
+    for name in SCALARS.keys() & row.keys():
+        if row[name].dtype.kind == "f" and not np.isfinite(row[name]):
+            raise InputError(f"input {name} is {row[name]}; give a number that is finite.")
     given = {field: row[name].item() for name, (_, field) in SCALARS.items() if field and name in row}
     beams, top_k = int(row.get("beam_width", 1)), int(row.get("runtime_top_k", 0))
     top_p = float(row.get("runtime_top_p", 0))

@@ -317,6 +317,12 @@ def test_tensors_in_shared_memory_are_refused(client):
             client.infer("mini-t5", inputs, outputs=outputs)
 
 
+def test_numbers_are_finite_even_where_they_change_nothing(client):
+    for value in (np.nan, np.inf):
+        with pytest.raises(InferenceServerException, match="temperature is .* finite"):  # of a greedy request
+            client.infer("mini-t5", [text(TEXTS[0]), tensor("temperature", np.array([[value]], np.float32))])
+
+
 def test_options_go_as_parameters_too(client):
     found = client.infer("mini-t5", [text(*TEXTS)], timeout=10**9, parameters={"max_output_len": 3})
     assert found.as_numpy("sequence_length").tolist() == [[3], [3]]
