@@ -7,8 +7,6 @@ generate routes (https://github.com/kserve/open-inference-protocol: generate_res
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -21,18 +19,17 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
 from vlm.errors import InputError
-from vlm_app.server import errors
 from vlm_app.server.descriptions import specs
+from vlm_app.server.event_stream import event_stream
 from vlm_app.server.inferences import read_inference
 from vlm_app.server.json_bodies import parse_json
 from vlm_app.server.kserve import service_of
-from vlm_app.server.limits import Streamed, unless_gone
+from vlm_app.server.limits import unless_gone
 from vlm_app.server.service import Service
 from vlm_app.server.tensor_specs import SCALARS, TensorSpec
 from vlm_app.server.tensors import request_from
 
 router = APIRouter(prefix="/v2/models/{name}")
-log = logging.getLogger("vlm")
 ALIASES = {"max_tokens": "max_output_len", "top_k": "runtime_top_k", "top_p": "runtime_top_p"}
 DRAWS = ("runtime_top_k", "runtime_top_p", "beam_width")
 
@@ -52,14 +49,7 @@ async def generate(name: str, http: Request, version: str | None = None) -> Http
 async def generate_stream(name: str, http: Request, version: str | None = None) -> HttpResponse:
     """Server-sent events: each holds all of the output so far."""
     asked = await _asked(http, name, version)
-    responses = asked.responses()
-    try:
-        # what is wrong with the request shows before the first event: its status can still say so
-        first = await unless_gone(http, anext(responses))
-    except BaseException:
-        await responses.aclose()
-        raise
-    return Streamed(_events(first, responses), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return await event_stream(http, asked.responses())
 
 
 async def _asked(http: Request, name: str, version: str | None) -> Generation:
@@ -154,20 +144,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-async def _events(first: dict[str, Any], responses: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Server-sent events; an error after the first is one of them."""
-    try:
-        async with aclosing(responses):
-            yield _event(first)
-            async for response in responses:
-                yield _event(response)
-    except Exception as error:
-        if errors.status_of(error) == 500:
-            log.error("a stream broke: %s", error, exc_info=error)
-        yield _event(errors.body(error, "/v2"))
-
-
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

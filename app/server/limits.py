@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 from collections.abc import Awaitable
-from contextlib import aclosing
 from typing import TypeVar
 
 from fastapi import Request
-from fastapi.responses import StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -70,14 +68,6 @@ class BodyLimit:
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
-
-
-class Streamed(StreamingResponse):
-    """Ends its source at once when the client goes."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.body_iterator):
-            await super().__call__(scope, receive, send)
 
 
 async def unless_gone(http: Request, work: Awaitable[T]) -> T:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -17,17 +15,16 @@ from vlm.async_pipeline import Piece
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
 from vlm.outputs import Output
-from vlm_app.server import errors
 from vlm_app.server.asked import Asked
+from vlm_app.server.event_stream import event_stream
 from vlm_app.server.json_bodies import JsonRoute
-from vlm_app.server.limits import Streamed, unless_gone
+from vlm_app.server.limits import unless_gone
 from vlm_app.server.messages import read_chat, verbatim
 from vlm_app.server.openai_answers import Answer, LogProbs
 from vlm_app.server.openai_schema import ChatBody, CompletionBody, Sampling, StreamOptions
 from vlm_app.server.service import Service, Services
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
-log = logging.getLogger("vlm.server")
 
 
 @router.post("/chat/completions")
@@ -150,14 +147,7 @@ async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
     texts.kept = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
     if not body.stream:
         return await asyncio.to_thread(JSONResponse, await unless_gone(http, texts.whole()))
-    chunks = texts.chunks(body.stream_options or StreamOptions())
-    try:
-        # what is wrong with the request shows before the first chunk: its status can still say so
-        first = await unless_gone(http, anext(chunks))
-    except BaseException:
-        await chunks.aclose()
-        raise
-    return Streamed(_events(first, chunks), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return await event_stream(http, texts.chunks(body.stream_options or StreamOptions()), last="[DONE]")
 
 
 def _answer(body: Sampling, kind: str) -> Answer:
@@ -170,23 +160,6 @@ def _text(service: Service, prompt: str | list[int]) -> str:
     if isinstance(prompt, list) and tokenizer is None:
         raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")
     return tokenizer.decode(prompt) if isinstance(prompt, list) else prompt
-
-
-async def _events(first: dict[str, Any], chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """Server-sent events; an error after the first is one of them."""
-    try:
-        async with aclosing(chunks):
-            yield _event(first)
-            async for chunk in chunks:
-                yield _event(chunk)
-    except Exception as error:
-        log.error("a stream broke: %s", error, exc_info=error)
-        yield _event(errors.body(error, "/v1"))
-    yield "data: [DONE]\n\n"
-
-
-def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
 def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:

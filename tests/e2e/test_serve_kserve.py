@@ -319,7 +319,7 @@ def test_tensors_in_shared_memory_are_refused(client):
 
 def test_numbers_are_finite_even_where_they_change_nothing(client):
     for value in (np.nan, np.inf):
-        with pytest.raises(InferenceServerException, match="temperature is .* finite"):  # of a greedy request
+        with pytest.raises(InferenceServerException, match=r"temperature is .* finite"):  # of a greedy request
             client.infer("mini-t5", [text(TEXTS[0]), tensor("temperature", np.array([[value]], np.float32))])
 
 
