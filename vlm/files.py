@@ -54,10 +54,10 @@ def read_small(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     return content
 
 
-def load_json(path: Path) -> Any:
+def load_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:
     """Reads a value of any JSON type. Raises OSError and ValueError alone."""
     try:
-        return json.loads(read_small(path).decode("utf-8"))
+        return json.loads(read_small(path, limit).decode("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm.errors import CheckpointError, UnsupportedModelError, listed
-from vlm.files import load_json, open_regular
+from vlm.files import load_json, open_regular, read_small
 
 MOST_NAMES = 10_000  # of a folder's; a model has fewer
 
@@ -152,7 +152,7 @@ def _converted_from(model: ModelFiles) -> str:
     """Returns the name that FasterTransformer's converter wrote down, in brackets; "" where there is none."""
     reader = configparser.ConfigParser(interpolation=None, strict=False)
     try:
-        reader.read_string((model.path / "config.ini").read_text(encoding="utf-8") if model.path else "")
+        reader.read_string(read_small(model.path / "config.ini").decode("utf-8") if model.path else "")
     except (OSError, UnicodeDecodeError, configparser.Error):
         return ""
     found = (reader[section].get(key) for section in reader.sections() for key in ("_name_or_path", "model_name"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vlm.errors import InputError
+from vlm.files import load_json
 
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 HEADER = ("workload", "measure", "Hugging Face", "vlm", "times faster", "floor", "of the floor")
@@ -41,7 +41,7 @@ def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
     results = []
     for path in sorted(map(Path, paths)):
         try:
-            result = json.loads(path.read_text(encoding="utf-8"))
+            result = load_json(path)
             rows(result)
         except OSError as error:
             raise InputError(f"{path} cannot be read: {error.strerror}; give files that --json wrote.") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from vlm_app.cli.errors import verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import Model
 from vlm_app.load_options import LoadOptions
+from vlm_app.text.sources import from_arguments
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,10 +73,12 @@ def _inputs(texts: list[str], images: list[str]) -> list[dict[str, Any]]:
         raise InputError('give texts or images: vlm encode "A sentence.", or vlm encode --image page.png.')
     if images:
         return [{"images": [name]} for name in images]
-    lines = [line for given in texts for line in (sys.stdin.read().splitlines() if given == "-" else [given])]
-    if not lines:
+    items = list(from_arguments(texts))
+    if not items:
         raise InputError("stdin is empty; `vlm encode -` reads a text a line from it.")
-    return [{"text": line} for line in lines]
+    if wrong := next((item for item in items if item.error), None):
+        raise InputError(f"{wrong.place}: {wrong.error}.")
+    return [{"text": item.text} for item in items]
 
 
 def _print(pipeline: Pipeline, inputs: list[dict[str, Any]], fields: dict[str, Any]) -> None:

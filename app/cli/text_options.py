@@ -80,10 +80,16 @@ def ids_of(file: Path, out: Path | None, others: Mapping[str, object]) -> list[I
 
 def _check_readable(file: Path) -> None:
     """A pipe will do, too."""
+    from vlm_app.text.sources import check_ends
+
     if file.is_dir() or not file.exists():
         raise InputError(f"--file {file} {'is a folder' if file.is_dir() else 'does not exist'}; give a text file.")
     if not os.access(file, os.R_OK):
         raise InputError(f"--file {file} cannot be read: permission denied.")
+    try:
+        check_ends(file)
+    except OSError as error:
+        raise InputError(f"--file {file} cannot be read: {error.strerror}.") from None
 
 
 def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> None:

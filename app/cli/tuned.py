@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlm.errors import InputError
+from vlm.files import open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,9 +111,9 @@ def _read(file: Path) -> np.ndarray:
         raise InputError(f"{option} cannot be read: permission denied.")
     try:
         # not np.load, which takes archives and pickles for arrays as well
-        with file.open("rb") as data:
+        with open_regular(file) as data:
             found = np.lib.format.read_array(data, allow_pickle=False)
-    except (OSError, ValueError, EOFError, MemoryError):
+    except Exception:  # a header may end in any of them
         raise InputError(f"{option} is no .npy file of numbers; write it with numpy.save.") from None
     if not np.issubdtype(found.dtype, np.floating) or found.ndim not in (2, 3) or not found.size:
         raise InputError(

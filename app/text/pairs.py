@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm.errors import InputError, listed
+from vlm.files import open_regular
 from vlm_app.text.sources import Item, lines
 
 SOURCES, REFERENCES = ("text", "source", "document"), ("reference", "summary", "target", "translation")
@@ -25,7 +26,7 @@ def read_pairs(path: Path, limit: int | None = None) -> tuple[list[Pair], list[s
     if path.suffix not in (".tsv", ".jsonl"):
         raise InputError(f"{path} must be a .tsv (text, tab, reference) or .jsonl file.")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             pairs, wrong = _sorted(lines(str(path), file), path.suffix, limit)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import errno
 import itertools
 import json
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from vlm.errors import InputError
 
 STDIN = "-"
 MAX_BYTES = 2**24  # of a text; no model takes so many, and several are held at once
+MAX_SKIPPED = 2**30  # of a line that is too long, to find the next one
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def text_of(item: Item) -> Item:
 def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] = text_of) -> Iterator[Item]:
     """A text a line, or the file as one; a .jsonl file holds an object a line, which `of_json` reads."""
     try:
+        check_ends(path)
         file = path.open("rb")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
@@ -86,15 +90,31 @@ def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] =
             yield from lines(str(path), file)
 
 
+def check_ends(path: Path) -> None:
+    """Raises OSError for a device that is no terminal: it may be read for ever. Pipes are what shells make."""
+    mode = path.stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        with path.open("rb") as file:
+            if not file.isatty():
+                raise OSError(errno.EINVAL, "it is a device, not a file", str(path))
+
+
 def lines(name: str, file: BinaryIO) -> Iterator[Item]:
-    """Each line without its end; one that is not UTF-8 or too long has an error."""
+    """Each line without its end; one that is not UTF-8 or too long has an error, and after one that does not end
+    nothing is read."""
     for number in itertools.count(1):
         if not (data := file.readline(MAX_BYTES + 1)):
             return
-        if len(data) > MAX_BYTES and not data.endswith(b"\n"):
-            while (rest := file.readline(MAX_BYTES)) and not rest.endswith(b"\n"):
-                pass
+        ends = len(data) <= MAX_BYTES or data.endswith(b"\n") or _skipped(file)
         yield _decoded(name, number, data.rstrip(b"\r\n"))
+        if not ends:
+            return
+
+
+def _skipped(file: BinaryIO) -> bool:
+    """Reads to the end of a line. False where there is none."""
+    rest = (file.readline(MAX_BYTES) for _ in range(MAX_SKIPPED // MAX_BYTES))
+    return any(not part or part.endswith(b"\n") for part in rest)
 
 
 def _whole(name: str, file: BinaryIO) -> Item:

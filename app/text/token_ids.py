@@ -6,12 +6,14 @@ import csv
 import io
 import json
 import pickle
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from vlm.errors import InputError
+from vlm.files import open_regular, read_small
 from vlm_app.text.sources import Item
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 
 PADDING = -1  # beside the model's own
 SUFFIXES = (".csv", ".npy", ".jsonl")
+NUMBER = re.compile(r"-?[0-9]{1,19}")
+MAX_FILE_BYTES = 2**28  # of a text; an array takes a fraction of it
+MIN_CLAIMED = 2**20  # rows and ids that any file may have
 # what an array of lists is rebuilt from; nothing else of a pickle is
 REBUILDING = {("_reconstruct", "numpy.core.multiarray"), ("_reconstruct", "numpy._core.multiarray"),
               ("ndarray", "numpy"), ("dtype", "numpy"), ("scalar", "numpy._core.multiarray"),
@@ -61,13 +66,17 @@ def _stripped(ids: list[int], pad: int) -> list[int]:
     return ids[kept[0] : kept[-1] + 1] if kept else []
 
 
+def _text(file: Path) -> str:
+    return read_small(file, MAX_FILE_BYTES).decode("utf-8-sig")
+
+
 def _csv(file: Path) -> Iterator[list[int]]:
-    for number, row in enumerate(csv.reader(io.StringIO(file.read_text("utf-8-sig"))), 1):
+    for number, row in enumerate(csv.reader(io.StringIO(_text(file))), 1):
         yield _checked(file, number, [cell.strip() for cell in row if cell.strip()])
 
 
 def _jsonl(file: Path) -> Iterator[list[int]]:
-    for number, line in enumerate(file.read_text("utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(_text(file).splitlines(), 1):
         try:
             row = json.loads(line) if line.strip() else []
         except (ValueError, RecursionError):
@@ -77,14 +86,21 @@ def _jsonl(file: Path) -> Iterator[list[int]]:
 
 def _npy(file: Path) -> Iterator[list[int]]:
     array = _array(file)
-    if array.dtype != object and (array.dtype.kind not in "iu" or array.ndim not in (1, 2)):
+    if (array.dtype != object and (array.dtype.kind not in "iu" or array.ndim not in (1, 2))) or not array.ndim:
         raise InputError(
             f"--input-ids {file} is {array.dtype} of shape {list(array.shape)}; give whole numbers [rows, tokens]."
         )
-    rows = [array] if array.ndim == 1 and array.dtype != object else array
-    for number, row in enumerate(rows, 1):
+    _check_claimed(file, len(array) + array.size)
+    for number, row in enumerate([array] if array.ndim == 1 and array.dtype != object else array, 1):
+        _check_claimed(file, getattr(row, "size", 0))
         ids = row.tolist() if hasattr(row, "tolist") else row
         yield _checked(file, number, _stripped(ids, PADDING) if isinstance(ids, list) else ids)
+
+
+def _check_claimed(file: Path, count: int) -> None:
+    """Rows without columns, and arrays in pickles, take no bytes."""
+    if count > max(file.stat().st_size, MIN_CLAIMED):
+        raise InputError(f"--input-ids {file} claims {count:,} rows and ids, more than it has bytes; write it again.")
 
 
 def _array(file: Path) -> np.ndarray:
@@ -92,15 +108,19 @@ def _array(file: Path) -> np.ndarray:
     import numpy as np
 
     try:
-        with file.open("rb") as data:
+        with open_regular(file) as data:
             version = np.lib.format.read_magic(data)
             header = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
-            if header(data)[2].hasobject:
-                return np.asarray(_Numbers(data).load(), dtype=object)
-            data.seek(0)
-            return np.lib.format.read_array(data, allow_pickle=False)
-    except (ValueError, KeyError, EOFError, MemoryError, pickle.UnpicklingError, TypeError, AttributeError, IndexError):
-        raise InputError(f"--input-ids {file} is no .npy file of token ids; write it with numpy.save.") from None
+            if not header(data)[2].hasobject:
+                data.seek(0)
+                return np.lib.format.read_array(data, allow_pickle=False)
+            if isinstance(found := _Numbers(data).load(), np.ndarray):
+                return found
+    except OSError:
+        raise
+    except Exception:  # a header and a pickle may end in any of them
+        pass
+    raise InputError(f"--input-ids {file} is no .npy file of token ids; write it with numpy.save.")
 
 
 class _Numbers(pickle.Unpickler):
@@ -119,7 +139,7 @@ def _checked(file: Path, number: int, row: Any) -> list[int]:
     if not isinstance(row, list):
         raise InputError(f'--input-ids {file} row {number} is no list; give ids, or an object with "input_ids".')
     for token in row:
-        digits = isinstance(token, str) and token.removeprefix("-").isascii() and token.removeprefix("-").isdecimal()
+        digits = isinstance(token, str) and NUMBER.fullmatch(token)
         if not digits and (not isinstance(token, int) or isinstance(token, bool)):
-            raise InputError(f"--input-ids {file} row {number} holds {token!r}; give whole numbers.")
+            raise InputError(f"--input-ids {file} row {number} holds {repr(token)[:40]}; give whole numbers.")
     return [int(token) for token in row]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.compile.sentencepiece_file import read_model, tokenizer_of
 from vlm.compile.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError
+from vlm.processing.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -37,7 +38,7 @@ def tokenizer_files(folder: Path, config: Mapping[str, Any], made: Path) -> Toke
     said = config.get("tokenizer")
     said = said if isinstance(said, Mapping) else {}
     if (folder / "tokenizer.json").is_file():
-        fast, ends = _ready(folder / "tokenizer.json"), {}
+        fast, ends = read_tokenizer(folder / "tokenizer.json", CheckpointError), {}
     elif said.get("model"):
         fast, ends = _sentencepiece(_file(folder, said["model"]))
     elif said.get("vocab_file") and said.get("merge_file"):
@@ -57,15 +58,6 @@ def _file(folder: Path, name: Any) -> Path:
     if not path.is_file():
         raise CheckpointError(f"{folder} lacks {path.name}, which its model_config.yaml names as its tokenizer.")
     return path
-
-
-def _ready(path: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise CheckpointError(f"{path} is not a readable tokenizer: {error}.") from None
 
 
 def _sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:

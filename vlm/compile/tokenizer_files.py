@@ -106,11 +106,22 @@ def _check_sentencepiece(folder: Path) -> None:
         ) from None
 
 
+def _check_files(folder: Path) -> None:
+    """Raises CheckpointError for a folder with what may block whoever reads it: the library opens files of its own
+    choice."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(f"{path} is no file; remove it, then convert again.")
+
+
 def _from_transformers(folder: Path) -> str:
     from transformers import AutoTokenizer
 
+    _check_files(folder)
     try:
-        return AutoTokenizer.from_pretrained(folder).backend_tokenizer.to_str()
-    except Exception as error:  # the library raises many kinds
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str()
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises many kinds, and its panics are no Exceptions
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(f"the tokenizer in {folder} cannot be read ({reason}); fetch the folder again.") from None

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlm.errors import EngineError, InputError, LengthError, listed
+from vlm.files import read_json, read_small
 from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
 from vlm.registry import PromptFormat
 
@@ -222,19 +222,26 @@ def _check_count(placed: int, num_images: int, optional: bool = False) -> None:
 
 def read_template(folder: Path) -> str | None:
     """A folder's chat template: a file of its own, or a part of the tokenizer's or processor's settings."""
-    if (file := folder / "chat_template.jinja").is_file():
-        return file.read_text(encoding="utf-8")
+    if (file := folder / "chat_template.jinja").exists():
+        return _read_text(file)
     for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        if (folder / name).is_file():
-            try:
-                found = json.loads((folder / name).read_text(encoding="utf-8")).get("chat_template")
-            except (ValueError, AttributeError) as error:
-                raise EngineError(f"{folder / name} is damaged: {error}.") from None
+        if (folder / name).exists():
+            found = read_json(folder / name, EngineError, "engine").get("chat_template")
             if isinstance(found, list):  # several by name
-                found = next((x.get("template") for x in found if x.get("name") == "default"), None)
+                named = [x for x in found if isinstance(x, dict)]
+                found = next((x.get("template") for x in named if x.get("name") == "default"), None)
             if isinstance(found, str):
                 return found
     return None
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return read_small(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise EngineError(f"{file} is damaged: it is no UTF-8 ({error.reason}).") from None
+    except OSError as error:
+        raise EngineError(f"{file} cannot be read: {error.strerror}.") from None
 
 
 @functools.lru_cache(maxsize=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import re
 import warnings
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer as FastTokenizer
 
 from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
+from vlm.files import read_json
 from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.moses import Moses
 from vlm.processing.token_bounds import TokenBound
+from vlm.processing.tokenizer_file import read_tokenizer
 
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
@@ -88,12 +89,19 @@ class Tokenizer:
         fast = _read(path / "tokenizer.json")
         if fast is None:
             return None
+        target = _read(path / "tokenizer_target.json")
         config = _config(path / "tokenizer_config.json")
+        try:
+            return cls._configured(fast, target, config)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise EngineError(f"{path / 'tokenizer_config.json'} is damaged: its values are of wrong types.") from None
+
+    @classmethod
+    def _configured(cls, fast: FastTokenizer, target: FastTokenizer | None, config: dict[str, Any]) -> Tokenizer:
         size, unknown = config.get("dictionary_size"), config.get("unk_token_id")
-        known = None if size is None or unknown is None else (size, unknown)
+        known = None if size is None or unknown is None else (int(size), int(unknown))
         ends = (_content(config.get("bos_token")), _content(config.get("eos_token")))
         moses, side = Moses.from_config(config.get("moses")), config.get("truncation_side")
-        target = _read(path / "tokenizer_target.json")
         return cls(fast, _languages(fast, config), target, known, *ends, moses=moses, truncation_side=side)
 
     def encode(self, text: str) -> list[int]:
@@ -245,29 +253,25 @@ def _not_unicode(text: str) -> InputError:
 
 
 def _read(file: Path) -> FastTokenizer | None:
-    if not file.is_file():
-        return None
-    try:
-        return FastTokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception
-        raise EngineError(f"{file} is not a readable tokenizer: {error}.") from None
+    return read_tokenizer(file, EngineError) if file.exists() else None
 
 
 def _config(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise EngineError(f"{file} is damaged: {error}.") from None
+    return read_json(file, EngineError, "engine") if file.exists() else {}
 
 
 def _content(token: Any) -> str:
     """Of a special token as settings write it: a text, or a mapping with one."""
-    return (token.get("content") if isinstance(token, dict) else token) or ""
+    text = (token.get("content") if isinstance(token, dict) else token) or ""
+    if not isinstance(text, str):
+        raise TypeError(f"a token is a text, not {text!r}")
+    return text
 
 
 def _languages(fast: FastTokenizer, config: dict[str, Any]) -> Languages | None:
     if isinstance(said := config.get("languages"), dict):
-        return Languages(said["ids"], said["place"], said.get("default"), said.get("end_id"))
+        ids = {str(code): int(token_id) for code, token_id in said["ids"].items()}
+        return Languages(ids, said["place"], said.get("default"), said.get("end_id"))
     place = LANGUAGE_PLACES.get(str(config.get("tokenizer_class")).removesuffix("Fast"))
     if place is None:
         return None
