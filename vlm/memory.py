@@ -26,10 +26,18 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, VlmError) and any(p in str(error) for p in PHRASES)
 
 
-class suppress_out_of_memory(contextlib.AbstractContextManager[None]):
-    """Goes on after its block where memory ran out in it; the error's frames, which hold tensors, are gone then."""
+class suppress_out_of_memory:
+    """Goes on after its block where memory ran out in it; the error's frames, which hold tensors, are gone then.
+    `sentence` tells of it: ours where the block raised it."""
+
+    sentence = FULL
+
+    def __enter__(self) -> suppress_out_of_memory:
+        return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if isinstance(error, OutOfMemoryError):
+            self.sentence = str(error)
         return error is not None and is_out_of_memory(error)
 
 

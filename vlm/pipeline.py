@@ -92,6 +92,7 @@ class Pipeline:
         self.device = self.llm.executor.device
         self.outputs = OutputReader(self.tokenizer, self.frontend.postprocess, self.llm.reason_of)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
+        self._full = FULL  # what was said when memory ran out last
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
 
@@ -134,7 +135,7 @@ class Pipeline:
             while self.llm.has_work:
                 for update in self._step():
                     if update.sequence.finish_reason == "memory":
-                        raise OutOfMemoryError(FULL)
+                        raise OutOfMemoryError(self._full)
                     if piece := text.push(update.new_token_ids, last=update.finished):
                         yield piece
                     if update.finished:
@@ -193,9 +194,9 @@ class Pipeline:
                     if update.sequence.finish_reason == "memory":
                         self._give_up(samples, waiting)
                         if on_error == "raise":
-                            raise OutOfMemoryError(FULL)
+                            raise OutOfMemoryError(self._full)
                         feed.done()
-                        yield samples.index, OutOfMemoryError(FULL)
+                        yield samples.index, OutOfMemoryError(self._full)
                         continue
                     self._counted(update.sequence)
                     if samples.add(update.sequence):
@@ -292,8 +293,9 @@ class Pipeline:
     # --- results ---
     def _step(self) -> list[Update]:
         """The engine's next updates. Where memory runs out, those whose turn it was end, and the others go on."""
-        with suppress_out_of_memory():
+        with suppress_out_of_memory() as memory:
             return self.llm.step()
+        self._full = memory.sentence
         return self.llm.recover()
 
     def _give_up(self, samples: Samples, waiting: dict[int, Samples]) -> None:

@@ -101,7 +101,7 @@ def _is_file_entry(name: str, entry: Any) -> bool:
 
 def _is_limit(name: str, value: Any) -> bool:
     known = name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
-    return known and (value is None or (isinstance(value, int) and 0 < value < 2**31))
+    return known and (value is None or (isinstance(value, int) and 0 < value < 2**63))
 
 
 REBUILD = "rebuild it from its checkpoint or model folder with `vlm build`"
