@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.compile.hf_folder import PROCESSOR_FILES
 from vlm.errors import ModelNotFoundError
+from vlm.limits import MAX_TOKENIZER_BYTES
 from vlm.registry import unsupported
 from vlm.unsupported import ModelFiles, check_supported
 
@@ -22,6 +23,8 @@ REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")  # owner/name, o
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
 TIMEOUT_SECONDS = 10
+MOST_FILES = 10_000  # of a repository that are fetched
+SLACK_BYTES = 2**20  # that may come beyond the listed ones
 # the first models had no owner; the Hub answers to those names with the owners they have now
 OWNERS = {
     "openai-community": "gpt2 gpt2-medium gpt2-large gpt2-xl openai-gpt roberta-base-openai-detector"
@@ -103,6 +106,12 @@ def download(
         reason = f"is not there, or is private (then log in with `{_LOGIN}`); check the spelling"
     except (errors.HTTPError, OSError) as error:
         return _cached(repo_id, revision, error)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # the client checks names of files and commits, and takes the rest for well-formed
+        raise ModelNotFoundError(
+            f"the Hub's answer about the model {repo_id} cannot be used ({_first_line(error)[:200]}); check the"
+            " endpoint (HF_ENDPOINT), or give a folder on disk."
+        ) from error
     raise ModelNotFoundError(f"the Hub's model {repo_id} {reason}.")
 
 
@@ -118,6 +127,7 @@ def _snapshot(repo_id: str, revision: str | None, endpoint: str | None, progress
     check_supported(ModelFiles(f"the Hub's model {repo_id}", top, info.config or {}), unsupported())
     files = needed_files(names)
     _check_usable(repo_id, files)
+    _check_listed(repo_id, files, {file.rfilename: file.size or 0 for file in info.siblings or ()})
     options: dict[str, Any] = {"tqdm_class": _meter(f"Downloading {repo_id}", _size(info, files), progress)}
     # by the revision's name, not its commit: the cache then knows without a network which commit that was
     return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files, endpoint=endpoint, **options))
@@ -158,6 +168,20 @@ def _check_usable(repo_id: str, files: list[str]) -> None:
         )
 
 
+def _check_listed(repo_id: str, files: list[str], sizes: dict[str, int]) -> None:
+    if len(files) > MOST_FILES:
+        raise ModelNotFoundError(
+            f"the Hub's model {repo_id} lists {len(files):,} files to fetch, the limit is {MOST_FILES:,}; give"
+            " a folder on disk."
+        )
+    for file in files:
+        if sizes[file] > MAX_TOKENIZER_BYTES and not _weights([file.rpartition("/")[2]]):
+            raise ModelNotFoundError(
+                f"the Hub's model {repo_id} has a {file} of {sizes[file]:,} bytes, which is no weights; files beside"
+                f" them have up to {MAX_TOKENIZER_BYTES:,}."
+            )
+
+
 def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
@@ -190,6 +214,8 @@ def _meter(description: str, total: int, progress: Progress | None) -> type:
         def update(self, n: float | None = 1) -> bool | None:
             nonlocal furthest
             self._count += n or 0
+            if self._bytes and total and self._count > 2 * total + SLACK_BYTES:  # twice: begun anew after a break
+                raise ModelNotFoundError(f"{description}: more than the listed {total:,} bytes came; it was ended.")
             if self._bytes and progress and self._count > furthest:
                 furthest = self._count
                 progress(description, min(int(furthest), total), total)

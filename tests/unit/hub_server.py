@@ -6,7 +6,7 @@ import hashlib
 import json
 import socket
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -22,6 +22,11 @@ class Hub:
     gated: bool = False
     break_after: dict[str, int] = field(default_factory=dict)
     config: dict | None = None  # what the information says of config.json
+    answer: object = None  # instead of the information
+    listed: dict[str, int] = field(default_factory=dict)  # sizes that the listings give instead of the files'
+    announced: dict[str, int] = field(default_factory=dict)  # sizes of files that are sent in zeros, as often as asked
+    redirect: str = ""  # where files are said to be
+    commit: str = COMMIT
     requests: list[tuple[str, str, str]] = field(default_factory=list)  # method, path, Range
     url: str = ""
     gone: bool = False
@@ -87,9 +92,16 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.state.gated:
             self._refuse(403, "GatedRepo")
         else:
-            siblings = [{"rfilename": n, "size": len(b), "blobId": _etag(b)} for n, b in self.state.files.items()]
+            siblings = [
+                {"rfilename": n, "size": self.state.listed.get(n, len(b)), "blobId": _etag(b)}
+                for n, b in self.state.files.items()
+            ]
             more = {"config": self.state.config} if self.state.config else {}
-            self._json({"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": [], **more}, body)
+            self._json(
+                self.state.answer
+                or {"id": name, "modelId": name, "sha": COMMIT, "siblings": siblings, "tags": [], **more},
+                body,
+            )
 
     def _tree(self) -> list[dict]:
         return [
@@ -100,11 +112,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _file(self, name: str, body: bool) -> None:
         if name not in self.state.files:
             return self._refuse(404, "EntryNotFound")
+        if self.state.redirect:
+            return self._redirect()
+        if name in self.state.announced:
+            return self._zeros(self.state.announced[name], body)
         data = self.state.files[name]
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0] or 0)
         self.send_response(206 if "Range" in self.headers else 200)
         self.send_header("ETag", f'"{_etag(data)}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", self.state.commit)
         self.send_header("Accept-Ranges", "bytes")
         if "Range" in self.headers:
             self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
@@ -112,6 +128,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if body:
             self._send(name, data[start:])
+
+    def _redirect(self) -> None:
+        self.send_response(302)
+        self.send_header("ETag", '"0"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Linked-Size", "18")
+        self.send_header("Location", self.state.redirect)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _zeros(self, size: int, body: bool) -> None:
+        self.send_response(200)
+        self.send_header("ETag", '"0"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Content-Length", str(size))
+        self.end_headers()
+        with suppress(OSError):  # the client has left
+            for _ in range(size // 2**20 if body else 0):
+                self.wfile.write(bytes(2**20))
 
     def _send(self, name: str, data: bytes) -> None:
         cut = self.state.break_after.pop(name, None)

@@ -155,3 +155,73 @@ def test_refusals_are_one_sentence(repo_id, hub, says):
         download(repo_id, endpoint=hub.url)
     assert "\n" not in str(caught.value)
     assert hub.fetched() <= {"config.json"}
+
+
+BARE = {"config.json": b"{}", "model.safetensors": b"w" * 100}
+
+
+@pytest.mark.parametrize("place", ["../../../../x/", "/x/", "a/../../../../x/", "..\\..\\x/", "./../x/"])
+def test_names_that_lead_out_of_the_cache(place, tmp_path):
+    """The client refuses them; ours is the sentence."""
+    files = {"config.json": b"{}", f"{place}config.json": b"{}", f"{place}model.safetensors": b"x"}
+    with serve(Hub("org/model", files)) as hub, pytest.raises(ModelNotFoundError, match=r"cannot be used .Invalid"):
+        download("org/model", endpoint=hub.url)
+    assert {path.name for path in tmp_path.iterdir()} <= {"hub"}
+
+
+def test_names_of_any_length_are_left_out(monkeypatch):
+    with serve(Hub("org/model", BARE | {f"tokenizer{'x' * 5000}.md": b"{}"})) as hub:
+        assert {path.name for path in download("org/model", endpoint=hub.url).iterdir()} == set(BARE)
+    monkeypatch.setattr(hub_module, "MOST_FILES", 5)
+    with (
+        serve(Hub("org/many", BARE | {f"tokenizer{i}.json": b"{}" for i in range(9)})) as hub,
+        pytest.raises(ModelNotFoundError, match="lists 11 files to fetch, the limit is 5"),
+    ):
+        download("org/many", endpoint=hub.url)
+
+
+def test_sizes_of_small_files():
+    with (
+        serve(Hub("org/model", BARE, listed={"config.json": 10**10})) as hub,
+        pytest.raises(ModelNotFoundError, match=r"config.json of 10,000,000,000 bytes, which is no weights"),
+    ):
+        download("org/model", endpoint=hub.url)
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_files_that_are_longer_than_listed(name, tmp_path):
+    """The client fetches what a file's own headers announce."""
+    with (
+        serve(Hub("org/model", BARE, announced={name: 10**10})) as hub,
+        pytest.raises(ModelNotFoundError, match="more than the listed 102 bytes came"),
+    ):
+        download("org/model", endpoint=hub.url)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) < 2**25
+
+
+@pytest.mark.parametrize("where", ["file:///etc/passwd", "gopher://x/y", "data:,x"])
+def test_files_elsewhere(where):
+    with serve(Hub("org/model", BARE, redirect=where)) as hub, pytest.raises(ModelNotFoundError, match="could not be"):
+        download("org/model", endpoint=hub.url)
+
+
+@pytest.mark.parametrize("answer", [
+    [3], 3, {"x": 1}, {"id": "x", "siblings": 3}, {"id": "x", "siblings": [3]},
+    {"id": "x", "siblings": [{"rfilename": 5}]}, {"id": "x", "config": [3], "siblings": [{"rfilename": "config.json"}]},
+    {"id": "x", "siblings": [{"rfilename": "config.json", "size": "x"}, {"rfilename": "model.safetensors"}]},
+], ids=range(8))  # fmt: skip
+def test_answers_of_wrong_types(answer):
+    with (
+        serve(Hub("org/model", BARE, answer=answer)) as hub,
+        pytest.raises(ModelNotFoundError, match="answer about the model org/model cannot be used"),
+    ):
+        download("org/model", endpoint=hub.url)
+
+
+def test_commits_that_lead_out_of_the_cache(tmp_path):
+    with (
+        serve(Hub("org/model", BARE, commit="../../../../x")) as hub,
+        pytest.raises(ModelNotFoundError, match=r"cannot be used .Invalid pointer path"),
+    ):
+        download("org/model", endpoint=hub.url)
+    assert {path.name for path in tmp_path.iterdir()} <= {"hub"}
