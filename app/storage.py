@@ -78,7 +78,7 @@ def objects_below(folder: Path) -> Iterator[tuple[PurePosixPath, dict[str, Any]]
 
 
 def key(path: Path) -> str:
-    """A file's name that does not depend on how it was given, as text that UTF-8 can hold."""
+    """Returns a file's name that does not depend on how it was given, as text that UTF-8 can hold."""
     return str(path) if is_remote(path) else as_text(Path(os.path.realpath(path)))
 
 
@@ -103,7 +103,7 @@ class Presence:
 
 
 def is_taken(path: Path) -> bool:
-    """Is there anything of that name, be it a link that leads nowhere?"""
+    """Says whether there is anything of that name, be it a link that leads nowhere."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -129,7 +129,7 @@ def seen(path: Path) -> Seen:
 
 
 def seen_file(path: Path) -> Seen:
-    """The same; DocumentError for a pipe, a device or a folder, of which a read may never end."""
+    """Returns the same; DocumentError for a pipe, a device or a folder, of which a read may never end."""
     found = seen(path)
     if not is_remote(path) and not path.is_file():
         raise DocumentError(f"{path} is no regular file; give images and PDFs.", "no file")

@@ -31,7 +31,7 @@ class Watchdog:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def end(self, exit_code: int) -> None:
-        """The process is to end for another reason than a signal."""
+        """Begins the end of the process for another reason than a signal."""
         self._exit_code = exit_code
         self._outbox.send(bytes([BROKEN]))
 
@@ -47,7 +47,7 @@ class Watchdog:
         self._kill(self._exit_code)
 
     def _next(self, seconds: float | None = None) -> int | None:
-        """The next that says to end."""
+        """Returns the next that says to end."""
         self._inbox.settimeout(seconds)
         try:
             while (number := self._inbox.recv(1)[0]) not in (signal.SIGTERM, signal.SIGINT, BROKEN):

@@ -56,7 +56,7 @@ def open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
 
 
 class _BoundedTar(tarfile.TarFile):
-    """A name or an attribute may claim gigabytes, which tarfile reads at once."""
+    """Bounds what a header may claim: a name or an attribute of gigabytes, which tarfile reads at once."""
 
     def __init__(self, name: str | None, mode: str, fileobj: IO[bytes], **options: Any):
         super().__init__(name, mode, _Bounded(fileobj), **options)

@@ -77,7 +77,7 @@ class AsyncPipeline:
         return await self.engine.run(lambda: self.pipeline.encode(inputs, attentions=attentions))
 
     def _tokenized(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """An input with its text as token ids: the engine's thread is for the device."""
+        """Returns an input with its text as token ids: the engine's thread is for the device."""
         if not {"text", "prompt", "raw_prompt", "messages"} & fields.keys():
             return fields
         ids = self.pipeline.request(fields).encoder_input_ids

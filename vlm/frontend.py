@@ -68,7 +68,7 @@ class Frontend:
 
     @property
     def num_features(self) -> int | None:
-        """Rows of an image; None for a model of texts."""
+        """Returns the rows of an image; None for a model of texts."""
         return self.vision.num_features if self.vision else None
 
     @property

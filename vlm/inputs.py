@@ -139,11 +139,12 @@ class InputReader:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that a text may have at most, whatever else a request asks for."""
+        """Returns the tokens that a text may have at most, whatever else a request asks for."""
         return self.max_encoder_len if self.has_encoder else self.max_seq_len
 
     def _prompt_text(self, prompt: Any, limit: int | None) -> str:
-        """A prompt, cut to what is read for `limit` tokens. LengthError for one that is too long for certain."""
+        """Returns a prompt, cut to what is read for `limit` tokens. LengthError for one that is too long for
+        certain."""
         if not isinstance(prompt, str | None):
             raise InputError(f"the prompt must be a text; got {type(prompt).__name__}.")
         if limit is not None and self.tokenizer is not None:

@@ -292,7 +292,8 @@ class Pipeline:
 
     # --- results ---
     def _step(self) -> list[Update]:
-        """The engine's next updates. Where memory runs out, those whose turn it was end, and the others go on."""
+        """Returns the engine's next updates. Where memory runs out, those whose turn it was end, and the others go
+        on."""
         with suppress_out_of_memory() as memory:
             return self.llm.step()
         self._full = memory.sentence

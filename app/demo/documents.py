@@ -18,7 +18,7 @@ PREVIEW_WIDTH = 900  # pixels
 
 @dataclass(frozen=True)
 class UploadedPage:
-    """A page, counted from 1, which is drawn where its pixel values are made."""
+    """Returns a page, counted from 1, which is drawn where its pixel values are made."""
 
     path: str | None
     page: float | None

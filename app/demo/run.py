@@ -64,7 +64,7 @@ def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[s
 
 
 def mounted(page: gr.Blocks, app: FastAPI, config: DemoConfig) -> FastAPI:
-    """The page behind the checks of `vlm serve`. A public page is known by a name that gradio makes up."""
+    """Mounts the page behind the checks of `vlm serve`. A public page is known by a name that gradio makes up."""
     app.add_middleware(BodyLimit, limit=MAX_FORM)
     add_door(app, config.host, (ANY,) if config.share else config.allowed_hosts, config.allowed_origins)
     return gr.mount_gradio_app(
@@ -83,7 +83,7 @@ def mounted(page: gr.Blocks, app: FastAPI, config: DemoConfig) -> FastAPI:
 
 @contextlib.contextmanager
 def _served(server: Server, bound: Any) -> Iterator[None]:
-    """In a thread of its own: what waits in the main thread hears of signals."""
+    """Serves in a thread of its own: what waits in the main thread hears of signals."""
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="server")
     thread.start()
     try:
@@ -98,7 +98,7 @@ def _served(server: Server, bound: Any) -> Iterator[None]:
 
 
 def _public_address(page: gr.Blocks, host: str, port: int) -> str:
-    """A tunnel's. Raises InputError where gradio's servers give none."""
+    """Returns the address of a tunnel. Raises InputError where gradio's servers give none."""
     try:
         found = networking.setup_tunnel(host, port, page.share_token, None, None)
     except Exception as error:  # whatever a network, a download and a program of others may say

@@ -28,7 +28,7 @@ class LedgerError(InputError):
 
 
 class Database:
-    """A connection for one thread at a time. Raises LedgerError for all that SQLite refuses."""
+    """Opens a connection for one thread at a time. Raises LedgerError for all that SQLite refuses."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -56,7 +56,7 @@ class Database:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """All of what is written inside, or none of it."""
+        """Keeps all of what is written inside, or none of it."""
         if self._connection.in_transaction:
             yield
             return

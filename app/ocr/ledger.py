@@ -180,7 +180,7 @@ class Ledger:
 
     # --- outputs ---
     def has_name(self, name: str) -> bool:
-        """Does a document's output have this name, or one that a file system may not tell from it?"""
+        """Says whether a document's output has this name, or one that a file system may not tell from it."""
         return bool(self._database.row("SELECT 1 FROM documents WHERE name_key = ?", (folded(name),)))
 
     def set_name(self, document: int, name: str) -> None:
@@ -188,11 +188,11 @@ class Ledger:
         self._database.execute("UPDATE documents SET name = ?, name_key = ? WHERE id = ?", values)
 
     def names(self) -> list[str]:
-        """Of all outputs, of this run or of earlier ones."""
+        """Returns the names of all outputs, of this run or of earlier ones."""
         return [name for (name,) in self._database.rows("SELECT name FROM documents WHERE name IS NOT NULL")]
 
     def file(self, file: str) -> tuple[int, str | None] | None:
-        """Whose an output is, and which pages it holds (None: not as they were read last); None: not the job's."""
+        """Says whose an output is, and which pages it holds (None: not as they were read last); None: not the job's."""
         return self._database.row("SELECT document, holds FROM files WHERE file = ?", (file,))
 
     def put_file(self, file: str, document: int, holds: str | None) -> None:
@@ -202,7 +202,7 @@ class Ledger:
         self._database.execute("DELETE FROM files WHERE file = ?", (file,))
 
     def is_written(self, document: int) -> bool:
-        """Is there an output of what was read last?"""
+        """Says whether there is an output of what was read last."""
         return bool(self._database.row("SELECT 1 FROM files WHERE document = ? AND holds IS NOT NULL", (document,)))
 
     def save_as(self, path: Path) -> None:

@@ -96,7 +96,8 @@ class _Taken:
         yield names.unique
 
     def _is_file(self, name: str) -> bool:
-        """Can outputs be called so, where `a.partial` is an unfinished `a`, and folders have their names?"""
+        """Says whether outputs can be called so, where `a.partial` is an unfinished `a`, and folders have their
+        names."""
         return not name.endswith(PARTIAL) and not any(f"{name}.{format}" in self.folders for format in FORMATS)
 
 

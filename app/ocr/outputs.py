@@ -33,7 +33,7 @@ class Outputs:
         return self._folder.joinpath(*PurePosixPath(file).parts)
 
     def is_current(self, document: int, name: str, selection: str) -> bool:
-        """Is the output there, and does it hold these pages as they were read last?"""
+        """Says whether the output is there and holds these pages as they were read last."""
         file = self.file(name)
         return self._ledger.file(file) == (document, selection) and self._present(self.path(file))
 
@@ -46,7 +46,7 @@ class Outputs:
         )
 
     def can_be(self, name: str) -> bool:
-        """Can a file be called so? DocumentError where what should be a folder of it is a file."""
+        """Says whether a file can be called so. DocumentError where what should be a folder of it is a file."""
         path = self.path(self.file(name))
         if not is_remote(path):
             _check_folders(path)

@@ -102,7 +102,8 @@ class Plan:
         return not self._recompute and self._outputs.is_of_sibling(source, found.stamp, self.selection)
 
     def _new_name(self, document: Document, may_be_there: bool) -> str:
-        """The best name that no other document has; DocumentError where a file is there that the job did not write."""
+        """Returns the best name that no other document has; DocumentError where a file is there that the job did not
+        write."""
         for name in document.names:
             if not self._ledger.has_name(name) and self._outputs.can_be(name):
                 if not may_be_there:

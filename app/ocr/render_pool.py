@@ -88,7 +88,7 @@ _documents: OrderedDict[Path, OpenDocument] = OrderedDict()  # the last ones, op
 
 
 def _answer(path: Path, page: int | None) -> Any:
-    """A page, or for None (number of pages, digest of the content)."""
+    """Returns a page, or for None (number of pages, digest of the content)."""
     try:
         document = _opened(path, again=page is None)
         return document.render(page) if page is not None else (document.num_pages, document.digest)

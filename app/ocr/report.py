@@ -48,7 +48,7 @@ class Summary:
 
     @property
     def is_complete(self) -> bool:
-        """Is every page of every document that was found in its output?"""
+        """Says whether every page of every document that was found is in its output."""
         return not self.failures and not self.refused and not self.failed and self.done == self.found
 
     @property

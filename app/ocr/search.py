@@ -61,6 +61,6 @@ def _visible(names: list[str]) -> list[str]:
 
 
 def _holds(link: Path, folder: str) -> bool:
-    """Does a link lead to `folder`, or to one that it lies in?"""
+    """Says whether a link leads to `folder`, or to one that it lies in."""
     target = os.path.realpath(link)
     return os.path.commonpath([target, folder]) == target

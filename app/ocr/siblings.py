@@ -34,7 +34,8 @@ class Siblings:
 
 
 def _rows(ledger: Path, settings: Any) -> list[tuple[str, str, str, str]]:
-    """Without a lock, for another machine may be at work there; a ledger that cannot be read so tells nothing."""
+    """Reads a ledger without a lock, for another machine may be at work there; a ledger that cannot be read so tells
+    nothing."""
     query = "SELECT path, stamp, file, holds FROM files JOIN documents ON id = document WHERE holds IS NOT NULL"
     with contextlib.suppress(sqlite3.Error, ValueError):
         uri = f"{ledger.absolute().as_uri()}?mode=ro&immutable=1"

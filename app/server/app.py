@@ -100,7 +100,7 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
 
 
 def _guard(app: FastAPI, config: ServerConfig) -> None:
-    """What a request passes before a route sees it: the last is the first."""
+    """Adds what a request passes before a route sees it: the last is the first."""
     limit = config.max_body_mb * 2**20
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)  # the loop's time is dearer than bytes
     app.add_middleware(BodyLimit, limit=limit)

@@ -112,7 +112,7 @@ def add_door(app: Starlette, host: str, allowed_hosts: Collection[str], allowed_
 
 
 def hostname(place: str) -> str:
-    """A host's name or address in lower case, without its port; empty where there is none."""
+    """Returns a host's name or address in lower case, without its port; empty where there is none."""
     try:
         return (urlsplit(f"//{place}").hostname or "").rstrip(".") if "@" not in place else ""
     except ValueError:
@@ -128,7 +128,7 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Does nobody but this machine reach a server that listens there?"""
+    """Says whether nobody but this machine reaches a server that listens there."""
     return host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
 

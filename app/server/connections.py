@@ -89,7 +89,8 @@ class Connection(H11Protocol):
             self._make_room()
 
     def data_received(self, data: bytes) -> None:
-        """In slices, for h11 looks at the length of headers only when they go on after what it was given."""
+        """Passes it on in slices, for h11 looks at the length of headers only when they go on after what it was
+        given."""
         for begin in range(0, len(data), MAX_HEADER_BYTES):
             if not self.transport.is_closing():
                 self._receive(data[begin : begin + MAX_HEADER_BYTES])
@@ -175,7 +176,7 @@ class Connection(H11Protocol):
         self.refuse(status, TOO_LONG if status == 431 else UNREADABLE)
 
     def _leave(self) -> None:
-        """The work for the request sees its client gone, at once."""
+        """Lets the work for the request see its client gone, at once."""
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -194,7 +195,8 @@ class Connection(H11Protocol):
 
 
 def answer(status: int, sentence: str, line: bytes) -> bytes:
-    """A whole answer to the request that begins with this line, in its protocol's shape; it ends the connection."""
+    """Returns a whole answer, in its protocol's shape, to the request that begins with this line; it ends the
+    connection."""
     path = line.partition(b" ")[2].decode("latin-1")
     refusal = response(HTTPException(status, sentence), path)
     headers = b"".join(b"%b: %b\r\n" % header for header in [*refusal.raw_headers, (b"connection", b"close")])

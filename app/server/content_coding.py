@@ -39,7 +39,7 @@ class ContentDecoding:
 
 
 class Decoded:
-    """What is received, decoded piece by piece. Raises HTTPException where it cannot be."""
+    """Decodes what is received, piece by piece. Raises HTTPException where it cannot be."""
 
     def __init__(self, receive: Receive, limit: int):
         self._receive, self._limit = receive, limit

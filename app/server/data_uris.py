@@ -15,7 +15,7 @@ _ESCAPES = {b"%2B": b"+", b"%2F": b"/", b"%3D": b"=", b"%0A": b"", b"%0D": b"", 
 
 
 def is_data_uri(text: str, kind: str = "") -> bool:
-    """Does a text begin as a data URI, of a media type that begins with `kind`? In any case of letters."""
+    """Says whether a text begins as a data URI, of a media type that begins with `kind`, in any case of letters."""
     return text[: 5 + len(kind)].lower() == f"data:{kind}"
 
 

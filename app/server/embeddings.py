@@ -38,8 +38,8 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
 
 
 async def _vectors(service: Service, body: EmbeddingBody) -> list[tuple[Tensor, int]]:
-    """Of each input its vector and the rows that it was read as. Some inputs after the other: between them the engine
-    goes on with what else it does."""
+    """Returns each input's vector and the rows that it was read as. Some inputs after the other: between them the
+    engine goes on with what else it does."""
     found: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
         for inputs in chunks(body.inputs, AT_ONCE):

@@ -99,13 +99,13 @@ def _said(error: Exception, path: str) -> str:
 
 
 def _code(error: Exception) -> str | None:
-    """A word or none: many clients do not read numbers there."""
+    """Returns a word or none: many clients do not read numbers there."""
     known = [code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)]
     return known[0] if known else _CODES.get(status_of(error))
 
 
 def _param(error: Exception) -> str | None:
-    """The field that is wrong."""
+    """Returns the field that is wrong."""
     if isinstance(error, ModelNotFoundError):
         return "model"
     if not isinstance(error, RequestValidationError):

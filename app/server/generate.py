@@ -37,7 +37,7 @@ DRAWS = ("runtime_top_k", "runtime_top_p", "beam_width")
 @router.post("/generate")
 @router.post("/versions/{version}/generate")
 async def generate(name: str, http: Request, version: str | None = None) -> HttpResponse:
-    """All of the output at once."""
+    """Gives all of the output at once."""
     asked = await _asked(http, name, version)
     if asked.stream:
         raise InputError("the parameter stream is true; send the request to generate_stream.")
@@ -47,7 +47,7 @@ async def generate(name: str, http: Request, version: str | None = None) -> Http
 @router.post("/generate_stream")
 @router.post("/versions/{version}/generate_stream")
 async def generate_stream(name: str, http: Request, version: str | None = None) -> HttpResponse:
-    """Server-sent events: each holds all of the output so far."""
+    """Sends events, each of which holds all of the output so far."""
     asked = await _asked(http, name, version)
     return await event_stream(http, asked.responses())
 

@@ -111,8 +111,8 @@ def _start(frontend: Frontend, row: Row) -> dict[str, Any]:
 
 
 def _sampling(row: Row) -> dict[str, Any]:
-    """With beam_width 1, runtime_top_k 1 or neither top-k nor top-p is greedy. Raises InputError for NaN and infinity,
-    where they would change nothing, too."""
+    """Reads a row's settings: beam_width 1 with runtime_top_k 1, or neither top-k nor top-p, is greedy. Raises
+    InputError for NaN and infinity, where they would change nothing, too."""
     for name in SCALARS.keys() & row.keys():
         if row[name].dtype.kind == "f" and not np.isfinite(row[name]):
             raise InputError(f"input {name} is {row[name]}; give a number that is finite.")

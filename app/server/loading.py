@@ -56,7 +56,7 @@ class Loader:
         return loaded
 
     def entry(self, entry: Entry) -> Pipeline:
-        """A model of a repository. Raises a VlmError, ConfigError where it is not what its configuration says."""
+        """Loads a model of a repository. Raises a VlmError, ConfigError where it is not what its configuration says."""
         for note in entry.config.notes:
             warnings.warn(note, VlmWarning, stacklevel=2)
         loaded = self.model(entry.fetched(self._progress), self._without_device(entry))
@@ -66,7 +66,7 @@ class Loader:
         return loaded
 
     def _without_device(self, entry: Entry) -> LoadOptions:
-        """A device that was given on the command line comes before that of the instance group."""
+        """Returns the options: a device of the command line comes before that of the instance group."""
         options, given = entry.options, self._options.runtime.get("device")
         own = options.runtime.get("device")
         if given is None or own is None:

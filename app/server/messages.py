@@ -46,8 +46,8 @@ def read_chat(
 
 
 def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int = False) -> dict[str, Any]:
-    """A text or token ids as the model reads them: in no template. `truncate`: a text is cut to so many tokens, ids to
-    the last ones."""
+    """Returns a text or token ids as the model reads them: in no template. `truncate`: a text is cut to so many tokens,
+    ids to the last ones."""
     if isinstance(prompt, list):
         has_encoder = pipeline.llm.executor.encoder is not None
         kept = prompt if isinstance(truncate, bool) else prompt[-truncate:]

@@ -120,7 +120,7 @@ class Texts:
             yield self.answer.chunk([]) | {"usage": usage.as_json()}
 
     def _best(self, outputs: dict[int, Output]) -> list[int]:
-        """The choices to show, in order: of more candidates the ones whose tokens are likeliest on average."""
+        """Returns the choices to show, in order: of more candidates the ones whose tokens are likeliest on average."""
         if self.kept is None:
             return sorted(outputs)
         mean = lambda i: outputs[i].cumulative_logprob / max(1, len(outputs[i].logprobs))  # noqa: E731
@@ -155,7 +155,7 @@ def _answer(body: Sampling, kind: str) -> Answer:
 
 
 def _text(service: Service, prompt: str | list[int]) -> str:
-    """A prompt in words."""
+    """Returns a prompt in words."""
     tokenizer = service.pipeline.tokenizer
     if isinstance(prompt, list) and tokenizer is None:
         raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")

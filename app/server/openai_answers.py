@@ -34,7 +34,7 @@ class Usage:
             self.completion += len(piece.output.token_ids)
 
     def as_json(self) -> dict[str, int]:
-        """As OpenAI names them."""
+        """Returns them as OpenAI names them."""
         total = self.prompt + self.completion
         return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
 
@@ -61,13 +61,14 @@ class Answer:
         return {**self._head(kind), "choices": choices}
 
     def choice(self, index: int, output: Output, logprobs: dict[str, Any] | None, echo: str = "") -> dict[str, Any]:
-        """A whole output, after the prompt where that is echoed."""
+        """Returns a whole output, after the prompt where that is echoed."""
         message = {"role": "assistant", "content": output.text, "refusal": None}
         content = {"message": message} if self.is_chat else {"text": echo + output.text}
         return {"index": index, **content, "logprobs": logprobs, **self._end(output)}
 
     def opening(self, index: int, echo: str = "") -> list[dict[str, Any]]:
-        """A conversation's first chunk says who speaks; that of a text is the prompt where it is echoed."""
+        """Returns the first chunk: a conversation's says who speaks; that of a text is the prompt where it is
+        echoed."""
         if not self.is_chat:
             return [self.part(index, echo, None, None)] if echo else []
         delta = {"role": "assistant", "content": "", "refusal": None}

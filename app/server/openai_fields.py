@@ -63,5 +63,5 @@ def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A short value is named."""
+    """Names a short value."""
     return f"{value!r} " if isinstance(value, str | int | float) and len(str(value)) <= 20 else ""

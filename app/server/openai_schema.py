@@ -21,7 +21,7 @@ Word = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 def _few_biases(given: Any) -> Any:
-    """Each wrong entry of a mapping would be an error."""
+    """Refuses too many biases at once: each wrong one would be an error of its own."""
     if isinstance(given, dict) and len(given) > MAX_STOP_IDS:
         raise ValueError(f"logit_bias has {len(given):,} entries; give at most {MAX_STOP_IDS}.")
     return given
@@ -95,12 +95,12 @@ class Sampling(Body):
 
     @property
     def searches(self) -> bool:
-        """Are beams searched?"""
+        """Says whether beams are searched."""
         return bool(self.use_beam_search) or (self.num_beams or 1) > 1
 
     @property
     def truncate(self) -> bool | int:
-        """Tokens that a prompt is cut to; True: as many as the engine takes."""
+        """Returns the tokens that a prompt is cut to; True: as many as the engine takes."""
         return True if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens or False
 
     def sampling(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Sampling(Body):
         return max(self.outputs, self.best_of or 1) if self.use_beam_search and not self.num_beams else self.num_beams
 
     def _temperature(self) -> float | None:
-        """As OpenAI has it, several outputs are drawn."""
+        """Returns the temperature: several outputs are drawn, as OpenAI has it."""
         if self.temperature is not None:
             return self.temperature
         if self.use_beam_search:

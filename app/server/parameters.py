@@ -79,7 +79,7 @@ def with_options(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict
 
 
 def _check_sequence(given: dict[str, Any]) -> None:
-    """Requests are independent of each other."""
+    """Refuses sequences: requests are independent of each other."""
     if given.get("sequence_id", 0) not in (0, "") or given.get("sequence_start") or given.get("sequence_end"):
         raise InputError("the parameter sequence_id is given; models keep no state between requests, so leave it out.")
 

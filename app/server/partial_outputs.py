@@ -31,7 +31,7 @@ class PartialOutputs:
 
     @property
     def rows(self) -> list[list[Output]]:
-        """Of each input its outputs, the best first."""
+        """Returns each input's outputs, the best first."""
         return [[row[index] for index in sorted(row)] for row in self._rows]
 
 

@@ -54,7 +54,7 @@ class Entry:
         return f"{self.tree.stamp(self.place)}-{self.config}"
 
     def fetched(self, progress: Progress | None = None) -> Path:
-        """The folder on this disk. Raises ConfigError where its configuration names one that is not there."""
+        """Returns the folder on this disk. Raises ConfigError where its configuration names one that is not there."""
         if self.config.checkpoint:
             return checked_path(self.config.checkpoint, self.where)
         return self.tree.local(self.place, progress)
@@ -115,7 +115,8 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
 
 
 def _single(tree: Tree, name: str, version: str, config: Any) -> Entry:
-    """A model that is no ensemble. What is in its folder is looked at first: a step of an ensemble may be any model."""
+    """Returns a model that is no ensemble. What is in its folder is looked at first: a step of an ensemble may be any
+    model."""
     where, folder = tree.root / name / CONFIG, PurePosixPath(name, version)
     filename = "" if config is None else config.default_model_filename
     place = folder if _names_checkpoint(config) else _place(tree, folder, filename or FOLDER)
@@ -147,7 +148,7 @@ def _version(tree: Tree, name: str, config: Any) -> str:
 
 
 def _place(tree: Tree, version: PurePosixPath, filename: str) -> PurePosixPath:
-    """Where in a version's folder the model is; `filename`: where it may be, too."""
+    """Returns where in a version's folder the model is; `filename`: where it may be, too."""
     inner = tree.folders(version)
     only = [version / inner[0]] if len(inner) == 1 and inner[0] != FRONTEND_FOLDER else []
     places = [version / ENGINE_FOLDER, version / filename, version, *only]

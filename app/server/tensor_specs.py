@@ -96,7 +96,8 @@ def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tup
 
 
 def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:
-    """A list of no words, images or rows counts as one that was left out. InputError for others without values."""
+    """Says whether a tensor counts as left out: a list of no words, images or rows. InputError for others without
+    values."""
     if array.size or spec.shape == (1,):
         return False
     count_axis = 2 if spec.shape[0] == 2 else 1

@@ -100,7 +100,7 @@ def check_ends(path: Path) -> None:
 
 
 def lines(name: str, file: BinaryIO) -> Iterator[Item]:
-    """Each line without its end; one that is not UTF-8 or too long has an error, and after one that does not end
+    """Yields each line without its end; one that is not UTF-8 or too long has an error, and after one that does not end
     nothing is read."""
     for number in itertools.count(1):
         if not (data := file.readline(MAX_BYTES + 1)):

@@ -98,7 +98,7 @@ def _npy(file: Path) -> Iterator[list[int]]:
 
 
 def _check_claimed(file: Path, count: int) -> None:
-    """Rows without columns, and arrays in pickles, take no bytes."""
+    """Refuses rows without columns, and arrays in pickles, which take no bytes."""
     if count > max(file.stat().st_size, MIN_CLAIMED):
         raise InputError(f"--input-ids {file} claims {count:,} rows and ids, more than it has bytes; write it again.")
 

@@ -20,7 +20,7 @@ PYTHON = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS")  # parameters of
 
 @dataclass(frozen=True)
 class ServedConfig:
-    """Of a model's folder without a config.pbtxt all is as it stands here."""
+    """Holds what config.pbtxt says; without one all is as it stands here."""
 
     options: LoadOptions = field(default_factory=LoadOptions)
     checkpoint: str = ""  # model_checkpoint_path; "": in the version's folder

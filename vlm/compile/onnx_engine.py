@@ -51,7 +51,7 @@ def write_graphs(
 
 
 def load_graphs(engine: EngineDir, runtime: RuntimeConfig) -> dict[str, tuple[Config, OnnxGraph]]:
-    """Every graph that is loaded, by its name, with the configuration of its role."""
+    """Loads every graph, by its name, with the configuration of its role."""
     configs = registry.configs_of(engine)
     return {
         name: (configs[role_of(name)], OnnxGraph(engine.path / name / FILE, io, runtime.threads))

@@ -40,7 +40,7 @@ def write_plans(
 
 
 def load_plans(engine: EngineDir, device: torch.device) -> dict[str, tuple[Config, PlanGraph]]:
-    """Every plan that is loaded, by its graph's name, with the configuration of its role. EngineError where this
+    """Loads every plan, by its graph's name, with the configuration of its role. EngineError where this
     machine cannot run them: said before any is opened."""
     info = check_plans(engine, device)
     library = named(info.library, installed())

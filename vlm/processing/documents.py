@@ -98,7 +98,7 @@ class PdfDocument(Document):
         self._pdf.close()
 
     def render(self, page: int, dpi: int = DPI, max_pixels: int = MAX_PAGE_PIXELS) -> Image.Image:
-        """A page at `dpi`, as every verb draws it; a larger one at fewer, within both `max_pixels` and
+        """Draws a page at `dpi`, as every verb draws it; a larger one at fewer, within both `max_pixels` and
         `MAX_PAGE_PIXELS`."""
         import pypdfium2
 

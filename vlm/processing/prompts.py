@@ -80,7 +80,7 @@ def check_conversation(messages: Any, limit: int) -> None:
 
 
 def _sizes(content: Any) -> Iterator[int]:
-    """Of each part the characters; what is wrong with it is said elsewhere."""
+    """Counts the characters of each part; what is wrong with it is said elsewhere."""
     for part in content if isinstance(content, list | tuple) else [content]:
         text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
         yield len(text) if isinstance(text, str) else 0
@@ -124,7 +124,7 @@ class Prompts:
         return self._rendered([Message("user", parts)])
 
     def of_messages(self, turns: list[Message], num_images: int, continue_final_message: bool = False) -> str:
-        """What the model reads for a conversation that it is to go on with; `continue_final_message`: with the
+        """Returns what the model reads for a conversation that it is to go on with; `continue_final_message`: with the
         assistant's last message, which has no end then."""
         _check_count(sum(turn.parts.count(PLACEHOLDER) for turn in turns), num_images)
         if self.template is None:
@@ -139,7 +139,7 @@ class Prompts:
         return self._rendered(turns)
 
     def _open_ended(self, turns: list[Message]) -> str:
-        """As Hugging Face does it: what the template puts after the last text is cut off."""
+        """Cuts as Hugging Face does: what the template puts after the last text is cut off."""
         *before, last = turns
         if last.role != "assistant" or PLACEHOLDER in last.parts or not "".join(last.parts).strip():
             raise InputError("continue_final_message needs a last message of the assistant with a text; add one.")

@@ -305,8 +305,8 @@ class StopStrings:
         return next(n for n in range(known + 1, len(token_ids) + 1) if self._holds(token_ids[:n]))
 
     def _begin(self, token_ids: list[int], known: int) -> int:
-        """Where the tokens begin in whose text a string may end that does not end in the `known` ones: to decode all
-        again with every burst would take longer and longer. How Moses joins a text depends on all of it."""
+        """Returns where the tokens begin in whose text a string may end that does not end in the `known` ones: to
+        decode all again with every burst would take longer and longer. How Moses joins a text depends on all of it."""
         count = known if self._tokenizer.moses else 16
         while count < known and len(self._tokenizer.decode(token_ids[known - count : known])) < self._reach:
             count *= 2

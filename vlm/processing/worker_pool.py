@@ -39,7 +39,7 @@ class Call(Future[Any]):
         self._lock = threading.Lock()
 
     def run(self, worker: WorkerProcess) -> None:
-        """In the worker's thread."""
+        """Runs the call in the worker's thread."""
         if not self.set_running_or_notify_cancel():
             return
         with self._lock:

@@ -184,7 +184,7 @@ def _result(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[s
 
 
 def _portable(error: Exception) -> Exception:
-    """An error that survives the pipe."""
+    """Returns an error that survives the pipe."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -193,7 +193,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _die_with_parent() -> None:
-    """A thread ends this process, on Linux the kernel too: a call may hold Python's lock for minutes.
+    """Lets a thread end this process, on Linux the kernel too: a call may hold Python's lock for minutes.
 
     The kernel's parent of it is the process that it was forked from, which ends when nobody holds its pipe any more.
     """

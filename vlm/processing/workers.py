@@ -96,7 +96,7 @@ _processor = lru_cache(maxsize=16)(ProcessorSource.load)
 
 
 def read_pixels(files: list[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[np.ndarray]:
-    """In this thread; as `ImageWorkers.pixels`. One picture is held at a time, whatever their number."""
+    """Reads in this thread, as `ImageWorkers.pixels`. One picture is held at a time, whatever their number."""
     room, found = limits.max_images, []
     for file in files:
         # one by one, as the pipeline has it, too: a batch may differ in the last bit

@@ -39,12 +39,12 @@ class Encoders(ABC):
 
     @abstractmethod
     def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
-        """Each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
+        """Returns each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
 
     # --- calls ---
     @torch.inference_mode()
     def encode_images(self, images: Items[Image]) -> list[Tensor]:
-        """Of each its features [num_features, hidden], from the cache where they are there."""
+        """Returns each image's features [num_features, hidden], from the cache where they are there."""
         features = self.encoder_cache.features(images, self._encode_images)
         return [features[image.key] for image in images]
 
@@ -56,7 +56,7 @@ class Encoders(ABC):
             torch.cuda.empty_cache()
 
     def _tables(self, requests: list[Request]) -> list[Tensor | None]:
-        """Each request's prompt table [n, hidden]: the given rows, then its images' features."""
+        """Returns each request's prompt table [n, hidden]: the given rows, then its images' features."""
         features = iter(self.encode_images([image for request in requests for image in request.images]))
         given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
         parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
@@ -90,7 +90,7 @@ class TorchEncoders(Encoders):
 
     @torch.inference_mode()
     def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
-        """Each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
+        """Returns each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
         texts = [request.encoder_input_ids for request in requests]
         packed_texts = PackedTexts.of(texts, [0] * len(texts))
         token_ids, positions, _, tiles = packed_texts.tensors(self.device)

@@ -158,7 +158,7 @@ class SamplingParams:
 
     @cached_property
     def ends_beams(self) -> bool:
-        """Are there sequences of tokens that end a beam? Those of a single sequence are found by the host."""
+        """Says whether sequences of tokens end a beam; those of a single sequence are found by the host."""
         return self.num_beams > 1 and bool(self.stop_words_ids)
 
     @cached_property
@@ -274,7 +274,7 @@ class Sequence:
 
     @property
     def num_ends(self) -> int:
-        """Tokens that may end one of its beams."""
+        """Returns the tokens that may end one of its beams."""
         return self.num_stop_ids + len({word[-1] for word in self.request.params.stop_words_ids})
 
     @property

@@ -53,7 +53,7 @@ class SlotEncoders(Encoders):
 
     @torch.inference_mode()
     def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
-        """Each request's hidden rows [T, hidden] of the encoder; InputError where more is asked for."""
+        """Returns each request's hidden rows [T, hidden] of the encoder; InputError where more is asked for."""
         if trace is not None:
             raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
         texts = [r.encoder_input_ids for r in requests]
@@ -65,7 +65,7 @@ class SlotEncoders(Encoders):
         return self.encoder(**self._tokens(parts, self.encoder.config), lengths=lengths)["hidden"]
 
     def _tokens(self, parts: list[tuple[Tensor | None, Items[int]]], config: ModelConfig) -> dict[str, Tensor]:
-        """Tokens of each (table, tokens), right-padded, and one table for all of them."""
+        """Returns the tokens of each (table, tokens), right-padded, and one table for all of them."""
         ids = self._integers([token for _, tokens in parts for token in tokens])
         table = torch.zeros(1, config.embedding_size, dtype=self.dtype, device=self.device)
         if virtual := virtual_rows(parts, config.vocab_size, self.device):

@@ -40,7 +40,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         return pb.ServerReadyResponse(ready=all(service.ready for service in self._services))
 
     async def ModelReady(self, request: Any, context: Context) -> pb.ModelReadyResponse:
-        """A model that is not there is not ready, as Triton has it."""
+        """Says of a model that is not there that it is not ready, as Triton does."""
         try:
             return pb.ModelReadyResponse(ready=self._find(request).ready)
         except ModelNotFoundError:
