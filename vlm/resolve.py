@@ -208,8 +208,10 @@ def _files(source: Source) -> list[Path]:
     """What a build reads of the source."""
     path = source.path.resolve()
     if source.kind == "hf":
-        return [path / name for name in hub.needed_files(file.name for file in path.iterdir())]
-    return [file for file in (path, *path.rglob("*")) if file.is_file()]
+        found = [path / name for name in hub.needed_files(file.name for file in path.iterdir())]
+    else:
+        found = [path, *path.rglob("*")]
+    return [file for file in found if file.is_file()]  # a pipe may block, a device may never end
 
 
 def _fingerprint(root: Path, file: Path) -> list[str | int]:

@@ -280,6 +280,16 @@ def test_a_pipe_in_the_place_of_a_manifest(tmp_path):
         load_json(tmp_path / "manifest.json")
 
 
+@pytest.mark.parametrize("kind", ["pipe", "device", "loop", "folder"])
+def test_run_asks_files_alone_what_has_changed(kind, tmp_path):
+    """Before a folder is converted, the engine that was built of it is looked for."""
+    folder = folder_of(tmp_path)
+    special(folder / "tokenizer.json", kind)
+    special(folder / "config.json", kind)
+    result = call("run", "--text", "a", "--model", folder)
+    assert result.exit_code == 2 and "config.json" in result.stderr and "internal" not in result.stderr
+
+
 def test_processor_files_are_files(tmp_path):
     folder = folder_of(tmp_path)
     (folder / "tokenizer_config.json").unlink()

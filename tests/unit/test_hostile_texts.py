@@ -14,6 +14,7 @@ import pytest
 from tests.prompted_kit import call
 from vlm.errors import EngineError, InputError
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES
+from vlm.processing.chat_templates import render
 from vlm.processing.prompts import read_template
 from vlm.processing.tokenization import Tokenizer
 from vlm.resolve import packaged_models
@@ -217,3 +218,32 @@ def test_prompt_tables_that_claim_too_much(shape, tmp_path):
     (tmp_path / "x.npy").write_bytes(npy(shape, "<f4"))
     result = call("generate", "--model", packaged_models()["mini-t5"], "--prompt-table", tmp_path / "x.npy", "a")
     assert result.exit_code == 2 and "--prompt-table" in result.stderr and "internal" not in result.stderr
+
+
+@pytest.mark.parametrize("template", [
+    "{% for i in range(10**9) %}x{% endfor %}", "{{ 'a' * 10**10 }}", "{{ [0] * 10**8 }}", "{{ 9 ** 9 ** 9 }}",
+    "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}", "{{ '%1000000000d'|format(1) }}",
+    "{{ '%1000000000d' % 1 }}", "{{ 'a'.ljust(10**9) }}", "{{ '{:>999999999}'.format(1) }}", "{{ 'x'|center(10**9) }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ lipsum(n=9999) }}", "{{ [1]|batch(10**9, 0)|list }}",
+    "{{ [1]|tojson(indent=10**9) }}", "{{ 'a\nb'|indent(10**9) }}", "{% include '/etc/passwd' %}",
+    "{{ '{:>{}}'.format(1, '999999999') }}", "{{ '%*d' % (10**9, 1) }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ messages.append(3) }}",
+], ids=range(20))  # fmt: skip
+def test_templates_that_ask_for_too_much(template):
+    with pytest.raises(InputError, match="the model's chat template does not take this conversation: "):
+        render(template, {"messages": []})
+
+
+@pytest.mark.parametrize("template", ["{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% if %}", "{{ 1|nothing }}"])
+def test_templates_that_are_none(template):
+    with pytest.raises(EngineError, match="the model's chat template is damaged: "):
+        render(template, {})
+
+
+def test_what_templates_of_models_use_is_left():
+    template = (
+        "{% for i in range(messages|length) %}{{ '%s' % messages[i] }}{{ 'ab' * 3 }}{{ 7 % 2 }}{{ 2 ** 3 }}{% endfor %}"
+        "{{ messages|tojson(indent=2)|length }}{{ '{:>4}'.format(1) }}{{ messages[0].split('1')|last }}"
+    )
+    text = "1234567"
+    assert render(template, {"messages": [text]}) == "1234567ababab18" + "15" + "   1" + "234567"

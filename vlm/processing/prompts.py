@@ -5,7 +5,6 @@ Images become rows of the request's prompt table: ids from the vocabulary's size
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -151,18 +150,12 @@ class Prompts:
         return rendered[:end] if rendered.startswith(MARK, end) else rendered[:end].rstrip()
 
     def _rendered(self, turns: list[Message], add_generation_prompt: bool = True) -> str:
-        from jinja2 import TemplateError
+        from vlm.processing.chat_templates import render
 
-        # what a template of any origin may run into
-        errors = (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
         plain = "type" not in self.template  # it takes contents as texts
         ends = {f"{end}_token": getattr(self.tokenizer, f"{end}_token", "") for end in ("bos", "eos")}
         messages = [turn.for_template(plain) for turn in turns]
-        try:
-            given = {"messages": messages, "add_generation_prompt": add_generation_prompt, **ends}
-            return compiled(self.template).render(given)
-        except errors as error:
-            raise InputError(f"the model's chat template does not take this conversation: {error}.") from None
+        return render(self.template, {"messages": messages, "add_generation_prompt": add_generation_prompt, **ends})
 
     # --- ids ---
     def ids(
@@ -242,32 +235,3 @@ def _read_text(file: Path) -> str:
         raise EngineError(f"{file} is damaged: it is no UTF-8 ({error.reason}).") from None
     except OSError as error:
         raise EngineError(f"{file} cannot be read: {error.strerror}.") from None
-
-
-@functools.lru_cache(maxsize=8)
-def compiled(template: str) -> Any:
-    """A template, to be rendered where it can reach nothing."""
-    from jinja2 import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """{% generation %} marks what training counts; here it is read as if it were not there."""
-
-        tags = frozenset({"generation"})
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
-    environment.globals["raise_exception"] = refuse
-    try:
-        return environment.from_string(template)
-    except TemplateError as error:
-        raise EngineError(f"the model's chat template is damaged: {error}.") from None
