@@ -1,7 +1,7 @@
 # syntax=docker/dockerfile:1
 # `vlm serve` in a container. From the repository's root:
 #   docker build -f docker/server.Dockerfile -t vlm .
-#   docker run --gpus all -p 8000:8000 -v vlm-cache:/cache vlm mini-llava
+#   docker run --gpus all -p 8000:8000 -p 8001:8001 -v vlm-cache:/cache vlm mini-llava --grpc-port 8001
 # What follows the image's name are arguments of `vlm serve`.
 FROM python:3.12-slim
 
@@ -16,7 +16,7 @@ COPY vlm vlm
 COPY visual_engines visual_engines
 COPY llm_engines llm_engines
 COPY app app
-RUN pip install --no-cache-dir '.[serve,triton,sentencepiece]' && rm -rf /src/*
+RUN pip install --no-cache-dir '.[serve,grpc,triton,sentencepiece]' && rm -rf /src/*
 
 # models, engines and compiled kernels are kept on a volume
 ENV HOME=/cache HF_HOME=/cache/huggingface PYTHONUNBUFFERED=1
@@ -25,7 +25,7 @@ USER vlm
 VOLUME /cache
 WORKDIR /cache
 
-EXPOSE 8000
+EXPOSE 8000 8001
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10m \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
 ENTRYPOINT ["tini", "--", "vlm", "serve", "--host", "0.0.0.0", "--port", "8000"]
