@@ -13,9 +13,7 @@ from tests.prompted_kit import call
 from vlm.resolve import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-MINI = [
-    pytest.param(name, marks=[] if name == "mini-nougat" else pytest.mark.slow) for name in sorted(packaged_models())
-]
+MINI = [pytest.param(name, marks=[] if name == "mini-t5" else pytest.mark.slow) for name in sorted(packaged_models())]
 
 
 @pytest.mark.parametrize("name", MINI)

@@ -228,6 +228,7 @@ def test_settings_are_checked():
     assert _named("a=b/c") == ("a", "b/c") and _named("x/y/") == ("y", "x/y/")
 
 
+@pytest.mark.slow
 def test_sigterm_lets_what_runs_end():
     """The command itself."""
     with command("mini-llava", "--preprocess-workers", "0", "--drain-seconds", "1800") as (process, address):

@@ -124,6 +124,7 @@ def test_images_and_prompts_go_through_the_ensemble(ensemble):
     assert found["text_output"][0, 0].decode() == llava.generate(prompt="Hello.").text
 
 
+@pytest.mark.slow
 def test_pages_go_through_the_ensemble(ensemble):
     page = np.array([[(EXAMPLES / "page.png").read_bytes()]], object)
     start = {"image": page, "text_input": texts("#"), "max_output_len": np.array([[8]], np.uint32)}

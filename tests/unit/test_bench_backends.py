@@ -31,6 +31,7 @@ def measured(tmp_path_factory):
     return json.loads((folder / "out.json").read_text()), found.stdout
 
 
+@pytest.mark.slow
 def test_every_backend_is_measured(measured):
     result, _ = measured
     (row,) = result["rows"]
@@ -41,6 +42,7 @@ def test_every_backend_is_measured(measured):
     assert "CPU, 1 thread" in result["environment"]["device"] and result["environment"]["load"] >= 0
 
 
+@pytest.mark.slow
 def test_a_line_for_every_backend(measured):
     result, printed = measured
     rows = table.rows(result)
@@ -55,6 +57,7 @@ def test_a_line_for_every_backend(measured):
     assert all(floors[:2]) and not floors[2]
 
 
+@pytest.mark.slow
 def test_one_backend_needs_no_label(measured):
     result, _ = measured
     old = {**result, "config": {k: v for k, v in result["config"].items() if k not in ("backends", "threads")}}
