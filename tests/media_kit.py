@@ -56,8 +56,11 @@ class Child:
 
     @property
     def peak_mb(self) -> float:
-        """The most memory that it has had (VmHWM)."""
-        found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
+        """The most memory that it has had (VmHWM); 0 once it is gone."""
+        try:
+            found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{self.pid}/status").read_text())
+        except OSError:
+            return 0.0
         return int(found[1]) / 1024 if found else 0.0
 
 

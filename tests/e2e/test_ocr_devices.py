@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 import pytest
 
+from tests.media_kit import children
 from tests.ocr_jobs import SHORT, Jobs, book, commits, left
+from tests.server_kit import until
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +25,6 @@ def source(tmp_path):
         book(folder / f"{i}.pdf", count, seed=i)
     (folder / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
     return folder
-
-
-def children(process) -> list[int]:
-    tasks = Path(f"/proc/{process.pid}/task").glob("*/children")  # a thread each
-    return [int(pid) for children in tasks for pid in children.read_text().split()]
-
-
-def running(pid: int) -> bool:
-    """Zombies that nobody has waited for do not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow
@@ -57,11 +45,10 @@ def test_a_kill_leaves_nothing_running_and_the_job_goes_on(jobs, source, tmp_pat
     while not commits(out):
         assert process.is_alive()
         time.sleep(0.02)
-    helpers = children(process)
+    helpers = children(process.pid)
     process.kill()
     process.join()
     assert len(helpers) >= 6  # two engines, four that open documents
-    while any(map(running, helpers)):
-        time.sleep(0.05)
+    until(lambda: not any(helper.is_alive() for helper in helpers))
     assert jobs.finish(source, "-o", out, *options) == 1
     assert set(commits(out).values()) == {1} and len(commits(out)) == 16 and len(left(out)) == 3
