@@ -37,6 +37,7 @@ def demo():
 
 @pytest.fixture(scope="module")
 def browser():
+    sync_api.expect.set_options(timeout=180_000)  # the first page waits for the processes that read it to start
     with sync_api.sync_playwright() as playwright:
         # root has no sandbox, containers little shared memory
         opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
@@ -160,7 +161,7 @@ def test_a_mistake_is_one_sentence_and_leaves_the_page_as_it_was(page, shots, tm
     ask(panel, "How many objects are there?")
     toast = page.locator(".toast-body")
     sync_api.expect(toast).to_contain_text(
-        "the image is no image that can be read; give PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000."
+        "notes.png is no image that can be read; give PNG, JPEG, TIFF, WebP, GIF, BMP, PPM or JPEG 2000."
     )
     assert "Traceback" not in page.content()
     assert panel.get_by_role("textbox").last.input_value() == "How many objects are there?"
