@@ -47,9 +47,8 @@ def create_app(
     loaded = repositories.loaded if repositories else {}
 
     def add(name: str, pipeline: Pipeline) -> Service:
-        limits = (workers, metrics, config.max_requests)
         entry = loaded[name].described if name in loaded else {}
-        services.add(Service(name, pipeline, *limits, on_break=on_break, **entry))
+        services.add(Service(name, pipeline, workers, metrics, config.max_requests, on_break=on_break, **entry))
         return services[name]
 
     for name in list(pipelines):
