@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
-from vlm.unsupported import ModelFiles, Unsupported
+from vlm.registry.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
+from vlm.registry.unsupported import ModelFiles, Unsupported
 
 MODELS = (
     ModelRef("bart", "llm_engines.models.bart:SPEC"),

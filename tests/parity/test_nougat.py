@@ -7,10 +7,10 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
-from vlm import registry
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.pipeline import Pipeline
-from vlm.runtime.request import Request, SamplingParams
+from vlm.registry.registry import registry
+from vlm.requests.request import Request, SamplingParams
 
 SHAPES = {
     "plain": {},

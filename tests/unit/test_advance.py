@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vlm.executor.batch_state import BatchState
+from vlm.executor.kv_cache import CacheShape
 from vlm.ops import advance as op
-from vlm.runtime.batch_state import BatchState
-from vlm.runtime.kv_cache import CacheShape
-from vlm.runtime.request import Request, SamplingParams, Sequence
+from vlm.requests.request import Request, SamplingParams, Sequence
 
 
 def state_with(params: SamplingParams, prompt=(0,), limit=600, stops=(2,)) -> BatchState:

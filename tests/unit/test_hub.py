@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.hub_server import COMMIT, Hub, serve
-from vlm import hub as hub_module
+from vlm.build import hub as hub_module
+from vlm.build.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
 from vlm.errors import ModelNotFoundError, UnsupportedModelError
-from vlm.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
 
 FILES = {
     "config.json": b'{"model_type": "x"}',

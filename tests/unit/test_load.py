@@ -6,9 +6,9 @@ import pytest
 
 import vlm
 from tests import tiny
-from vlm import pipeline
-from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.api import pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.builder import build_engine, convert_folder
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError, LimitError
 

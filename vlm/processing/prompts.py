@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlm.artifacts.files import read_json, read_small
 from vlm.errors import EngineError, InputError, LengthError, listed
-from vlm.files import read_json, read_small
 from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
-from vlm.registry import PromptFormat
+from vlm.registry.registry import PromptFormat
 
 PLACEHOLDER = "<image>"
 MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts

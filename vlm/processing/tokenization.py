@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from vlm.artifacts.files import read_json
 from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
-from vlm.files import read_json
 from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.moses import Moses
 from vlm.processing.token_bounds import TokenBound

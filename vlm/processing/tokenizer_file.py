@@ -15,8 +15,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from vlm.artifacts.files import load_json
 from vlm.errors import VlmError
-from vlm.files import load_json
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TEXT_GROWTH, MAX_TOKENIZER_BYTES, MAX_WORD_CHARACTERS
 
 
