@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlm.registry.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
+from vlm.registry.spec import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 from vlm.registry.unsupported import ModelFiles, Unsupported
 
 MODELS = (

@@ -7,7 +7,7 @@ from typing import Any
 
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
 from vlm.artifacts.files import load_json
-from vlm.registry.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
+from vlm.registry.spec import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 
 MODELS = (
     ModelRef("blip2-vision", "visual_engines.models.blip2:SPEC"),

@@ -26,7 +26,8 @@ from vlm.build.builder import (
 from vlm.build.store import Source, locate, resolve
 from vlm.config import BuildConfig, Config
 from vlm.errors import ConfigError, InputError, LimitError, listed
-from vlm.registry.registry import FamilySpec, configs_of, family, match_family
+from vlm.registry.registry import configs_of, family, match_family
+from vlm.registry.spec import FamilySpec
 from vlm_app.architecture import hf_config, read_arch
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.random_model import has_class, save_random

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline
-    from vlm.registry.registry import FamilySpec
+    from vlm.registry.spec import FamilySpec
 
 Models = Mapping[str, "AsyncPipeline"]  # by name
 

@@ -26,7 +26,7 @@ from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.ops.gated import ACTIVATIONS
 from vlm.ops.linear import linear
-from vlm.registry.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 EMBEDDINGS = ("model.shared.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight")
 # of transformers' first releases: which FairSeq wrote it, and positions that were computed

@@ -25,7 +25,7 @@ from vlm.layers.norm import LayerNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
 from vlm.ops.gated import ACTIVATIONS, gated
 from vlm.ops.linear import linear
-from vlm.registry.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 HEADS = ("lm_head.weight", "model.language_model.output_layer.weight")
 EMBEDDINGS = ("transformer.wte.weight", "model.language_model.embedding.word_embeddings.weight")

@@ -24,7 +24,7 @@ from vlm.layers.norm import RmsNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
 from vlm.ops.gated import gated
 from vlm.ops.linear import linear
-from vlm.registry.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

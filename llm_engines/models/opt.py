@@ -21,7 +21,7 @@ from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.ops.gated import ACTIVATIONS
 from vlm.ops.linear import linear
-from vlm.registry.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.decoder.embed_tokens.weight"
 POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a relic of fairseq's padding index

@@ -25,7 +25,7 @@ from vlm.layers.norm import RmsNorm
 from vlm.layers.relative_bias import RelativeBias
 from vlm.ops.gated import ACTIVATIONS, gated
 from vlm.ops.linear import linear
-from vlm.registry.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 EMBEDDINGS = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 DEFAULT_LENGTH = 512  # tokens; a limit of memory alone, positions are relative

@@ -9,7 +9,7 @@ from tests import tiny
 from tests.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.registry.registry import registry
+from vlm.registry import registry
 from vlm.requests.request import Request, SamplingParams
 
 SHAPES = {

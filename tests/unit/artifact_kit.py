@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig, VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
-from vlm.registry.registry import FamilySpec, ModelSpec, Role, registry
+from vlm.registry import registry
+from vlm.registry.spec import FamilySpec, ModelSpec, Role
 
 WIDTH, VOCAB, ROWS = 4, 11, 6
 

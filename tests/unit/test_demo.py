@@ -11,7 +11,7 @@ import pytest
 
 from vlm.build.store import packaged_models
 from vlm.errors import InputError
-from vlm.registry.registry import registry
+from vlm.registry import registry
 from vlm_app.cli.main import main
 from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig

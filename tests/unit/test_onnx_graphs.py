@@ -20,11 +20,11 @@ from tests.prompted_kit import call
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends import selection as backends
 from vlm.backends.graphs import export as onnx_export
 from vlm.backends.graphs import io as graph_io
 from vlm.backends.onnxruntime import check as graph_check
 from vlm.backends.onnxruntime.session import OnnxGraph
-from vlm.backends.selection import selection as backends
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, EngineError, InputError

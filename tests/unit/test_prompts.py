@@ -13,7 +13,8 @@ from transformers import Blip2Processor, BlipImageProcessor, CLIPImageProcessor,
 from vlm.errors import EngineError, InputError
 from vlm.processing.prompts import PLACEHOLDER, Prompts, read_messages, read_template, split_text
 from vlm.processing.tokenization import Tokenizer
-from vlm.registry.registry import PromptFormat, families
+from vlm.registry.registry import families
+from vlm.registry.spec import PromptFormat
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "USER", "ASSISTANT", ":", "what", "is", "this", "?", "a", "cat", "and", ".",
          "Question", "Answer", "describe"]  # fmt: skip

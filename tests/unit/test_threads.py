@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.server_kit import alone
-from vlm.backends.selection import threads
+from vlm.backends import threads
 from vlm.backends.threads import num_threads, set_threads, threads_for, usable_cpus
 from vlm_app.cli.main import main
 

@@ -16,7 +16,7 @@ from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
 from vlm.layers.norm import LayerNorm
-from vlm.registry.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 PREFIXES = ("", "model.")
 TEXTS = "of texts, which the Q-Former does not read here"

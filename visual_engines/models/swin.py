@@ -20,7 +20,7 @@ from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Drop, Fuse, Rename
 from vlm.ops.add_layer_norm import add_layer_norm
-from vlm.registry.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 # what Hugging Face calls the functions, and timm
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}

@@ -18,7 +18,7 @@ from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.rules import Rename
 from vlm.errors import ConfigError
-from vlm.registry.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 DOWNSAMPLE = "mlp_downsample"
 DEPTH = re.compile(r"mlp(\d+)x_gelu")

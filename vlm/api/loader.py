@@ -27,7 +27,7 @@ from vlm.executor.paged_executor import TorchExecutor
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import Network, SlotEncoders
 from vlm.executor.slot_executor import SlotExecutor
-from vlm.registry.registry import registry
+from vlm.registry import registry
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir

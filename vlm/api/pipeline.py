@@ -49,9 +49,9 @@ def load(
 
     What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
     engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
-    vlm.backends.selection.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on the disk:
-    `encode` is all that there is then. `device` and `max_batch_size` override those of
-    `runtime`; None leaves them. Raises a VlmError with one sentence.
+    vlm.backends.selection.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on
+    the disk: `encode` is all that there is then. `device` and `max_batch_size` override those of `runtime`; None leaves
+    them. Raises a VlmError with one sentence.
     """
     runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
     limits = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}

@@ -24,18 +24,8 @@ from vlm.config import DTYPES, BuildConfig, Config
 from vlm.convert.rules import attempt
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, ConfigError, EngineError, InputError, listed
-from vlm.registry.registry import (
-    FamilySpec,
-    ModelSpec,
-    Role,
-    architecture,
-    check_model,
-    configs_of,
-    converter_of,
-    family,
-    match_family,
-    model_spec,
-)
+from vlm.registry.registry import architecture, check_model, configs_of, converter_of, family, match_family, model_spec
+from vlm.registry.spec import FamilySpec, ModelSpec, Role
 
 # what lies outside of the base model in Hugging Face's classes
 HEADS = ("lm_head.", "final_logits_bias")

@@ -28,7 +28,7 @@ from vlm.registry.registry import check_model, families
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
-ASSETS = Path(__file__).parent / "assets"
+ASSETS = Path(__file__).parents[1] / "assets"
 LIMITS = ("max_batch_size", "max_seq_len", "max_encoder_input_len")
 HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
 

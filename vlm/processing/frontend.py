@@ -16,7 +16,8 @@ from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.inputs import InputReader
 from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import Tokenizer
-from vlm.registry.registry import FamilySpec, registry
+from vlm.registry import registry
+from vlm.registry.spec import FamilySpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from typing import Any
 from vlm.artifacts.files import read_json, read_small
 from vlm.errors import EngineError, InputError, LengthError, listed
 from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
-from vlm.registry.registry import PromptFormat
+from vlm.registry.spec import PromptFormat
 
 PLACEHOLDER = "<image>"
 MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts

@@ -12,7 +12,7 @@ from vlm.artifacts.checkpoint import Progress, RoleWeights
 from vlm.backends.graphs.io import graphs_of, role_of
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.config import BuildConfig, Config, RuntimeConfig
-from vlm.registry.registry import registry
+from vlm.registry import registry
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir

@@ -18,7 +18,7 @@ from vlm.backends.tensorrt.library import installed, named
 from vlm.backends.tensorrt.plan_info import Machine, PlanInfo, check_runnable
 from vlm.backends.tensorrt.session import PlanGraph
 from vlm.config import BuildConfig, Config, RuntimeConfig
-from vlm.registry.registry import registry
+from vlm.registry import registry
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
