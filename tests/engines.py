@@ -7,8 +7,9 @@ from pathlib import Path
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
-from vlm.build.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 
 
 def engine_dir(model, folder: Path, **build) -> EngineDir:

@@ -53,7 +53,7 @@ def decode_floor(
 def decoder_bytes(engine: EngineDir) -> int:
     """Bytes of decoder weights, in the computing type, that every step reads. An embedding table counts where it is the
     output head too."""
-    from vlm.build.builder import module_layout
+    from vlm.convert.roles import module_layout
     from vlm.registry.registry import model_spec
 
     spec, item = model_spec(engine.roles["decoder"]), getattr(torch, engine.build.dtype).itemsize

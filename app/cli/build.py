@@ -70,8 +70,9 @@ def _checkpoint(
     source: str | None, arch: str | None, seed: int, dtype: str, scratch: Path, progress: Progress
 ) -> Checkpoint:
     from vlm.artifacts.checkpoint import Checkpoint
-    from vlm.build.builder import convert_folder, random_checkpoint
+    from vlm.build.random_checkpoint import random_checkpoint
     from vlm.build.store import locate
+    from vlm.convert.folder import convert_folder
 
     if source is None:
         return random_checkpoint(read_arch(arch), scratch / "checkpoint", seed=seed, dtype=dtype)

@@ -90,7 +90,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
     """What a Hugging Face folder would become; ConfigError when its model is not supported."""
     from vlm.artifacts.hf_folder import HFFolder
     from vlm.artifacts.weights import Scoped
-    from vlm.build.builder import named_tensors, role_configs, share_out
+    from vlm.convert.roles import named_tensors, role_configs, share_out
     from vlm.registry.registry import match_family
 
     folder = HFFolder(path)
@@ -112,7 +112,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
 
 def describe_foreign(path: Path) -> dict[str, Any]:
     """A folder or file of another program: its converter reads it."""
-    from vlm.artifacts.engine_dir import kind_of
+    from vlm.build.kinds import kind_of
 
     return {
         "kind": f"{kind_of(path)} {'folder' if path.is_dir() else 'archive'}",
@@ -138,7 +138,7 @@ def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
     """Of the stored weights, or of the graphs that hold them."""
     from vlm.artifacts.weights import TensorFiles
     from vlm.backends.graphs.io import role_of
-    from vlm.build.builder import module_layout
+    from vlm.convert.roles import module_layout
     from vlm.registry.registry import model_spec
 
     name, files = engine.roles[role], engine.manifest.files

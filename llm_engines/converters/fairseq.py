@@ -28,7 +28,7 @@ from llm_engines.models.bart import BartConfig, cross_rules, stack_rules
 from vlm.artifacts.archives import unpacked
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
 from vlm.artifacts.weights import TensorSource
-from vlm.build.builder import module_layout
+from vlm.convert.roles import module_layout
 from vlm.convert.rules import Drop, Rename, attempt
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.processing.moses import Moses

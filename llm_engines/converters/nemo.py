@@ -24,7 +24,7 @@ from vlm.artifacts.archives import bounded_members, open_archive
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
 from vlm.artifacts.files import read_small
 from vlm.artifacts.weights import TensorSource
-from vlm.build.builder import module_layout
+from vlm.convert.roles import module_layout
 from vlm.convert.rules import attempt
 from vlm.errors import CheckpointError, ConfigError, VlmError
 from vlm.registry.registry import model_spec

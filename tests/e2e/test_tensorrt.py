@@ -16,9 +16,11 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.backends.tensorrt.plan_info import PlanInfo
-from vlm.build.builder import build_engine, convert_folder, random_checkpoint
+from vlm.build.builder import build_engine
+from vlm.build.random_checkpoint import random_checkpoint
 from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError, InputError
 from vlm_app.cli.main import app
 

@@ -13,9 +13,10 @@ from tests import tiny
 from tests.engines import engine_dir
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
-from vlm.build.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
 from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, InputError, LimitError
 
 LENGTHS = (14, 3, 21, 1, 7)

@@ -9,8 +9,9 @@ import vlm
 from llm_engines.converters.fairseq import parse
 from tests.fairseq_kit import Published
 from vlm.api.pipeline import Pipeline
-from vlm.build.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
 from vlm_app.cli.main import main
 

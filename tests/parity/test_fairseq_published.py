@@ -17,7 +17,7 @@ from tests.fairseq_texts import CODES, ENTRIES, EXAMPLES
 from tests.nemo_kit import sentencepiece_file
 from tests.prompted_kit import call
 from vlm.artifacts import archives
-from vlm.build.builder import convert_folder
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, VlmWarning
 from vlm.processing.tokenization import TextStream, Tokenizer
 

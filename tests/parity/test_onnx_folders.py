@@ -12,8 +12,9 @@ from tests.parity import test_fairseq as fairseq
 from tests.parity import test_gpt_variants as gpt
 from tests.parity import test_vila as vila
 from vlm.api.pipeline import Pipeline
-from vlm.build.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 
 pytestmark = pytest.mark.slow
 

@@ -14,8 +14,9 @@ from tests import published_kit as kit
 from tests import tiny
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
-from vlm.build.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests import tiny
-from vlm.build.builder import build_engine, random_checkpoint
+from vlm.build.builder import build_engine
+from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, LimitError

@@ -18,12 +18,14 @@ from safetensors.torch import save_file
 from tests import hostile_kit as kit
 from tests.prompted_kit import call
 from vlm.artifacts.archives import LARGEST_READ, unpacked
-from vlm.artifacts.engine_dir import EngineDir, Manifest, kind_of
+from vlm.artifacts.engine_dir import EngineDir, Manifest
 from vlm.artifacts.files import load_json
 from vlm.artifacts.hf_folder import HFFolder, read_pickle
-from vlm.build.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
+from vlm.build.kinds import kind_of
 from vlm.build.store import packaged_models
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, EngineError, VlmError
 from vlm.limits import MAX_JSON_BYTES
 from vlm.processing.image_processor import ImageProcessor

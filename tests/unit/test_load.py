@@ -8,8 +8,9 @@ import vlm
 from tests import tiny
 from vlm.api import pipeline
 from vlm.artifacts.checkpoint import Checkpoint
-from vlm.build.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, LimitError
 
 

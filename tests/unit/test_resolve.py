@@ -14,10 +14,11 @@ from tests.unit import artifact_kit
 from tests.unit.hub_server import Hub, serve
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build import store as resolve_module
-from vlm.build.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
 from vlm.build.hub import download
 from vlm.build.store import locate, packaged_models, resolve
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, LimitError, ModelNotFoundError
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from vlm.build.builder import convert_folder
 from vlm.build.store import locate
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
 from vlm.registry.registry import match_family
 from vlm_app.cli.main import main

@@ -19,15 +19,15 @@ from typing import Any
 from torch import Tensor
 
 from visual_engines.catalog import vicuna
+from vlm.artifacts.chat_template import read_template
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import WHAT, HFFolder
 from vlm.artifacts.weights import Joined, Scoped
 from vlm.build import hub
-from vlm.build.builder import convert_roles, role_configs
+from vlm.convert.roles import convert_roles, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError
-from vlm.processing.prompts import read_template
 from vlm.registry.registry import family
 
 INNER_TOWER = "model.vision_tower.vision_tower."

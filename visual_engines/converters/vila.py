@@ -12,7 +12,7 @@ from visual_engines.converters.llava import check_settings, processor_files, vil
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.weights import Joined
-from vlm.build.builder import convert_roles, role_configs
+from vlm.convert.roles import convert_roles, role_configs
 from vlm.errors import CheckpointError, listed
 from vlm.registry.registry import family
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from vlm.ops.advance import loop_period
 from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
+from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.request import Request, SamplingParams, Sequence
 
 if TYPE_CHECKING:
@@ -130,11 +130,3 @@ def logits_of(sequence: Sequence) -> tuple[torch.Tensor | None, torch.Tensor | N
         torch.cat(context) if params.return_context_logits and generated else None,
         torch.stack(generated) if params.return_generation_logits and generated else None,
     )
-
-
-def without_loop(tokens: list[int], period: int) -> list[int]:
-    """The history up to the end of the loop's first turn."""
-    end = len(tokens)
-    while end > 2 * period and tokens[end - 1] == tokens[end - 1 - period]:
-        end -= 1
-    return tokens[:end]

@@ -15,8 +15,9 @@ import torch
 from vlm.api.loader import load_engine, resolve_device
 from vlm.api.outputs import Encoding, Output, OutputReader, Samples, samples_of, text_stream
 from vlm.api.prefetch import Prefetch
-from vlm.artifacts.engine_dir import EngineDir, kind_of
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.selection import pick
+from vlm.build.kinds import kind_of
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
+from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import open_regular
-from vlm.build.store import cache_errors, cache_root
 from vlm.errors import CheckpointError
 
 MOST_MEMBERS = 10_000

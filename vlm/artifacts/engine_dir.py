@@ -15,11 +15,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.checkpoint import is_checkpoint
 from vlm.artifacts.files import canonical_json, load_json, read_json, sha256_of
 from vlm.config import BuildConfig, Config
 from vlm.errors import EngineError, InputError, listed
-from vlm.registry.registry import converter_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -259,16 +257,3 @@ def is_engine(path: Path) -> bool:
     except ValueError:
         return any(next(path.glob(f"*/{name}"), None) for name in ("rank0.safetensors", "model.onnx"))
     return isinstance(values, dict) and {"format_version", "vlm_version", "roles"} <= set(values)
-
-
-def kind_of(path: str | Path) -> str | None:
-    """What a folder or file is by the look of it: "engine", "checkpoint", a converter's name ("fairseq") or "hf"; None
-    for any other and a missing path. Raises nothing."""
-    path = Path(path)
-    if is_engine(path):
-        return "engine"
-    if is_checkpoint(path):
-        return "checkpoint"
-    if os.path.exists(path) and (converter := converter_of(path)) is not None:
-        return converter.name
-    return "hf" if os.path.isfile(path / "config.json") else None

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.hf_folder import PROCESSOR_FILES
+from vlm.artifacts.model_files import ModelFiles
 from vlm.errors import ModelNotFoundError
 from vlm.limits import MAX_TOKENIZER_BYTES
 from vlm.registry.registry import unsupported
-from vlm.registry.unsupported import ModelFiles, check_supported
+from vlm.registry.unsupported import check_supported
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from vlm import __version__
-from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir, kind_of
+from vlm.artifacts.cache import cache_errors, cache_root
+from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir
 from vlm.backends.tensorrt import library as trt_library
 from vlm.backends.tensorrt import targets as trt_targets
 from vlm.build import hub
+from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
 from vlm.registry.registry import check_model, families
@@ -39,7 +41,7 @@ class Source:
 
     name: str  # as the user gave it
     path: Path
-    kind: str  # see vlm.artifacts.engine_dir.kind_of
+    kind: str  # see vlm.build.kinds.kind_of
 
 
 def resolve(
@@ -96,11 +98,6 @@ def packaged_models() -> dict[str, Path]:
     """Names and folders of the models that come with the package."""
     folders = sorted(ASSETS.iterdir()) if ASSETS.is_dir() else []
     return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
-
-
-def cache_root(cache_dir: str | Path | None = None) -> Path:
-    """`cache_dir`, else `$VLM_CACHE`, else `~/.cache/vlm`."""
-    return Path(cache_dir or os.environ.get("VLM_CACHE") or Path.home() / ".cache" / "vlm").expanduser()
 
 
 def _unknown(name: str, path: Path) -> str:
@@ -168,7 +165,8 @@ def _cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | N
 
 def _build(source: Source, out: Path, build: BuildConfig, progress: Progress | None) -> None:
     from vlm.artifacts.checkpoint import Checkpoint
-    from vlm.build.builder import build_engine, convert_folder
+    from vlm.build.builder import build_engine
+    from vlm.convert.folder import convert_folder
 
     if source.kind == "checkpoint":
         build_engine(Checkpoint.open(source.path), out, build, progress=progress)
@@ -244,15 +242,3 @@ def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def cache_errors(root: Path) -> Iterator[None]:
-    """EngineError where what is done there fails for the disk's reasons."""
-    try:
-        yield
-    except OSError as error:
-        raise EngineError(
-            f"the cache {root} cannot be written: {error.strerror or error}; set VLM_CACHE to a writable folder with"
-            " room for the model."
-        ) from error

@@ -10,8 +10,8 @@ from vlm.engine.scheduler import Plan, Scheduler, Starved
 from vlm.errors import EngineError, InputError, LimitError
 from vlm.executor.base_executor import Executor
 from vlm.executor.burst import Burst, RowResult
-from vlm.ops.advance import LENGTH, STOP
-from vlm.requests.request import FINISH_REASONS, Request, Sequence, Update
+from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
+from vlm.requests.request import Request, Sequence, Update
 
 
 class LLMEngine:

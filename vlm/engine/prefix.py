@@ -25,8 +25,3 @@ def _identity(tokens: Tokens[int], vocab_size: int, contents: Tokens[bytes]) -> 
     if max(tokens) < vocab_size:
         return array("I", tokens).tobytes()
     return b"".join(t.to_bytes(4, "little") if t < vocab_size else contents[t - vocab_size] for t in tokens)
-
-
-def content_key(data: bytes) -> bytes:
-    """Of an image's pixels or a table's rows."""
-    return hashlib.blake2b(data, digest_size=16).digest()

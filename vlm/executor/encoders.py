@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 from vlm.config import RuntimeConfig
+from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.packing import PackedTexts, chunks
 from vlm.executor.timing import DeviceTimer
+from vlm.executor.virtual_rows import virtual_rows
 from vlm.layers.attention import PackedRows, Trace
 from vlm.layers.embedding import Virtual
-from vlm.requests.prompt_table import EncoderCache, Image, virtual_rows
+from vlm.requests.prompt_table import Image
 from vlm.requests.request import Request
 
 

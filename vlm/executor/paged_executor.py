@@ -19,10 +19,10 @@ from vlm.executor.choice import Choice
 from vlm.executor.chooser import DecodeRows
 from vlm.executor.encoders import TorchEncoders
 from vlm.executor.packing import PackedSpans, PackedTexts, packed
+from vlm.executor.virtual_rows import virtual_rows
 from vlm.layers.attention import PackedRows, PagedRows
 from vlm.layers.embedding import Virtual
 from vlm.ops import beam_search
-from vlm.requests.prompt_table import virtual_rows
 from vlm.requests.request import Sequence, Span
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph

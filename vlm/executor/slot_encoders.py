@@ -15,8 +15,8 @@ from vlm.backends.graphs.io import GraphIO
 from vlm.config import Config, ModelConfig
 from vlm.errors import InputError
 from vlm.executor.encoders import Encoders
+from vlm.executor.virtual_rows import virtual_rows
 from vlm.layers.attention import Trace
-from vlm.requests.prompt_table import virtual_rows
 from vlm.requests.request import Request
 
 Tensors = Mapping[str, Tensor]

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.advance import LENGTH, RUNNING, SlotState
+from vlm.ops.advance import SlotState
 from vlm.ops.likeliest import likeliest
+from vlm.requests.finish import LENGTH, RUNNING
 
 NONE = -1.0e9  # the score of what does not exist; finite, as in the original
 KERNEL_CANDIDATES = 256  # of a group, up to which a step is a kernel: more come of long lists of end tokens

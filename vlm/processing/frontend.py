@@ -8,16 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vlm.api.outputs import without_loop
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
-from vlm.ops.advance import loop_period
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.inputs import InputReader
 from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry import registry
 from vlm.registry.spec import FamilySpec
+from vlm.requests.loops import loop_period, without_loop
 
 if TYPE_CHECKING:
     import numpy as np

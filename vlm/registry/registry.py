@@ -12,9 +12,10 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm.artifacts.model_files import ModelFiles
 from vlm.errors import ConfigError, listed
 from vlm.registry.spec import ConverterRef, FamilySpec, ModelSpec
-from vlm.registry.unsupported import ROWS, ModelFiles, Unsupported, check_supported
+from vlm.registry.unsupported import ROWS, Unsupported, check_supported
 
 if TYPE_CHECKING:
     from vlm.artifacts.checkpoint import Checkpoint

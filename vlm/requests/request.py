@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from vlm.requests.prompt_table import Image, PromptTable
 
-FINISH_REASONS = ("", "stop", "loop", "length")  # by the device's finish code; 0 is running
 MODELS = "the model's"  # what a model's generation_config.json may set
 EARLY_STOPPING = {"true": True, "false": False, "never": "never"}
 

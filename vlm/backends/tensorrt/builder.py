@@ -34,7 +34,7 @@ class PlanBuilder:
     @classmethod
     def of(cls, build: BuildConfig) -> PlanBuilder:
         """Raises EngineError, before anything is exported, where no library here can build for `build.target`."""
-        from vlm.build.store import cache_root
+        from vlm.artifacts.cache import cache_root
 
         libraries, gpu = installed(), this_gpu()
         library = library_for(build.target, gpu, libraries)
