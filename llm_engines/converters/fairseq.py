@@ -27,11 +27,11 @@ from llm_engines.converters.fairseq_tokenizer import (
 from llm_engines.models.bart import BartConfig, cross_rules, stack_rules
 from vlm.artifacts.archives import unpacked
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
+from vlm.artifacts.moses import Moses
 from vlm.artifacts.weights import TensorSource
 from vlm.convert.roles import module_layout
 from vlm.convert.rules import Drop, Rename, attempt
 from vlm.errors import CheckpointError, ConfigError, listed
-from vlm.processing.moses import Moses
 from vlm.registry.registry import model_spec
 
 WANTED = re.compile(rf".+\.pt|dict(\..+)?\.txt|{CODES.pattern}|{SENTENCEPIECE.pattern}")  # of an archive's files

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.hub_server import COMMIT, Hub, serve
-from vlm.build import hub as hub_module
-from vlm.build.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
+from vlm.artifacts import hub as hub_module
+from vlm.artifacts.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
 from vlm.errors import ModelNotFoundError, UnsupportedModelError
 
 FILES = {

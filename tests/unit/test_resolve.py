@@ -13,9 +13,9 @@ import pytest
 from tests.unit import artifact_kit
 from tests.unit.hub_server import Hub, serve
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.hub import download
 from vlm.build import store as resolve_module
 from vlm.build.builder import build_engine
-from vlm.build.hub import download
 from vlm.build.store import locate, packaged_models, resolve
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
@@ -132,7 +132,7 @@ def test_hub_id(hf, monkeypatch, tmp_path):
     files = {p.name: p.read_bytes() for p in hf.iterdir()}
     with serve(Hub("org/toy", files)) as hub:
         # huggingface_hub reads HF_ENDPOINT when it is imported, which may be long ago
-        monkeypatch.setattr("vlm.build.hub.download", functools.partial(download, endpoint=hub.url))
+        monkeypatch.setattr("vlm.artifacts.hub.download", functools.partial(download, endpoint=hub.url))
         path = resolve("org/toy")
         assert EngineDir.open(path).family == "toy"
         assert hub.fetched() == {"config.json", "tokenizer.json", "model.safetensors"}

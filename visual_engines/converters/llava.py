@@ -19,12 +19,12 @@ from typing import Any
 from torch import Tensor
 
 from visual_engines.catalog import vicuna
+from vlm.artifacts import hub
 from vlm.artifacts.chat_template import read_template
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import WHAT, HFFolder
 from vlm.artifacts.weights import Joined, Scoped
-from vlm.build import hub
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError

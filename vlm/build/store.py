@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from vlm import __version__
+from vlm.artifacts import hub
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir
 from vlm.backends.tensorrt import library as trt_library
 from vlm.backends.tensorrt import targets as trt_targets
-from vlm.build import hub
 from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
