@@ -8,6 +8,7 @@ from tests.unit.hub_server import COMMIT, Hub, serve
 from vlm.artifacts import hub as hub_module
 from vlm.artifacts.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
 from vlm.errors import ModelNotFoundError, UnsupportedModelError
+from vlm.registry.registry import check_files
 
 FILES = {
     "config.json": b'{"model_type": "x"}',
@@ -93,7 +94,7 @@ def test_the_cache_of_other_programs_serves_under_the_old_name():
 )
 def test_what_is_not_served_is_not_fetched(files, config, says):
     with serve(Hub("org/model", files, config=config)) as hub, pytest.raises(UnsupportedModelError, match=says):
-        download("org/model", endpoint=hub.url)
+        download("org/model", check=check_files, endpoint=hub.url)
     assert hub.fetched() == set()
 
 

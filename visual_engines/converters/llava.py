@@ -28,7 +28,7 @@ from vlm.artifacts.weights import Joined, Scoped
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError
-from vlm.registry.registry import family
+from vlm.registry.registry import check_files, family
 
 INNER_TOWER = "model.vision_tower.vision_tower."
 PROJECTOR = "model.mm_projector."
@@ -125,7 +125,7 @@ def _download(folder: Path, name: Any) -> Path:
     reason = f"its config.json names {name!r}, which is no model of the Hub"
     if isinstance(name, str) and hub.is_repo_id(name):
         try:
-            return hub.download(name)
+            return hub.download(name, check=check_files)
         except ModelNotFoundError as error:
             reason = str(error).partition(";")[0].rstrip(".")
     raise CheckpointError(

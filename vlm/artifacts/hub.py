@@ -12,8 +12,6 @@ from vlm.artifacts.hf_folder import PROCESSOR_FILES
 from vlm.artifacts.model_files import ModelFiles
 from vlm.errors import ModelNotFoundError
 from vlm.limits import MAX_TOKENIZER_BYTES
-from vlm.registry.registry import unsupported
-from vlm.registry.unsupported import check_supported
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -85,20 +83,25 @@ def _weights(names: list[str]) -> list[str]:
 
 
 def download(
-    repo_id: str, revision: str | None = None, *, endpoint: str | None = None, progress: Progress | None = None
+    repo_id: str,
+    revision: str | None = None,
+    *,
+    check: Callable[[ModelFiles], None] | None = None,
+    endpoint: str | None = None,
+    progress: Progress | None = None,
 ) -> Path:
     """A repository -> its folder in the Hub's own cache (`$HF_HOME`). Without a network an earlier download serves.
 
     `repo_id` may carry the revision: `owner/name@revision`. `endpoint` None: the public Hub, or `$HF_ENDPOINT`.
-    Raises ModelNotFoundError: no such repository or revision, no access, no network, no weights in it; and
-    UnsupportedModelError, before the weights are fetched, for a kind that is known and not served.
+    `check` is given what is seen of the repository before its weights are fetched; what it raises ends the download.
+    Raises ModelNotFoundError: no such repository or revision, no access, no network, no weights in it.
     """
     from huggingface_hub import errors
 
     repo_id, _, tag = repo_id.partition("@")
     revision = revision or tag or None
     try:
-        return _snapshot(repo_id, revision, endpoint, progress)
+        return _snapshot(repo_id, revision, check, endpoint, progress)
     except errors.GatedRepoError:
         reason = f"needs its owner's permission: ask for it on the model's page, then log in with `{_LOGIN}`"
     except errors.RevisionNotFoundError:
@@ -119,13 +122,20 @@ def download(
 _LOGIN = "hf auth login"
 
 
-def _snapshot(repo_id: str, revision: str | None, endpoint: str | None, progress: Progress | None) -> Path:
+def _snapshot(
+    repo_id: str,
+    revision: str | None,
+    check: Callable[[ModelFiles], None] | None,
+    endpoint: str | None,
+    progress: Progress | None,
+) -> Path:
     from huggingface_hub import HfApi, snapshot_download
 
     info = HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
     names = [file.rfilename for file in info.siblings or ()]
     top = frozenset(name.partition("/")[0] for name in names)
-    check_supported(ModelFiles(f"the Hub's model {repo_id}", top, info.config or {}), unsupported())
+    if check:
+        check(ModelFiles(f"the Hub's model {repo_id}", top, info.config or {}))
     files = needed_files(names)
     _check_usable(repo_id, files)
     _check_listed(repo_id, files, {file.rfilename: file.size or 0 for file in info.siblings or ()})

@@ -26,7 +26,7 @@ from vlm.backends.tensorrt import targets as trt_targets
 from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
-from vlm.registry.registry import check_model, families
+from vlm.registry.registry import check_files, check_model, families
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
@@ -85,7 +85,7 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     if name in packaged_models():
         path = packaged_models()[name]
     elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
-        path = hub.download(repo, progress=progress)
+        path = hub.download(repo, check=check_files, progress=progress)
     kind = kind_of(path)
     if kind not in ("engine", "checkpoint") and os.path.exists(path):
         check_model(path)

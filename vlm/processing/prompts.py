@@ -211,7 +211,3 @@ def _check_count(placed: int, num_images: int, optional: bool = False) -> None:
         raise InputError(
             f"the prompt has {placed} {PLACEHOLDER} placeholders and {num_images} images were given; give one for each."
         )
-
-
-
-

@@ -73,14 +73,19 @@ def unsupported() -> tuple[Unsupported, ...]:
     return (*own, *ROWS)
 
 
+def check_files(model: ModelFiles) -> None:
+    """Raises UnsupportedModelError for a kind of model that is known and not served."""
+    check_supported(model, unsupported())
+
+
 def check_model(path: Path) -> None:
     """Raises UnsupportedModelError where a folder or file, which exists, is of a kind that is not served."""
-    check_supported(ModelFiles.from_path(path), unsupported())
+    check_files(ModelFiles.from_path(path))
 
 
 def match_family(config: dict[str, Any]) -> FamilySpec:
     """The family of a Hugging Face config.json; ConfigError when there is none."""
-    check_supported(ModelFiles("this model", config=config), unsupported())
+    check_files(ModelFiles("this model", config=config))
     for spec in families().values():
         if spec.matches(config):
             return spec
