@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from vlm.executor.packing import power_of_two
-from vlm.ops.beam_search import Groups
+from vlm.ops.beam_state import Groups
 from vlm.ops.controls import NGRAM, PLAIN, Processing
 from vlm.requests.request import SamplingParams, Sequence
 

@@ -13,6 +13,7 @@ from vlm.executor.logits_recorder import LogitsRecorder
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops import beam_search, controls, sample
 from vlm.ops.advance import advance
+from vlm.ops.beam_state import Groups
 from vlm.ops.likeliest import likeliest
 from vlm.ops.token_rules import END, row_rules
 
@@ -23,7 +24,7 @@ class DecodeRows:
 
     all: Tensor  # [R] int32
     single: Tensor  # [R] int32: the same, the spare slot in place of beams
-    beams: beam_search.Groups | None
+    beams: Groups | None
 
 
 @dataclass(frozen=True)
