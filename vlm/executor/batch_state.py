@@ -16,8 +16,7 @@ from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import power_of_two
 from vlm.executor.rule_table import RuleTable, rules_of
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.ops.beam_search import AT_ONCE, NEVER, NONE, UNTIL_BETTER
-from vlm.ops.beam_state import BeamState
+from vlm.ops.beam_state import AT_ONCE, NEVER, NONE, UNTIL_BETTER, BeamState
 from vlm.ops.controls import ControlState
 from vlm.ops.sample import SamplingState
 from vlm.ops.slot_state import SlotState
