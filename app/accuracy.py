@@ -16,7 +16,7 @@ from vlm.build.store import locate
 from vlm.errors import InputError, OutOfMemoryError, listed
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.registry.registry import converter_of
-from vlm.requests.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vlm.api.outputs import Output

@@ -11,7 +11,7 @@ _LAZY = {
     "load": "vlm.api.pipeline",
     "Pipeline": "vlm.api.pipeline",
     "Request": "vlm.requests.request",
-    "SamplingParams": "vlm.requests.request",
+    "SamplingParams": "vlm.requests.sampling_params",
 }
 __all__ = [*_LAZY, "__version__"]
 

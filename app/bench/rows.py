@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm.requests.generation import model_defaults
-from vlm.requests.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_anew
 from vlm_app.bench.config import RowsConfig, Workload
 from vlm_app.bench.floor import decode_floor

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from vlm.api.async_pipeline import Piece
 from vlm.engine.llm_engine import LLMEngine
 from vlm.processing.worker_pool import WorkerPool
-from vlm.requests.request import Sequence
+from vlm.requests.sequence import Sequence
 
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKEN = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)

@@ -12,7 +12,7 @@ import torch
 
 from vlm.errors import InputError, listed
 from vlm.options import flag_of
-from vlm.requests.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.text.job import in_order
 from vlm_app.text.scores import Scores, scores
 from vlm_app.text.sources import Item

@@ -10,7 +10,8 @@ from tests.engines import engine_dir, rebuilt
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.requests.request import Request, SamplingParams
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

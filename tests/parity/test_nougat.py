@@ -10,7 +10,8 @@ from tests.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.registry import registry
-from vlm.requests.request import Request, SamplingParams
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
 
 SHAPES = {
     "plain": {},

@@ -10,7 +10,7 @@ from tests.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, LimitError
-from vlm.requests.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 
 LENGTHS = (5, 17, 1, 33, 9, 2, 24)
 MODELS = {

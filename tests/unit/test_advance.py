@@ -10,7 +10,9 @@ from vlm.executor.kv_cache import CacheShape
 from vlm.ops import advance as op
 from vlm.requests.finish import LENGTH, LOOP, STOP
 from vlm.requests.loops import LOOP_REPEATS, MIN_LOOP, loop_period, loop_runs_of
-from vlm.requests.request import Request, SamplingParams, Sequence
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 
 def state_with(params: SamplingParams, prompt=(0,), limit=600, stops=(2,)) -> BatchState:

@@ -16,7 +16,7 @@ from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, LimitError
-from vlm.requests.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench import random_model, session, subject, table
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.csv_rows import csv_rows

@@ -14,7 +14,7 @@ import pytest
 import vlm
 from tests.unit import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
-from vlm.requests.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.main import main
 
 

@@ -26,7 +26,9 @@ from vlm.executor.batch_state import BatchState
 from vlm.executor.choice import Choice
 from vlm.executor.kv_cache import CacheShape
 from vlm.ops import controls
-from vlm.requests.request import Request, SamplingParams, Sequence
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 VOCAB = 12
 INPUT = (7, 3, 4, 3, 4, 9, 5)

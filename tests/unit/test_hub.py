@@ -216,7 +216,7 @@ def test_answers_of_wrong_types(answer):
         serve(Hub("org/model", BARE, answer=answer)) as hub,
         pytest.raises(ModelNotFoundError, match="answer about the model org/model cannot be used"),
     ):
-        download("org/model", endpoint=hub.url)
+        download("org/model", check=check_files, endpoint=hub.url)
 
 
 def test_commits_that_lead_out_of_the_cache(tmp_path):

@@ -13,7 +13,9 @@ from vlm.engine.prefix import block_keys
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
 from vlm.executor.burst import RowResult
-from vlm.requests.request import Hypothesis, Request, SamplingParams
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Hypothesis
 
 CONFIG = ModelConfig(1000, 8, 1, 1, 64, 0, 2, 1, 0)
 STOP, LENGTH = 1, 3

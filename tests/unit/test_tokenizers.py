@@ -15,7 +15,7 @@ from vlm.build.store import packaged_models
 from vlm.convert.tokenizer_files import byte_tokenizer, make_tokenizer
 from vlm.errors import CheckpointError, InputError
 from vlm.processing.tokenization import StopStrings, TextStream, Tokenizer, before_stop
-from vlm.requests.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 
 TEXTS = ["Der Bär läuft.", "tab\tand\nline", "  two  spaces  ", "日本語 👍🏽", "a"]
 

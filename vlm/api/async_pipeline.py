@@ -13,7 +13,8 @@ from vlm.api.pipeline import Pipeline
 from vlm.engine.async_engine import AsyncEngine, Delta
 from vlm.processing.tokenization import TextStream
 from vlm.processing.workers import ImageFile, ImageWorkers
-from vlm.requests.request import Request, Sequence
+from vlm.requests.request import Request
+from vlm.requests.sequence import Sequence
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
 from vlm.requests.loops import loop_period, without_loop
-from vlm.requests.request import Request, SamplingParams, Sequence
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 if TYPE_CHECKING:
     import torch

@@ -29,7 +29,9 @@ from vlm.layers.attention import Trace
 from vlm.processing.frontend import Frontend
 from vlm.processing.inputs import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
-from vlm.requests.request import Request, SamplingParams, Sequence, Update
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence, Update
 
 
 def load(

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from vlm.config import ModelConfig
 from vlm.errors import InputError, LengthError, LimitError
 from vlm.requests.prompt_table import contents
-from vlm.requests.request import Request, SamplingParams, Sequence
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 
 @dataclass(frozen=True)

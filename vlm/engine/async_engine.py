@@ -19,7 +19,8 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.turns import turns_on
 from vlm.errors import EngineError, OutOfMemoryError
 from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
-from vlm.requests.request import Request, Sequence, Update
+from vlm.requests.request import Request
+from vlm.requests.sequence import Sequence, Update
 
 T = TypeVar("T")
 

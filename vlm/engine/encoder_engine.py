@@ -5,7 +5,8 @@ from __future__ import annotations
 from vlm.config import ModelConfig
 from vlm.errors import InputError
 from vlm.executor.encoders import Encoders
-from vlm.requests.request import Request, Sequence, Update
+from vlm.requests.request import Request
+from vlm.requests.sequence import Sequence, Update
 
 
 class EncoderEngine:

@@ -11,7 +11,8 @@ from vlm.errors import EngineError, InputError, LimitError
 from vlm.executor.base_executor import Executor
 from vlm.executor.burst import Burst, RowResult
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
-from vlm.requests.request import Request, Sequence, Update
+from vlm.requests.request import Request
+from vlm.requests.sequence import Sequence, Update
 
 
 class LLMEngine:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.prefix import block_keys
-from vlm.requests.request import Sequence, Span
+from vlm.requests.sequence import Sequence, Span
 
 
 @dataclass

@@ -23,7 +23,7 @@ from vlm.executor.encoders import Encoders
 from vlm.executor.logits_recorder import LogitsRecorder
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import bucket_of, chunks, within
-from vlm.requests.request import Hypothesis, Sequence, Span
+from vlm.requests.sequence import Hypothesis, Sequence, Span
 
 
 class Executor(Encoders):

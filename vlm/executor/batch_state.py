@@ -21,7 +21,8 @@ from vlm.ops.controls import ControlState
 from vlm.ops.sample import SamplingState
 from vlm.ops.slot_state import SlotState
 from vlm.requests.loops import MAX_PERIOD, loop_runs_of
-from vlm.requests.request import SamplingParams, Sequence
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 STOP_IDS = 16  # end tokens a request that there is room for at first
 Put = Callable[[Tensor, list], object]  # (per-slot tensor, its values for the slots that are filled)

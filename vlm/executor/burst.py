@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vlm.requests.request import Hypothesis, Sequence
+from vlm.requests.sequence import Hypothesis, Sequence
 
 
 class RowResult(NamedTuple):

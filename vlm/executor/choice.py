@@ -9,7 +9,8 @@ import torch
 from vlm.executor.packing import power_of_two
 from vlm.ops.beam_state import Groups
 from vlm.ops.controls import NGRAM, PLAIN, Processing
-from vlm.requests.request import SamplingParams, Sequence
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 
 @dataclass(frozen=True)

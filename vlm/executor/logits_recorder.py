@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vlm.executor.packing import power_of_two
 from vlm.ops.slot_state import SlotState
-from vlm.requests.request import Sequence
+from vlm.requests.sequence import Sequence
 
 
 class LogitsRecorder:

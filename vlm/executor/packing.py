@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlm.ops import prefill_attention
 from vlm.ops.packed_attention import tiles_of
-from vlm.requests.request import Sequence, Span
+from vlm.requests.sequence import Sequence, Span
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from vlm.executor.virtual_rows import virtual_rows
 from vlm.layers.attention import PackedRows, PagedRows
 from vlm.layers.embedding import Virtual
 from vlm.ops import beam_search
-from vlm.requests.request import Sequence, Span
+from vlm.requests.sequence import Sequence, Span
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise

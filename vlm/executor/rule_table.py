@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vlm.executor.packing import power_of_two
 from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
-from vlm.requests.request import SamplingParams, Sequence
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 SMALLEST = 64  # rules and tokens before them that there is room for at first
 

@@ -22,7 +22,7 @@ from vlm.executor.chooser import DecodeRows
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import Network, SlotEncoders, Tensors
 from vlm.executor.slot_packing import alike, neighbours
-from vlm.requests.request import Sequence, Span
+from vlm.requests.sequence import Sequence, Span
 
 MOST_PASSES = 256  # runs of slots whose decode steps are kept ready
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlm.requests.request import Sequence, Span
+from vlm.requests.sequence import Sequence, Span
 
 UNEVEN = 2  # sequences are padded to at most so many times their length
 

@@ -15,7 +15,8 @@ from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, rea
 from vlm.processing.tokenization import StopStrings, Tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.prompt_table import Image, PromptTable
-from vlm.requests.request import Request, SamplingParams
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     import torch

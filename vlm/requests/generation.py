@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from vlm.errors import InputError, listed
-from vlm.requests.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 
 SAME_NAME = (
     "bad_words_ids",

@@ -8,7 +8,7 @@ from vlm.errors import InputError
 from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_CHARACTERS, MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
-    from vlm.requests.request import SamplingParams
+    from vlm.requests.sampling_params import SamplingParams
 
 # name -> (lowest, highest, what else is to be said); both ends are allowed
 RANGES = {
