@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vlm.api.pipeline import Pipeline
-    from vlm_app.cli.tuned import TunedPrompts
+    from vlm_app.cli.soft_prompts import TunedPrompts
 
 COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, /exit ends"
 

@@ -13,7 +13,7 @@ from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import verb
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import MODEL_HELP, Json
-from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
+from vlm_app.cli.soft_prompts import TableFile, TaskNumbers, TunedPrompts, with_rows
 from vlm_app.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 

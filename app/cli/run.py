@@ -8,15 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from vlm_app.cli import decoding
-from vlm_app.cli.asked import Asked
 from vlm_app.cli.errors import USER_ERROR, verb
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, Json, ReferenceDType, check_reference_dtype
 from vlm_app.cli.outputs import Printer
 from vlm_app.cli.profiling import print_profile
 from vlm_app.cli.progress import Progress
+from vlm_app.cli.run_inputs import Asked
+from vlm_app.cli.soft_prompts import TableFile, TaskNumbers, TunedPrompts, put_first
 from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, InputIds, Suffix, Truncate
-from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, put_first
 from vlm_app.load_options import LoadOptions
 
 

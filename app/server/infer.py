@@ -14,8 +14,8 @@ from vlm.api.outputs import Output
 from vlm.errors import InputError
 from vlm.processing.frontend import Frontend
 from vlm.processing.workers import ImageFile
-from vlm_app.server.asked import Asked
 from vlm_app.server.ft_tensors import without_neutral
+from vlm_app.server.generation_input import Asked
 from vlm_app.server.messages import decode_data_uri
 from vlm_app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
 

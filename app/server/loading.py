@@ -13,7 +13,7 @@ from vlm.api.loader import resolve_device
 from vlm.api.pipeline import Pipeline
 from vlm.api.warm_up import warm_up
 from vlm.build.store import Progress
-from vlm.engine.turns import turns_on
+from vlm.engine.fair_lock import turns_on
 from vlm.errors import VlmWarning
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository import Entry

@@ -15,8 +15,8 @@ from vlm.api.async_pipeline import Piece
 from vlm.api.outputs import Output
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
-from vlm_app.server.asked import Asked
 from vlm_app.server.event_stream import event_stream
+from vlm_app.server.generation_input import Asked
 from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import unless_gone
 from vlm_app.server.messages import read_chat, verbatim

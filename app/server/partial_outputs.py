@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vlm.api.async_pipeline import Piece
 from vlm.api.outputs import Output
-from vlm_app.server.asked import Asked
+from vlm_app.server.generation_input import Asked
 
 NOTHING = Output("", "", [], "", [], 0)
 

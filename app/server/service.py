@@ -13,8 +13,8 @@ from vlm.api.outputs import Output
 from vlm.api.pipeline import Pipeline
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.processing.workers import ImageWorkers
-from vlm_app.server.asked import Asked
 from vlm_app.server.errors import Busy
+from vlm_app.server.generation_input import Asked
 from vlm_app.server.merge import merged
 from vlm_app.server.metrics import Metrics, Stopwatch
 from vlm_app.server.model_tensors import ModelTensors

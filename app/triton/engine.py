@@ -10,7 +10,7 @@ from typing import Any
 from vlm.api.async_pipeline import AsyncPipeline, Piece
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
-from vlm_app.server.asked import Asked
+from vlm_app.server.generation_input import Asked
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.merge import merged
 from vlm_app.server.partial_outputs import PartialOutputs

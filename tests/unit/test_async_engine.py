@@ -11,7 +11,7 @@ import pytest
 import vlm
 from tests.server_kit import is_empty, until
 from vlm.api.async_pipeline import AsyncPipeline
-from vlm.engine.turns import Turns
+from vlm.engine.fair_lock import Turns
 from vlm.errors import EngineError, LimitError
 from vlm.processing.workers import ImageWorkers, MediaLimits
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import torch
 
+from vlm.engine.fair_lock import turns_on
 from vlm.engine.llm_engine import LLMEngine
-from vlm.engine.turns import turns_on
 from vlm.errors import EngineError, OutOfMemoryError
 from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
 from vlm.requests.request import Request

@@ -9,7 +9,7 @@ from vlm.engine.admission import Admission
 from vlm.engine.scheduler import Plan, Scheduler, Starved
 from vlm.errors import EngineError, InputError, LimitError
 from vlm.executor.base_executor import Executor
-from vlm.executor.burst import Burst, RowResult
+from vlm.executor.decode_burst import Burst, RowResult
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence, Update

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.executor.batch_state import BatchState
-from vlm.executor.burst import Burst, hypotheses_of, to_host
-from vlm.executor.choice import BeamRows, Choice
-from vlm.executor.chooser import Chooser, DecodeRows
+from vlm.executor.decode_burst import Burst, hypotheses_of, to_host
 from vlm.executor.encoders import Encoders
 from vlm.executor.logits_recorder import LogitsRecorder
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import bucket_of, chunks, within
+from vlm.executor.sampler import Chooser, DecodeRows
+from vlm.executor.sampling_plan import BeamRows, Choice
 from vlm.requests.sequence import Hypothesis, Sequence, Span
 
 

@@ -17,9 +17,9 @@ from vlm.executor.packing import power_of_two
 from vlm.executor.rule_table import RuleTable, rules_of
 from vlm.limits import MAX_TOP_LOGPROBS
 from vlm.ops.beam_state import AT_ONCE, NEVER, NONE, UNTIL_BETTER, BeamState
-from vlm.ops.controls import ControlState
+from vlm.ops.logits_processors import ControlState
 from vlm.ops.sample import SamplingState
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SlotState
 from vlm.requests.loops import MAX_PERIOD, loop_runs_of
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence

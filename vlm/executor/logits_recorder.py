@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vlm.executor.packing import power_of_two
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SlotState
 from vlm.requests.sequence import Sequence
 
 

@@ -15,10 +15,10 @@ from vlm.backends.threads import num_threads, threads_for
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.executor.base_executor import Executor
 from vlm.executor.batch_state import BatchState
-from vlm.executor.choice import Choice
-from vlm.executor.chooser import DecodeRows
 from vlm.executor.encoders import TorchEncoders
 from vlm.executor.packing import PackedSpans, PackedTexts, packed
+from vlm.executor.sampler import DecodeRows
+from vlm.executor.sampling_plan import Choice
 from vlm.executor.virtual_rows import virtual_rows
 from vlm.layers.attention import PackedRows, PagedRows
 from vlm.layers.embedding import Virtual

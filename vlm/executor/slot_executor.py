@@ -17,8 +17,8 @@ from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.executor.base_executor import Executor
 from vlm.executor.batch_state import BatchState
-from vlm.executor.choice import Choice
-from vlm.executor.chooser import DecodeRows
+from vlm.executor.sampler import DecodeRows
+from vlm.executor.sampling_plan import Choice
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import Network, SlotEncoders, Tensors
 from vlm.executor.slot_packing import alike, neighbours

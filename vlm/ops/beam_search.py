@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from vlm.ops.beam_state import AT_ONCE, NEVER, NONE, BeamState, Groups
-from vlm.ops.likeliest import likeliest
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SlotState
+from vlm.ops.topk_logprobs import likeliest
 from vlm.requests.finish import LENGTH, RUNNING
 
 KERNEL_CANDIDATES = 256  # of a group, up to which a step is a kernel: more come of long lists of end tokens

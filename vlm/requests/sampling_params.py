@@ -43,7 +43,7 @@ def read_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
 @dataclass(frozen=True)
 class SamplingParams:
     """Temperature 0 is greedy. The defaults switch every filter and penalty off; they are applied in Hugging Face's
-    order, whose names and meanings they have (`vlm.ops.controls`, then `vlm.ops.sample`)."""
+    order, whose names and meanings they have (`vlm.ops.logits_processors`, then `vlm.ops.sample`)."""
 
     max_new_tokens: int | None = option(
         None, "Tokens to generate at most.", default="the model's, or as many as the engine holds"

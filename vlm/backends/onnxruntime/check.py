@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.backends.graphs.bf16_to_fp32 import widen
 from vlm.backends.graphs.export import examples
 from vlm.backends.graphs.io import GraphIO
 from vlm.backends.graphs.networks import GRAPHS
-from vlm.backends.graphs.widen import widen
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.errors import EngineError, listed
 from vlm.ops.slot_attention import ATTENTION

@@ -14,7 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from vlm.ops.beam_state import BeamState, Groups
-    from vlm.ops.slot_state import SlotState
+    from vlm.ops.sequence_state import SlotState
 
 TILE = 128  # columns of a history a program moves
 
@@ -255,7 +255,7 @@ def _follow(
 
 
 def step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
-    from vlm.ops.kernels.likeliest import likeliest
+    from vlm.ops.kernels.topk_logprobs import likeliest
 
     count, width = groups.slots.shape
     most = min(logits.shape[1], groups.most)

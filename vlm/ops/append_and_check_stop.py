@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SlotState
 from vlm.requests.finish import LENGTH, LOOP, RUNNING, STOP
 from vlm.requests.loops import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP
 
@@ -62,7 +62,7 @@ def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -
     logprobs [R] float32
     """
     if slots.is_cuda:
-        from vlm.ops.kernels.advance import advance as kernel
+        from vlm.ops.kernels.append_and_check_stop import advance as kernel
 
         kernel(state, slots, tokens, logprobs)
     else:

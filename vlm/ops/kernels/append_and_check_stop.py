@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vlm.ops.slot_state import SlotState
+    from vlm.ops.sequence_state import SlotState
 
 STOP_CHUNK = 128  # end tokens looked at together
 

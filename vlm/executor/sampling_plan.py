@@ -8,7 +8,7 @@ import torch
 
 from vlm.executor.packing import power_of_two
 from vlm.ops.beam_state import Groups
-from vlm.ops.controls import NGRAM, PLAIN, Processing
+from vlm.ops.logits_processors import NGRAM, PLAIN, Processing
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
 

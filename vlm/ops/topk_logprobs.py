@@ -16,7 +16,7 @@ def reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """logits [R, V] -> values [R, k] float32, highest first, their ids [R, k] int64, logsumexp [R] float32"""
     if logits.is_cuda and k <= KERNEL_MOST:
-        from vlm.ops.kernels.likeliest import likeliest as kernel
+        from vlm.ops.kernels.topk_logprobs import likeliest as kernel
 
         return kernel(logits, k)
     return reference(logits, k)

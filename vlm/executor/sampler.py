@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from vlm.executor.batch_state import BatchState
-from vlm.executor.choice import Choice
 from vlm.executor.logits_recorder import LogitsRecorder
+from vlm.executor.sampling_plan import Choice
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.ops import beam_search, controls, sample
-from vlm.ops.advance import advance
+from vlm.ops import beam_search, logits_processors, sample
+from vlm.ops.append_and_check_stop import advance
 from vlm.ops.beam_state import Groups
-from vlm.ops.likeliest import likeliest
 from vlm.ops.token_rules import END, row_rules
+from vlm.ops.topk_logprobs import likeliest
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,9 @@ class Chooser:
 
     def _controlled(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> Tensor:
         state = self.state
-        return controls.apply(logits, state.slots, state.controls, rows.all, state.rules.rules, choice.processing)
+        return logits_processors.apply(
+            logits, state.slots, state.controls, rows.all, state.rules.rules, choice.processing
+        )
 
     def _keep_top(self, logits: Tensor, slots: Tensor) -> None:
         values, ids, normalizer = likeliest(logits, min(MAX_TOP_LOGPROBS, logits.shape[1]))
