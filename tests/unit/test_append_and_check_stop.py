@@ -27,7 +27,7 @@ def feed(state: BatchState, tokens) -> int:
     """Appends tokens until the slot finishes; how many went in."""
     slots = torch.tensor([1], dtype=torch.int32)
     for count, token in enumerate(tokens, 1):
-        op.advance(state.slots, slots, torch.tensor([token]), torch.tensor([-1.0]))
+        op.append_and_check_stop(state.slots, slots, torch.tensor([token]), torch.tensor([-1.0]))
         if state.slots.finish[1]:
             return count
     return len(tokens)

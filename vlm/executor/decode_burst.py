@@ -23,7 +23,7 @@ class RowResult(NamedTuple):
 
 
 @dataclass
-class Burst:
+class DecodeBurst:
     """A launched burst; the tensors are on the host once `ready` has passed."""
 
     sequences: list[Sequence]
