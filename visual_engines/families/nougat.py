@@ -69,7 +69,7 @@ NOUGAT = FamilySpec(
     },
     matches=_is_nougat,
     inputs=("image",),
-    postprocess="vlm.processing.nougat:to_markdown",
+    postprocess="visual_engines.families.nougat_markdown:to_markdown",
     loop_detection=True,
     architectures={
         "nougat-base": lambda: _nougat(decoder_layers=10, max_positions=4096),
