@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from visual_engines.families.image_processors import BLIP, preferring
 from vlm.registry.spec import FamilySpec, PromptFormat, Role
 
 
@@ -74,7 +75,7 @@ BLIP2_OPT = FamilySpec(
     matches=_is_blip2("opt"),
     inputs=("image", "text"),
     prompt=PromptFormat(images="first", question="Question: {prompt} Answer:"),
-    image_processor="BlipImageProcessor",
+    image_processors=preferring(BLIP),
     architectures={"blip2-opt-2.7b": lambda: _blip2(_opt_2_7b(), 50304)},
 )
 
@@ -99,6 +100,6 @@ BLIP2_T5 = FamilySpec(
     matches=_is_blip2("t5"),
     inputs=("image", "text"),
     prompt=PromptFormat(images="first", question="Question: {prompt} Answer:"),
-    image_processor="BlipImageProcessor",
+    image_processors=preferring(BLIP),
     architectures={"blip2-flan-t5-xl": lambda: _blip2(_flan_t5_xl(), 32128)},
 )  # fmt: skip

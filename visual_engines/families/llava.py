@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from visual_engines.families.image_processors import CLIP, preferring
 from visual_engines.families.vicuna import VICUNA
 from vlm.artifacts.files import load_json
 from vlm.registry.spec import ConverterRef, FamilySpec, PromptFormat, Role
@@ -79,7 +80,7 @@ LLAVA = FamilySpec(
     },
     inputs=("image", "text"),
     prompt=PromptFormat(template=VICUNA),
-    image_processor="CLIPImageProcessor",
+    image_processors=preferring(CLIP),
     architectures={
         "llava-1.5-7b": lambda: _llava(4096, 11008, 32, 32),
         "llava-1.5-13b": lambda: _llava(5120, 13824, 40, 40),

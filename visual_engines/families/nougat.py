@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from visual_engines.families.nougat_markdown import to_markdown
 from vlm.registry.spec import FamilySpec, Role
 
 
@@ -69,7 +71,8 @@ NOUGAT = FamilySpec(
     },
     matches=_is_nougat,
     inputs=("image",),
-    postprocess="visual_engines.families.nougat_markdown:to_markdown",
+    image_processors=(NOUGAT_IMAGES,),
+    postprocess=to_markdown,
     loop_detection=True,
     architectures={
         "nougat-base": lambda: _nougat(decoder_layers=10, max_positions=4096),

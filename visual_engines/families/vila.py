@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from visual_engines.families.image_processors import SIGLIP, preferring
 from visual_engines.families.llava import is_llava
 from visual_engines.families.vicuna import VICUNA_SYSTEM, vicuna
 from vlm.registry.spec import ConverterRef, FamilySpec, PromptFormat, Role
@@ -58,6 +59,6 @@ VILA = FamilySpec(
     matches=lambda config: config.get("model_type") == "vila",
     inputs=("image", "text"),
     prompt=PromptFormat(template=vicuna(VICUNA_SYSTEM)),
-    image_processor="SiglipImageProcessor",
+    image_processors=preferring(SIGLIP),
     architectures={"vila-1.5-3b": _vila_3b},
 )

@@ -93,7 +93,7 @@ class Pipeline:
         self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.executor.device
-        self.outputs = OutputReader(self.tokenizer, self.frontend.postprocess, self.llm.reason_of)
+        self.outputs = OutputReader(self.tokenizer, self.family.postprocess, self.llm.reason_of)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._full = FULL  # what was said when memory ran out last
         self._reset_timings()

@@ -11,6 +11,7 @@ from typing import Any
 from vlm.config import Config
 from vlm.errors import ConfigError
 from vlm.limits import MAX_LAYERS
+from vlm.registry.images import ImageProcessorSpec
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,11 @@ class FamilySpec:
     # of every tensor's name but the heads'; a checkpoint saved as the base model alone has none: it gets the first
     base_prefixes: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)  # how names of other releases begin -> how those do here
-    image_processor: str = "NougatImageProcessor"  # where the folder does not say
-    postprocess: str | None = None  # `module:function`, text -> text
+    image_processors: tuple[ImageProcessorSpec, ...] = ()  # the first one where the folder does not say
+    postprocess: Callable[[str], str] = str  # what the model wrote -> what users read
     loop_detection: bool = False  # on by default for the family's requests
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name
+
+    def __post_init__(self) -> None:
+        if "visual" in self.roles and not self.image_processors:
+            raise ValueError(f"the family {self.name} has a visual role, but no image processor")
