@@ -8,6 +8,7 @@ may bring another one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,15 +71,18 @@ def converter_of(path: Path) -> ConverterRef | None:
     return next((ref for ref in converters() if ref.matches(path)), None)
 
 
-def unsupported() -> tuple[Unsupported, ...]:
-    """Returns every kind of model that is known and not served; a catalog's own come before the common ones."""
-    own = (row for catalog in catalogs() for row in getattr(catalog, "UNSUPPORTED", ()))
-    return (*own, *ROWS)
-
-
 def check_files(model: ModelFiles) -> None:
     """Raises UnsupportedModelError for a kind of model that is known and not served."""
-    check_supported(model, unsupported())
+    check_supported(model, _unsupported(model))
+
+
+def _unsupported(model: ModelFiles) -> Iterator[Unsupported]:
+    """Yields the kinds that are known and not served, a catalog's own before the common ones."""
+    for catalog in catalogs():
+        others = (family for other in catalogs() if other is not catalog for family in other.FAMILIES)
+        is_served = any(family.matches(model.config) for family in others)
+        yield from (row for row in getattr(catalog, "UNSUPPORTED", ()) if not (row.by_config and is_served))
+    yield from ROWS
 
 
 def check_model(path: Path) -> None:
