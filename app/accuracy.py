@@ -15,7 +15,7 @@ from vlm.artifacts.files import read_json
 from vlm.build.store import locate
 from vlm.errors import InputError, OutOfMemoryError, listed
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.registry.registry import converter_of
+from vlm.registry.catalogs import converter_of
 from vlm.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vlm.artifacts.files import read_json
 from vlm.errors import InputError
-from vlm.registry.registry import match_family
+from vlm.registry.catalogs import match_family
 from vlm_app.accuracy import Reference, fitting_beside, greedy
 from vlm_app.random_inputs import RandomInputs
 from vlm_app.teacher_forcing import Distance, distances, places

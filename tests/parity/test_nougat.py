@@ -9,7 +9,7 @@ from tests import tiny
 from tests.engines import engine_dir, pipeline
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.registry import registry
+from vlm.registry import catalogs
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
@@ -28,7 +28,7 @@ def cpu(**options) -> RuntimeConfig:
 
 
 def test_every_family_has_a_parity_case():
-    assert set(registry.families()) == {
+    assert set(catalogs.families()) == {
         "nougat",
         "t5",
         "t5-encoder",

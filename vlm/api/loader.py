@@ -27,7 +27,7 @@ from vlm.executor.paged_executor import TorchExecutor
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import Network, SlotEncoders
 from vlm.executor.slot_executor import SlotExecutor
-from vlm.registry import registry
+from vlm.registry import catalogs
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -112,7 +112,7 @@ def _encoder_engine(engine: EngineDir, runtime: RuntimeConfig, device: torch.dev
     made = TorchEncoders if build.backend == "torch" else SlotEncoders
     executor = made(networks.get("visual"), networks.get("encoder"), device, dtype, runtime)
     limits = {"max_batch_size": batch_size, "max_encoder_len": build.max_encoder_input_len or 0}
-    return EncoderEngine(registry.text_config(engine), executor, name=engine.family, **limits)
+    return EncoderEngine(catalogs.text_config(engine), executor, name=engine.family, **limits)
 
 
 Made = tuple[Executor, kv_cache.CacheShape, int]  # the executor, its blocks and their size
@@ -181,7 +181,7 @@ def _device_of(build: BuildConfig, runtime: RuntimeConfig) -> torch.device:
 
 def load_module(engine: EngineDir, role: str, device: torch.device) -> nn.Module:
     """One role's network with its weights on `device`; nothing is initialized twice."""
-    spec = registry.model_spec(engine.roles[role])
+    spec = catalogs.model_spec(engine.roles[role])
     try:
         return spec.loaded(spec.config.from_dict(engine.config(role)), engine.weights(role, device=device), device)
     except RuntimeError as error:

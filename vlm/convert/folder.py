@@ -13,7 +13,7 @@ from vlm.convert.roles import convert_roles, named_tensors, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.convert.values import invalid_values
 from vlm.errors import InputError, listed
-from vlm.registry.registry import check_model, converter_of, converters, match_family
+from vlm.registry.catalogs import check_model, converter_of, converters, match_family
 from vlm.registry.spec import FamilySpec
 
 

@@ -26,12 +26,12 @@ CATALOG_GROUP = "vlm.catalogs"
 
 
 @functools.cache
-def catalogs() -> tuple[Any, ...]:
+def installed() -> tuple[Any, ...]:
     return tuple(entry.load() for entry in sorted(entry_points(group=CATALOG_GROUP), key=lambda e: e.name))
 
 
 def families() -> dict[str, FamilySpec]:
-    return {family.name: family for catalog in catalogs() for family in catalog.FAMILIES}
+    return {family.name: family for catalog in installed() for family in catalog.FAMILIES}
 
 
 def family(name: str) -> FamilySpec:
@@ -44,7 +44,7 @@ def family(name: str) -> FamilySpec:
 
 @functools.cache
 def model_spec(name: str) -> ModelSpec:
-    for catalog in catalogs():
+    for catalog in installed():
         for ref in catalog.MODELS:
             if ref.name == name:
                 return ref.load()
@@ -63,7 +63,7 @@ def text_config(model: Checkpoint | EngineDir) -> Any:
 
 
 def converters() -> tuple[ConverterRef, ...]:
-    return tuple(ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()))
+    return tuple(ref for catalog in installed() for ref in getattr(catalog, "CONVERTERS", ()))
 
 
 def converter_of(path: Path) -> ConverterRef | None:
@@ -78,8 +78,8 @@ def check_files(model: ModelFiles) -> None:
 
 def _unsupported(model: ModelFiles) -> Iterator[Unsupported]:
     """Yields the kinds that are known and not served, a catalog's own before the common ones."""
-    for catalog in catalogs():
-        others = (family for other in catalogs() if other is not catalog for family in other.FAMILIES)
+    for catalog in installed():
+        others = (family for other in installed() if other is not catalog for family in other.FAMILIES)
         is_served = any(family.matches(model.config) for family in others)
         yield from (row for row in getattr(catalog, "UNSUPPORTED", ()) if not (row.by_config and is_served))
     yield from ROWS
