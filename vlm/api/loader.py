@@ -19,14 +19,14 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import EngineError, InputError, LimitError, OutOfMemoryError
 from vlm.executor import kv_cache
-from vlm.executor.base_executor import Executor
 from vlm.executor.batch_state import BatchState
 from vlm.executor.encoders import TorchEncoders
+from vlm.executor.executor import Executor
 from vlm.executor.memory import is_out_of_memory
-from vlm.executor.paged_executor import TorchExecutor
+from vlm.executor.paged_runner import TorchExecutor
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import Network, SlotEncoders
-from vlm.executor.slot_executor import SlotExecutor
+from vlm.executor.slot_runner import SlotExecutor
 from vlm.registry import registry
 
 if TYPE_CHECKING:

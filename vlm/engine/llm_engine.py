@@ -8,8 +8,8 @@ from vlm.config import ModelConfig
 from vlm.engine.admission import Admission
 from vlm.engine.scheduler import OutOfBlocks, Plan, Scheduler
 from vlm.errors import EngineError, InputError, LimitError
-from vlm.executor.base_executor import Executor
 from vlm.executor.decode_burst import DecodeBurst, RowResult
+from vlm.executor.executor import Executor
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence, Update

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from vlm.backends.threads import num_threads, threads_for
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.executor.base_executor import Executor
 from vlm.executor.batch_state import BatchState
 from vlm.executor.encoders import TorchEncoders
+from vlm.executor.executor import Executor
 from vlm.executor.packing import PackedChunks, PackedTexts, packed
 from vlm.executor.sampler import DecodeRows
 from vlm.executor.sampling_plan import SamplingPlan

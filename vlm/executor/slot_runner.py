@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.config import ModelConfig, RuntimeConfig
-from vlm.executor.base_executor import Executor
 from vlm.executor.batch_state import BatchState
+from vlm.executor.executor import Executor
 from vlm.executor.sampler import DecodeRows
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.slot_cache import SlotCache
