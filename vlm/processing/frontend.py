@@ -58,9 +58,9 @@ class Frontend:
         prompts, features = None, vision.num_features if vision else 0
         if family.prompt is not None:
             prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size, features)
-        longest = engine.build.max_encoder_input_len or 0
+        longest = engine.limits.max_encoder_input_len
         made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
-        made = (*made, engine.build.max_seq_len or 0)
+        made = (*made, engine.limits.max_seq_len)
         inputs = InputReader(family, config, vision, engine.generation, *made)
         postprocess = _imported(family.postprocess) if family.postprocess else str
         return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess, engine.generates)

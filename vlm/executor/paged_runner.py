@@ -1,4 +1,4 @@
-"""Runs batches of one engine with torch: encoder passes, prefills and decode bursts.
+"""Runs torch modules over a paged cache: encoder passes, prefills and decode bursts.
 
 On CUDA a decode step is one CUDA graph per batch bucket and way of choosing tokens, replayed `steps` times without
 looking at the result; the CPU runs the same step eagerly.
@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from vlm.backends.threads import num_threads, threads_for
-from vlm.config import ModelConfig, RuntimeConfig
-from vlm.executor.base_executor import Executor
-from vlm.executor.batch_state import BatchState
-from vlm.executor.encoders import TorchEncoders
+from vlm.executor.graph_pool import GraphPool
+from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import PackedChunks, PackedTexts, packed
 from vlm.executor.prompt_embeds import virtual_rows
-from vlm.executor.sampler import DecodeRows
+from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.layers.attention import PackedRows, PagedRows
 from vlm.layers.embedding import Virtual
@@ -30,54 +28,59 @@ LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
 LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
 
 
-class TorchExecutor(Executor, TorchEncoders):
-    """The networks of one engine and the device state of its slots."""
+class PagedRunner:
+    """Modules over one pool of blocks."""
+
+    gives_context_logits = shares_prefixes = True
 
     def __init__(
         self,
-        config: ModelConfig,
         decoder: nn.Module,
-        visual: nn.Module | None,
         encoder: nn.Module | None,
+        *,
         cache: Tensor,
-        state: BatchState,
-        runtime: RuntimeConfig,
+        shape: CacheShape,
+        sampler: Sampler,
+        graphs: GraphPool | None,
     ):
-        super().__init__(config, visual, encoder, state, cache.dtype, runtime)
-        self.decoder, self.cache = decoder, cache
+        """cache [layers, 2, blocks, kv_heads, block_size, head_dim]; `encoder`: of texts; `graphs` None: all is run
+        eagerly."""
+        self.decoder, self.encoder, self.config = decoder, encoder, decoder.config
+        self.cache, self.shape, self.block_size = cache, shape, cache.shape[4]
+        self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.device, graphs
         self._threads = num_threads()
         self._parameters = sum(x.numel() for x in decoder.parameters())
 
-    @torch.inference_mode()
+    def reserve(self, sequences: list[Sequence]) -> None:
+        """Does nothing: the scheduler has given them their blocks."""
+
+    def free_cached_memory(self) -> None:
+        """Does nothing: the pool stays as it is, and torch's own cache is emptied with the encoders'."""
+
+    # --- prompts ---
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
-        """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
         packed_chunks = PackedChunks.from_prefills(prefills)
         parts = [(s.table, s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
         virtual = virtual_rows(parts, self.config.vocab_size, self.device)
-        with self.timer("prefill"):
-            if any(s.request.params.return_context_logits for s, _ in prefills):
-                self._prefill_with_logits(prefills, packed_chunks, virtual)
-            elif self.graphs is None or packed_chunks.rows > LAUNCH_BOUND_PREFILL:
-                self._prefill(*packed_chunks.tensors(self.device), *virtual)
-            else:
-                inputs = packed_chunks.tensors(self.device, self.state.padding_slot)
-                self._replay("prefill", self._prefill, *inputs, *self._padded(virtual, len(inputs[0])))
-        for sequence in {s for s, _ in prefills if not s.pending_chunks}:
-            sequence.table = None
+        if any(s.request.params.return_context_logits for s, _ in prefills):
+            self._prefill_with_logits(prefills, packed_chunks, virtual)
+        elif self.graphs is None or packed_chunks.rows > LAUNCH_BOUND_PREFILL:
+            self._prefill(*packed_chunks.tensors(self.device), *virtual)
+        else:
+            inputs = packed_chunks.tensors(self.device, self.state.padding_slot)
+            self._replay("prefill", self._prefill, *inputs, *self._padded(virtual, len(inputs[0])))
 
-    # --- admission ---
-    def _write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
+    # --- encoders ---
+    def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
         slots, positions = packed([(s.slot, s.num_features) for s in sequences], self.device)
         self.decoder.write_cross_kv(features, self._paged(slots, positions))
 
-    def _encode_texts(self, sequences: list[Sequence]) -> None:
+    def encode_texts(self, sequences: list[Sequence]) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.from_texts([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
         virtual = virtual_rows(
             [(s.table, s.request.encoder_input_ids) for s in sequences], self.encoder.config.vocab_size, self.device
         )
-        for sequence in sequences:
-            sequence.table = None
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
             self._encode_packed(*texts.tensors(self.device), *virtual)
         else:
@@ -117,7 +120,6 @@ class TorchExecutor(Executor, TorchEncoders):
             self.graphs.capture(key, function, *inputs)
         self.graphs.run(key, *inputs)
 
-    # --- prompt tables ---
     def _padded(self, virtual: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
         """The same with a row of the table a row of the batch: the shapes of a graph."""
         if not virtual:
@@ -128,7 +130,7 @@ class TorchExecutor(Executor, TorchEncoders):
         return picked, torch.arange(rows, dtype=torch.int32, device=self.device)
 
     # --- decode ---
-    def _decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
+    def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
         if self.graphs is None:
             with threads_for(len(rows.all) * self._parameters, self._threads):
                 for _ in range(steps):
@@ -142,7 +144,7 @@ class TorchExecutor(Executor, TorchEncoders):
 
     def _layout(self, plan: SamplingPlan) -> tuple[int, ...]:
         """Sizes of the buffers that a step works on and that may be others by the next one."""
-        return (*self.state.layout(bool(plan.processing.rules)), *(self.logits.layout if plan.logits else ()))
+        return (*self.state.layout(bool(plan.processing.rules)), *(self.sampler.logits.layout if plan.logits else ()))
 
     def _capture_step(self, key: tuple, rows: DecodeRows, plan: SamplingPlan) -> None:
         """Captures over padding rows: what is run before a capture must not advance a sequence."""
