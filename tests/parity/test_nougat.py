@@ -116,10 +116,10 @@ def test_sequences_that_join_mid_flight(ragged, burst):
 @pytest.mark.parametrize("block_size", [8, 16])
 def test_forced_preemption(ragged, burst, block_size):
     engine, images, limits, want = ragged
-    rows = engine.build.max_encoder_input_len
+    rows = engine.limits.max_encoder_input_len
     cross = 9 * -(-rows // block_size)
     # room for one sequence of full length: nine cannot stay
-    self_blocks = engine.build.max_seq_len // block_size
+    self_blocks = engine.limits.max_seq_len // block_size
     total = cross + self_blocks
     pipe = Pipeline(
         engine,

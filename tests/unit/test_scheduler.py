@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.config import ModelConfig
+from vlm.config import EngineLimits, ModelConfig
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.prefix import block_keys
@@ -34,10 +36,10 @@ class Invented:
     """Executor whose next token depends only on the sequence's seed and position; keeps the device's view of it, and of
     each place in the cache which tokens it was computed from."""
 
-    encoder = None
+    encoders = SimpleNamespace(visual=None, encoder=None)
 
-    def __init__(self, asynchronous: bool):
-        self.asynchronous = asynchronous
+    def __init__(self, config: ModelConfig, asynchronous: bool):
+        self.config, self.asynchronous = config, asynchronous
         self.slots: dict[int, list] = {}  # slot -> [sequence, tokens, finish code]
         self.cells: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, place) -> tokens up to and with its own
         self.computed = 0
@@ -122,8 +124,8 @@ def engine(
     alone = not config.cross_attention
     schedule = SchedulerConfig(slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone)
     return LLMEngine(
-        config, Invented(asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
-        max_batch_size=slots, max_seq_len=40, max_encoder_len=8, num_features=None, eos_token_ids=(2,),
+        Invented(config, asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
+        EngineLimits(slots, 40, 8), eos_token_ids=(2,),
     )  # fmt: skip
 
 

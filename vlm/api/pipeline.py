@@ -25,7 +25,7 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
 from vlm.executor.packing import batched, batched_by_tokens
-from vlm.layers.attention import HiddenStateRecorder
+from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.processing.frontend import Frontend
 from vlm.processing.inputs import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
@@ -92,7 +92,7 @@ class Pipeline:
         self.family, self._inputs = self.frontend.family, self.frontend.inputs
         self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
         self.config: ModelConfig = self.llm.config
-        self.device = self.llm.executor.device
+        self.device = self.llm.encoders.device
         self.outputs = OutputReader(self.tokenizer, self.family.postprocess, self.llm.reason_of)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._full = FULL  # what was said when memory ran out last
@@ -159,14 +159,14 @@ class Pipeline:
         many = isinstance(inputs, list | tuple)
         fields = [{**self._inputs.fields(one), **options} for one in (inputs if many else [inputs])]
         if self.family.chat_format is not None and (
-            self.llm.executor.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
+            self.llm.encoders.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
         ):
             found = [self._features(one, hidden_states or attentions) for one in fields]
             return found if many else found[0]
         requests = [self._inputs.request(one, SamplingParams()) for one in fields]
         if (encoder := self.frontend.encoder) is not None:
             for request in requests:
-                check_encoder_input(request, encoder, self.frontend.num_features, self.llm.max_encoder_len)
+                check_encoder_input(request, encoder, self.frontend.num_features, self.llm.limits.max_encoder_input_len)
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
@@ -212,7 +212,7 @@ class Pipeline:
     @property
     def timings(self) -> dict[str, float]:
         """Seconds of the last call: preprocess (summed over threads), encode, prefill, decode, total; and tokens."""
-        device = self.llm.executor.timer.totals()
+        device = self.llm.encoders.timer.totals()
         found = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
         total = (self._ended or time.perf_counter()) - self._started
         return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
@@ -260,29 +260,29 @@ class Pipeline:
 
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
         """What the encoder takes in one pass."""
-        executor = self.llm.executor
-        if executor.encoder is None:
-            return iter(batched(requests, executor.max_encoder_batch_size))
-        return batched_by_tokens(requests, executor.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
+        encoders = self.llm.encoders
+        if encoders.encoder is None:
+            return iter(batched(requests, encoders.max_encoder_batch_size))
+        return batched_by_tokens(requests, encoders.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
         images = self._inputs.images(fields)
         if not images or more:
-            what = "the last states of images" if self.llm.executor.visual else "no encoder"
+            what = "the last states of images" if self.llm.encoders.visual else "no encoder"
             raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")
-        return Encoding(torch.cat(self.llm.executor.encode_images(images)).cpu())
+        return Encoding(torch.cat(self.llm.encoders.encode_images(images)).cpu())
 
     def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:
-        executor = self.llm.executor
-        if executor.encoder is None:
+        encoders = self.llm.encoders
+        if encoders.encoder is None:
             if hidden_states or attentions:
                 raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
-            features = executor.encode(torch.stack([r.pixel_values for r in requests]))
+            features = encoders.encode(torch.stack([r.pixel_values for r in requests]))
             return [Encoding(x.cpu()) for x in features]
         recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
         texts = [r.encoder_input_ids for r in requests]
-        last = executor.encode_texts(requests, recorder)
+        last = encoders.encode_texts(requests, recorder)
         if recorder is None:
             return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]
         states = zip(*(x.split([len(ids) for ids in texts]) for x in recorder.hidden_states), strict=True)
@@ -321,9 +321,9 @@ class Pipeline:
 
     def _window(self, window: int | None) -> int:
         # as much again as runs, so that a freed slot never waits for preprocessing
-        return window or 2 * self.llm.max_batch_size
+        return window or 2 * self.llm.limits.max_batch_size
 
     def _reset_timings(self) -> None:
-        self.llm.executor.timer.reset()
+        self.llm.encoders.timer.reset()
         self._preprocess_seconds, self._tokens = 0.0, 0
         self._started, self._ended = time.perf_counter(), None

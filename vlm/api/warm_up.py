@@ -27,7 +27,8 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     """
     if not pipeline.frontend.generates:
         return
-    sizes = sorted({bucket_of(n, pipeline.llm.max_batch_size) for n in range(1, pipeline.llm.max_batch_size + 1)})
+    most = pipeline.llm.limits.max_batch_size
+    sizes = sorted({bucket_of(n, most) for n in range(1, most + 1)})
     numbers = itertools.count()
     for done, size in enumerate(sizes):
         if progress:

@@ -70,7 +70,7 @@ class AsyncEngine:
         the engine's thread; `on_break` once, in the loop, with what the engine cannot recover from."""
         self.engine, self._on_end, self._on_break, self._on_step = engine, on_end, on_break, on_step
         self.error: Exception | None = None  # what has broken the engine
-        self._device_lock = device_lock(engine.executor.device)
+        self._device_lock = device_lock(engine.encoders.device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._door, self._closed = Lock(), False  # closed: no command is carried out any more
         self._calls: dict[int, _Call] = {}  # by the engine's id; the thread's own
@@ -117,7 +117,7 @@ class AsyncEngine:
 
     # --- the engine's thread ---
     def _run(self) -> None:
-        device = self.engine.executor.device
+        device = self.engine.encoders.device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             try:
                 while self._obey():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-from vlm.config import ModelConfig
+from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
 from vlm.engine.scheduler import OutOfBlocks, Plan, Scheduler
 from vlm.errors import EngineError, InputError, LimitError
-from vlm.executor.base_executor import Executor
 from vlm.executor.decode_burst import DecodeBurst, RowResult
+from vlm.executor.executor import Executor
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence, Update
@@ -23,25 +23,13 @@ class LLMEngine:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        executor: Executor,
-        scheduler: Scheduler,
-        *,
-        max_batch_size: int,
-        max_seq_len: int,
-        max_encoder_len: int,
-        num_features: int | None,
-        eos_token_ids: tuple[int, ...],
-        image_token_id: int | None = None,
+        self, executor: Executor, scheduler: Scheduler, limits: EngineLimits, *, eos_token_ids: tuple[int, ...]
     ):
-        self.config, self.executor, self.scheduler = config, executor, scheduler
-        self.max_batch_size, self.max_seq_len, self.max_encoder_len = max_batch_size, max_seq_len, max_encoder_len
-        self.num_features = num_features
-        encoder = executor.encoder.config if executor.encoder else None
-        self._admission = Admission(
-            config, encoder, max_batch_size, max_seq_len, max_encoder_len, num_features, image_token_id
-        )
+        self.config, self.executor, self.scheduler, self.limits = executor.config, executor, scheduler, limits
+        self.encoders = executor.encoders
+        visual, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
+        self.num_features = visual and visual.num_features
+        self._admission = Admission(self.config, encoder, limits, self.num_features, visual and visual.image_token_id)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
@@ -61,7 +49,7 @@ class LLMEngine:
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
-        if request.params.return_context_logits and not self.executor.gives_context_logits:
+        if request.params.return_context_logits and not self.executor.runner.gives_context_logits:
             raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
         sequence = self._admission.sequence(next(self._ids), request, len(self._stop_ids(request)))
         params = request.params

@@ -55,9 +55,9 @@ class Frontend:
         prompts, features = None, vision.num_features if vision else 0
         if family.chat_format is not None:
             prompts = Prompts.load(family.chat_format, tokenizer, folder, vocab_size, features)
-        longest = engine.build.max_encoder_input_len or 0
+        longest = engine.limits.max_encoder_input_len
         made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
-        made = (*made, engine.build.max_seq_len or 0)
+        made = (*made, engine.limits.max_seq_len)
         inputs = InputReader(family, config, vision, engine.generation, *made)
         return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, engine.generates)
 

@@ -49,7 +49,7 @@ def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int =
     """Returns a text or token ids as the model reads them: in no template. `truncate`: a text is cut to so many tokens,
     ids to the last ones."""
     if isinstance(prompt, list):
-        has_encoder = pipeline.llm.executor.encoder is not None
+        has_encoder = pipeline.llm.encoders.encoder is not None
         kept = prompt if isinstance(truncate, bool) else prompt[-truncate:]
         return {"encoder_input_ids" if has_encoder else "decoder_prompt_token_ids": kept}
     return {("raw_prompt" if pipeline.family.chat_format is not None else "text"): prompt, **_cut(truncate)}
