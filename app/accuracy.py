@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vlm.artifacts.files import read_json
+from vlm.build.store import locate
 from vlm.errors import InputError, OutOfMemoryError, listed
-from vlm.files import read_json
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.registry import converter_of
-from vlm.resolve import locate
-from vlm.runtime.request import SamplingParams
+from vlm.registry.registry import converter_of
+from vlm.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from vlm.outputs import Output
-    from vlm.pipeline import Pipeline
-    from vlm.runtime.request import Request
+    from vlm.api.outputs import Output
+    from vlm.api.pipeline import Pipeline
+    from vlm.requests.request import Request
 
 # what both sides do, over a model's own settings: penalties would count the rows of images in ways of their own
 GREEDY = {"temperature": 0.0, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from vlm.artifacts.files import read_json
 from vlm.errors import InputError
-from vlm.files import read_json
 
 
 def read_arch(arch: str) -> str | dict[str, Any]:
@@ -21,7 +21,7 @@ def read_arch(arch: str) -> str | dict[str, Any]:
 
 def hf_config(arch: str) -> dict[str, Any]:
     """The Hugging Face configuration of either; ConfigError for an unknown name."""
-    from vlm.registry import architecture
+    from vlm.registry.registry import architecture
 
     shape = read_arch(arch)
     return shape if isinstance(shape, dict) else architecture(shape)[1]

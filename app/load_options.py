@@ -11,7 +11,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 BUILD = ("dtype", "backend", "max_batch_size", "max_seq_len", "max_encoder_input_len")
@@ -53,7 +53,7 @@ class LoadOptions:
 
     def resolve(self, model: str | Path, on: str, progress: Progress | None = None) -> Path:
         """Returns the engine that `load` takes `on` cpu or cuda, built where it is not yet."""
-        from vlm.pipeline import engine_of
+        from vlm.api.pipeline import engine_of
 
         return engine_of(model, on, progress=progress, **self.build)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vlm.errors import InputError
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
 
 LENGTHS = (17, 3, 1, 40, 9)  # of random prompts and texts; longer ones are cut to what the engine takes
 FIRST_ID = 3  # below are special tokens, in most vocabularies

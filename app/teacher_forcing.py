@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
-    from vlm.runtime.request import Request
+    from vlm.api.pipeline import Pipeline
+    from vlm.requests.request import Request
 
 MASKED = -1e3  # a log-probability below is a mask's
 FLAT = 1e-6  # the least deviation that counts

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vlm.artifacts.files import read_json
 from vlm.errors import InputError
-from vlm.files import read_json
-from vlm.registry import match_family
+from vlm.registry.registry import match_family
 from vlm_app.accuracy import Reference, fitting_beside, greedy
 from vlm_app.random_inputs import RandomInputs
 from vlm_app.teacher_forcing import Distance, distances, places
@@ -16,9 +16,9 @@ from vlm_app.teacher_forcing import Distance, distances, places
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vlm.api.pipeline import Pipeline
     from vlm.config import BuildConfig
-    from vlm.pipeline import Pipeline
-    from vlm.runtime.request import Request
+    from vlm.requests.request import Request
 
 # of an engine's weights or computing type: the mean error of a request, and the percentage of equal tokens at least.
 # Measured on the packaged models and on tiny random ones; noise of 10% in one matrix of such a model is beyond most.

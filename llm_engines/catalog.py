@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
-from vlm.unsupported import ModelFiles, Unsupported
+from vlm.artifacts.model_files import ModelFiles
+from vlm.registry.spec import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
+from vlm.registry.unsupported import Unsupported
 
 MODELS = (
     ModelRef("bart", "llm_engines.models.bart:SPEC"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vlm.threads import usable_cpus
+from vlm.backends.threads import usable_cpus
 
 GPU = Path(__file__).parent / "gpu"
 

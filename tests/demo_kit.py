@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.server_kit import is_empty, load, until
-from vlm.pipeline import Pipeline
+from vlm.api.pipeline import Pipeline
 
 pytest.importorskip("gradio", reason="the demo needs gradio: pip install 'vlm-runtime[demo]'")
 

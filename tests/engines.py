@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import build_engine, convert_folder
-from vlm.compile.engine_dir import EngineDir
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.pipeline import Pipeline
+from vlm.convert.folder import convert_folder
 
 
 def engine_dir(model, folder: Path, **build) -> EngineDir:

@@ -213,8 +213,8 @@ def likeliest(device: torch.device) -> None:
 
 def beam_search(device: torch.device) -> None:
     """Groups of several widths and settings, step after step, until all have ended."""
-    from vlm.runtime.batch_state import BatchState
-    from vlm.runtime.kv_cache import CacheShape
+    from vlm.executor.batch_state import BatchState
+    from vlm.executor.kv_cache import CacheShape
 
     settings = [(1.0, 0, 0.0, -1), (0.0, 2, 0.0, 7), (-0.5, 1, 0.3, -1), (2.0, 2, 0.5, -1)]
     widths, longest, turns = ([4, 2, 3, 4], 24, 26) if device.type == "cuda" else ([3, 2], 6, 7)
@@ -291,8 +291,8 @@ def copy_blocks(device: torch.device) -> None:
 
 
 def advance(device: torch.device) -> None:
-    from vlm.runtime.batch_state import BatchState
-    from vlm.runtime.kv_cache import CacheShape
+    from vlm.executor.batch_state import BatchState
+    from vlm.executor.kv_cache import CacheShape
 
     states = [BatchState(SLOTS, 260, CacheShape(8, 8, 4, 4), device).slots for _ in range(2)]
     # a list of end tokens that is looked at in parts

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import vlm
 from tests.server_kit import is_empty
-from vlm.async_pipeline import AsyncPipeline
+from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import OutOfMemoryError
 from vlm.processing.workers import ImageWorkers, MediaLimits
 

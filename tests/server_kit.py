@@ -19,8 +19,8 @@ import pytest
 from fastapi import FastAPI
 
 import vlm
-from vlm.pipeline import Pipeline
-from vlm.runtime.llm_engine import LLMEngine
+from vlm.api.pipeline import Pipeline
+from vlm.engine.llm_engine import LLMEngine
 from vlm_app.server.app import create_app
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.control import Repositories

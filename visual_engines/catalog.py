@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from visual_engines.unsupported import UNSUPPORTED as UNSUPPORTED
-from vlm.files import load_json
-from vlm.registry import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
+from vlm.artifacts.files import load_json
+from vlm.registry.spec import ConverterRef, FamilySpec, ModelRef, PromptFormat, Role
 
 MODELS = (
     ModelRef("blip2-vision", "visual_engines.models.blip2:SPEC"),

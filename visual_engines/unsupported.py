@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm.unsupported import ModelFiles, Unsupported
+from vlm.artifacts.model_files import ModelFiles
+from vlm.registry.unsupported import Unsupported
 
 ASK = "to ask about images, give a LLaVA-1.5, BLIP-2 or VILA-1.5 model (--model llava-hf/llava-1.5-7b-hf)"
 READ = "to read pages, give a Nougat model (--model facebook/nougat-base)"

@@ -8,10 +8,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
-    "load": "vlm.pipeline",
-    "Pipeline": "vlm.pipeline",
-    "Request": "vlm.runtime.request",
-    "SamplingParams": "vlm.runtime.request",
+    "load": "vlm.api.pipeline",
+    "Pipeline": "vlm.api.pipeline",
+    "Request": "vlm.requests.request",
+    "SamplingParams": "vlm.requests.sampling_params",
 }
 __all__ = [*_LAZY, "__version__"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vlm.compile.engine_dir import EngineDir
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.errors import LimitError
-from vlm.registry import model_spec
+from vlm.registry.registry import model_spec
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor, decode_floor
@@ -22,7 +22,7 @@ from vlm_app.bench.session import Results, prepared, split
 from vlm_app.bench.subject import Progress
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
 
 DISTINCT_IMAGES = 8  # kept in memory; more pages take turns
 

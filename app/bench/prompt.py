@@ -24,8 +24,8 @@ from vlm_app.bench.session import HF, Results, Session, prepared
 from vlm_app.bench.subject import Progress
 
 if TYPE_CHECKING:
-    from vlm.outputs import Output
-    from vlm.pipeline import Pipeline
+    from vlm.api.outputs import Output
+    from vlm.api.pipeline import Pipeline
 
 CHECKED = 32  # tokens a prompt that are compared
 SEEDS = 7919  # between the seeds of two rows

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from vlm.generation import model_defaults
-from vlm.runtime.request import SamplingParams
+from vlm.requests.generation import model_defaults
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_anew
 from vlm_app.bench.config import RowsConfig, Workload
 from vlm_app.bench.floor import decode_floor
 from vlm_app.bench.session import Results, Session, split
 
 if TYPE_CHECKING:
-    from vlm.compile.engine_dir import EngineDir
+    from vlm.artifacts.engine_dir import EngineDir
 
 T = TypeVar("T")
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 import vlm
-from vlm.compile.engine_dir import EngineDir
+from vlm.api.loader import resolve_device
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import Config, RuntimeConfig
 from vlm.errors import InputError, listed
-from vlm.registry import configs_of
-from vlm.runtime.loader import resolve_device
+from vlm.registry.registry import configs_of
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.environment import environment
@@ -27,7 +27,7 @@ from vlm_app.bench.floor import bandwidth
 from vlm_app.bench.subject import Limits, Progress, prepare
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
 
 Results = dict[str, Any]
 C = TypeVar("C", bound=SubjectConfig)

@@ -10,23 +10,21 @@ from typing import Any
 
 import torch
 
-from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import (
-    build_engine,
-    check_backend,
-    convert_folder,
-    random_checkpoint,
-    resolve_limits,
-    role_configs,
-)
-from vlm.compile.engine_dir import EngineDir
-from vlm.compile.engine_dir import kind_of as folder_kind
-from vlm.compile.hf_folder import HFFolder
+from vlm.api.loader import resolve_device
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.hf_folder import HFFolder
+from vlm.build.builder import build_engine, check_backend
+from vlm.build.kinds import kind_of as folder_kind
+from vlm.build.limits import resolve_limits
+from vlm.build.random_checkpoint import random_checkpoint
+from vlm.build.store import Source, locate, resolve
 from vlm.config import BuildConfig, Config
+from vlm.convert.folder import convert_folder
+from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError, InputError, LimitError, listed
-from vlm.registry import FamilySpec, configs_of, family, match_family
-from vlm.resolve import Source, locate, resolve
-from vlm.runtime.loader import resolve_device
+from vlm.registry.registry import configs_of, family, match_family
+from vlm.registry.spec import FamilySpec
 from vlm_app.architecture import hf_config, read_arch
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.random_model import has_class, save_random

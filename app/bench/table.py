@@ -7,8 +7,8 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vlm.artifacts.files import load_json
 from vlm.errors import InputError
-from vlm.files import load_json
 
 HEADER = ("workload", "measure", "Hugging Face", "vlm", "times faster", "floor", "of the floor")
 # field, what it is called, whether more is better

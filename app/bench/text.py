@@ -18,7 +18,7 @@ from vlm_app.bench.session import HF, Results, Session, prepared
 from vlm_app.bench.subject import Progress
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
 
 
 def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:

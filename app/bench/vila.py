@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vlm.files import read_json
+from vlm.artifacts.files import read_json
 
 CONFIG = "config.json"
 DOWNSAMPLE = "mlp_downsample"

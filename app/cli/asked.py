@@ -14,7 +14,7 @@ from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, ids_of
 from vlm_app.text.token_ids import without_padding
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
     from vlm_app.text.sources import Item
 
 

@@ -16,7 +16,7 @@ from vlm_app.cli.option_groups import BUILD, takes
 from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from vlm.checkpoint import Checkpoint
+    from vlm.artifacts.checkpoint import Checkpoint
 
 
 @verb
@@ -48,7 +48,7 @@ def build(
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
     _check(source, random_weights, arch)
-    from vlm.compile.builder import build_engine, check_backend
+    from vlm.build.builder import build_engine, check_backend
 
     check_backend(config)
     with Progress() as progress, tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
@@ -69,9 +69,10 @@ def _check(source: str | None, random_weights: bool, arch: str | None) -> None:
 def _checkpoint(
     source: str | None, arch: str | None, seed: int, dtype: str, scratch: Path, progress: Progress
 ) -> Checkpoint:
-    from vlm.checkpoint import Checkpoint
-    from vlm.compile.builder import convert_folder, random_checkpoint
-    from vlm.resolve import locate
+    from vlm.artifacts.checkpoint import Checkpoint
+    from vlm.build.random_checkpoint import random_checkpoint
+    from vlm.build.store import locate
+    from vlm.convert.folder import convert_folder
 
     if source is None:
         return random_checkpoint(read_arch(arch), scratch / "checkpoint", seed=seed, dtype=dtype)

@@ -18,7 +18,7 @@ from vlm_app.cli.profiling import Profile, print_profile
 if TYPE_CHECKING:
     import numpy as np
 
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
     from vlm_app.cli.tuned import TunedPrompts
 
 COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, /exit ends"

@@ -38,8 +38,8 @@ def convert(
       vlm convert wmt14.en-fr.joined-dict.transformer.tar.bz2 -o en-fr.ckpt
       vlm convert GPT-2B-001_bf16_tp1.nemo -o gpt-next.ckpt
     """
-    from vlm.compile.builder import convert_folder
-    from vlm.resolve import locate
+    from vlm.build.store import locate
+    from vlm.convert.folder import convert_folder
 
     with Progress() as progress:
         found = locate(source, progress=progress)

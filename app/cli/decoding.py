@@ -11,7 +11,7 @@ from vlm.errors import InputError
 from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
     from vlm_app.load_options import LoadOptions
 
 DEFAULT_ASKED_MODEL = "mini-llava"  # where it is packaged
@@ -34,7 +34,7 @@ def load(model: str, options: LoadOptions, **defaults: Any) -> Pipeline:
 
 def _explained(pipeline: Pipeline, dtype: str | None) -> str:
     """Which backend runs, and why."""
-    from vlm.backends import pick
+    from vlm.backends.selection import pick
 
     name, picked = pipeline.engine.build.backend, pick(pipeline.device.type, dtype)
     return f"{name}: {picked.reason if name == picked.name else 'the engine was built for it'}"
@@ -42,7 +42,7 @@ def _explained(pipeline: Pipeline, dtype: str | None) -> str:
 
 def asked_model() -> str | None:
     """The packaged model that is asked in words, where there is one."""
-    from vlm.resolve import packaged_models
+    from vlm.build.store import packaged_models
 
     return DEFAULT_ASKED_MODEL if DEFAULT_ASKED_MODEL in packaged_models() else None
 

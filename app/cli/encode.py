@@ -19,7 +19,7 @@ from vlm_app.text.sources import from_arguments
 if TYPE_CHECKING:
     import numpy as np
 
-    from vlm.pipeline import Encoding, Pipeline
+    from vlm.api.pipeline import Encoding, Pipeline
 
 SUFFIXES = (".npz", ".safetensors")
 

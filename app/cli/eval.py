@@ -20,7 +20,7 @@ from vlm_app.load_options import LoadOptions
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
     from vlm_app.text.tasks import ToInput
 
 METRICS = {"translate": ("exact", "bleu"), "summarize": ("exact", "rouge")}  # of a task
@@ -108,7 +108,7 @@ def _metrics(task: str, given: list[str] | None, thresholds: dict[str, float | N
 
 
 def _hf_folder(model: str) -> Path:
-    from vlm.resolve import locate
+    from vlm.build.store import locate
 
     with Progress() as progress:
         source = locate(model, progress=progress)

@@ -46,7 +46,7 @@ def export_triton(
     config = ExportConfig(name, options.build.get("max_batch_size", 1), instances, options, stream)
     from dataclasses import replace
 
-    from vlm.compile.engine_dir import EngineDir
+    from vlm.artifacts.engine_dir import EngineDir
     from vlm_app.triton import pbtxt
     from vlm_app.triton.export import export
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from vlm.compile.engine_dir import EngineDir
+    from vlm.artifacts.engine_dir import EngineDir
     from vlm.config import BuildConfig
 
 
@@ -33,7 +33,7 @@ def inspect(
       vlm inspect nougat-base.engine
       vlm inspect mini-nougat --json
     """
-    from vlm.resolve import locate
+    from vlm.build.store import locate
 
     found = locate(model)
     described = DESCRIBE.get(found.kind, describe_foreign)(found.path)
@@ -42,7 +42,7 @@ def inspect(
 
 def describe_engine(path: Path) -> dict[str, Any]:
     """What an engine is and needs; EngineError when it is damaged."""
-    from vlm.compile.engine_dir import EngineDir
+    from vlm.artifacts.engine_dir import EngineDir
 
     engine = EngineDir.open(path)
     manifest = engine.manifest
@@ -68,7 +68,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
     """What a converted checkpoint is."""
-    from vlm.checkpoint import Checkpoint
+    from vlm.artifacts.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(path)
     return {
@@ -88,10 +88,10 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 def describe_folder(path: Path) -> dict[str, Any]:
     """What a Hugging Face folder would become; ConfigError when its model is not supported."""
-    from vlm.compile.builder import named_tensors, role_configs, share_out
-    from vlm.compile.hf_folder import HFFolder
-    from vlm.registry import match_family
-    from vlm.weights import Scoped
+    from vlm.artifacts.hf_folder import HFFolder
+    from vlm.artifacts.weights import Scoped
+    from vlm.convert.roles import named_tensors, role_configs, share_out
+    from vlm.registry.registry import match_family
 
     folder = HFFolder(path)
     family = match_family(folder.config)
@@ -112,7 +112,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
 
 def describe_foreign(path: Path) -> dict[str, Any]:
     """A folder or file of another program: its converter reads it."""
-    from vlm.compile.engine_dir import kind_of
+    from vlm.build.kinds import kind_of
 
     return {
         "kind": f"{kind_of(path)} {'folder' if path.is_dir() else 'archive'}",
@@ -136,10 +136,10 @@ def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
     """Of the stored weights, or of the graphs that hold them."""
-    from vlm.compile.builder import module_layout
-    from vlm.compile.graph_io import role_of
-    from vlm.registry import model_spec
-    from vlm.weights import TensorFiles
+    from vlm.artifacts.weights import TensorFiles
+    from vlm.backends.graphs.io import role_of
+    from vlm.convert.roles import module_layout
+    from vlm.registry.registry import model_spec
 
     name, files = engine.roles[role], engine.manifest.files
     if f"{role}/rank0.safetensors" in files:
@@ -160,8 +160,8 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     import torch
 
     from vlm.config import RuntimeConfig
-    from vlm.registry import model_spec
-    from vlm.runtime.kv_cache import block_bytes, plan_cache
+    from vlm.executor.kv_cache import block_bytes, plan_cache
+    from vlm.registry.registry import model_spec
 
     build, runtime = engine.build, RuntimeConfig()
     if "decoder" not in engine.roles:
@@ -184,7 +184,7 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
 
 def _multimodal(engine: EngineDir) -> dict[str, Any]:
     """How many rows images may take in prompts, of one and of a full batch: follows from the limits."""
-    from vlm.registry import family, model_spec
+    from vlm.registry.registry import family, model_spec
 
     if "visual" not in engine.roles or family(engine.family).prompt is None:
         return {}

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vlm import __version__
-from vlm.threads import set_environment
+from vlm.backends.threads import set_environment
 from vlm_app.cli import (
     bench,
     build,

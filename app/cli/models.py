@@ -23,7 +23,7 @@ def models(as_json: Json = False) -> None:
 
 
 def _families() -> list[dict[str, Any]]:
-    from vlm.registry import families
+    from vlm.registry.registry import families
 
     return [
         {
@@ -38,8 +38,8 @@ def _families() -> list[dict[str, Any]]:
 
 
 def _packaged() -> list[dict[str, Any]]:
-    from vlm.registry import match_family
-    from vlm.resolve import packaged_models
+    from vlm.build.store import packaged_models
+    from vlm.registry.registry import match_family
 
     found = []
     for name, path in packaged_models().items():

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vlm.errors import InputError, listed
-from vlm.runtime.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import DEFAULT_MODEL, MaxNewTokens, Model

@@ -12,7 +12,7 @@ from vlm_app.cli.profiling import STAGES, Profile, tokens_of
 from vlm_app.text.job import output_fields
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Output, Pipeline
+    from vlm.api.pipeline import Output, Pipeline
 
 
 class Printer:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Output, Pipeline
+    from vlm.api.pipeline import Output, Pipeline
 
 STAGES = ("preprocess", "encode", "prefill", "decode")
 

@@ -18,7 +18,7 @@ from vlm_app.load_options import LoadOptions
 from vlm_app.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
     from vlm_app.server.control import Repositories
 
 DEFAULTS = ServerConfig()

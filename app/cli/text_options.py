@@ -18,7 +18,7 @@ from vlm_app.cli.errors import PARTLY_FAILED, complain
 from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
     from vlm_app.load_options import LoadOptions
     from vlm_app.text.job import Report
     from vlm_app.text.sources import Item

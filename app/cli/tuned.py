@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vlm.artifacts.files import open_regular
 from vlm.errors import InputError
-from vlm.files import open_regular
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,7 +15,7 @@ import gradio as gr
 from vlm.errors import VlmError
 
 if TYPE_CHECKING:
-    from vlm.async_pipeline import AsyncPipeline, Piece
+    from vlm.api.async_pipeline import AsyncPipeline, Piece
     from vlm.processing.workers import ImageFile
 
 Handler = Callable[..., AsyncIterator[Any]]

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from vlm.async_pipeline import AsyncPipeline
+from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
 from vlm_app.demo import examples
 from vlm_app.demo.answers import answers, guarded

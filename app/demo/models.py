@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vlm.async_pipeline import AsyncPipeline
-    from vlm.registry import FamilySpec
+    from vlm.api.async_pipeline import AsyncPipeline
+    from vlm.registry.spec import FamilySpec
 
 Models = Mapping[str, "AsyncPipeline"]  # by name
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from vlm.runtime.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 
 Controls = dict[str, gr.components.Component]  # by the fields of SamplingParams that they set
 # as Nougat writes them; a dollar is money

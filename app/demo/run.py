@@ -15,9 +15,9 @@ import gradio as gr
 from fastapi import FastAPI
 from gradio import networking
 
-from vlm.async_pipeline import AsyncPipeline
+from vlm.api.async_pipeline import AsyncPipeline
+from vlm.api.pipeline import Pipeline
 from vlm.errors import EngineError, InputError
-from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from vlm.artifacts.files import canonical_json
+from vlm.backends.threads import usable_cpus
 from vlm.errors import ConfigError, InputError
-from vlm.files import canonical_json
-from vlm.threads import usable_cpus
 from vlm_app.load_options import LoadOptions, Progress
 from vlm_app.ocr.pages import InProcess
 
 if TYPE_CHECKING:
-    from vlm.compile.engine_dir import EngineDir
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
+    from vlm.artifacts.engine_dir import EngineDir
     from vlm_app.ocr.events import Reader
     from vlm_app.ocr.pages import Renderer
 
@@ -48,11 +48,11 @@ class EngineConfig:
     ) -> EngineConfig:
         """Builds what is missing; the devices of other machines (`elsewhere`) are not looked at.
 
-        Raises what `vlm.resolve.resolve` raises, and InputError for a device that is not there.
+        Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there.
         """
-        from vlm.compile.engine_dir import EngineDir
-        from vlm.resolve import locate
-        from vlm.runtime.loader import resolve_device
+        from vlm.api.loader import resolve_device
+        from vlm.artifacts.engine_dir import EngineDir
+        from vlm.build.store import locate
 
         kinds = {name.partition(":")[0] if elsewhere else resolve_device(name).type for name in devices}
         on = "cuda" if "cuda" in kinds else "cpu"
@@ -114,7 +114,7 @@ class EngineConfig:
             raise
 
     def _open(self, verify: bool = False) -> EngineDir:
-        from vlm.compile.engine_dir import EngineDir
+        from vlm.artifacts.engine_dir import EngineDir
 
         return EngineDir.open(self.path, verify)
 

@@ -11,7 +11,7 @@ from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, 
 from vlm_app.ocr.pages import InProcess, PageInput, Renderer, opening, selected
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Output, Pipeline
+    from vlm.api.pipeline import Output, Pipeline
 
 
 class PipelineReader:

@@ -21,7 +21,7 @@ SHARE = 0.05  # of the time may go into copies
 
 def working_folder(out: Path) -> Path:
     """Where the ledger of a URL is worked on."""
-    from vlm.resolve import cache_root
+    from vlm.artifacts.cache import cache_root
 
     return cache_root() / "ocr" / hashlib.sha256(str(out).encode()).hexdigest()[:16]
 

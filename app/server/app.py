@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.middleware.gzip import GZipMiddleware
 
 from vlm import __version__
-from vlm.pipeline import Pipeline
+from vlm.api.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.server import embeddings, errors, generate, kserve, openai, repository_api, unserved
 from vlm_app.server.checks import Checks, add_door, content_type

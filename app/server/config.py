@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.processing.worker_process import Budget
-from vlm.threads import usable_cpus
 from vlm_app.listening import check_names, check_port
 
 

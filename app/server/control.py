@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError, ModelNotFoundError, VlmError, listed
-from vlm.pipeline import Pipeline
 from vlm_app.server.errors import Forbidden
 from vlm_app.server.repository import Entry, scan
 from vlm_app.server.service import Services

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 
+from vlm.api.outputs import Encoding
 from vlm.errors import LimitError
-from vlm.outputs import Encoding
-from vlm.runtime.packing import chunks
+from vlm.executor.packing import chunks
 from vlm_app.server.data_uris import decode_data_uri, is_data_uri
 from vlm_app.server.json_bodies import JsonRoute
 from vlm_app.server.limits import unless_gone

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from vlm.api.outputs import Encoding
 from vlm.errors import InputError, LimitError
-from vlm.outputs import Encoding
-from vlm.runtime.packing import chunks
+from vlm.executor.packing import chunks
 from vlm_app.server.embeddings import AT_ONCE
 from vlm_app.server.ft_tensors import without_neutral
 from vlm_app.server.infer import Row, cut

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from vlm.api.outputs import Output
 from vlm.errors import InputError
-from vlm.frontend import Frontend
-from vlm.outputs import Output
+from vlm.processing.frontend import Frontend
 from vlm.processing.workers import ImageFile
 from vlm_app.server.asked import Asked
 from vlm_app.server.ft_tensors import without_neutral

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from vlm.outputs import Output
+from vlm.api.outputs import Output
 from vlm_app.server.errors import RequestTimeout
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.parameters import Parameters, check, with_options

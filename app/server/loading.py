@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
+from vlm.api.loader import resolve_device
+from vlm.api.pipeline import Pipeline
+from vlm.api.warm_up import warm_up
+from vlm.build.store import Progress
+from vlm.engine.turns import turns_on
 from vlm.errors import VlmWarning
-from vlm.pipeline import Pipeline
-from vlm.resolve import Progress
-from vlm.runtime.loader import resolve_device
-from vlm.runtime.turns import turns_on
-from vlm.warm_up import warm_up
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository import Entry
 

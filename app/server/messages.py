@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
-from vlm.pipeline import Pipeline
 from vlm.processing.prompts import check_conversation, split_text
 from vlm_app.server.data_uris import decode_data_uri
 

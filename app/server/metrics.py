@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from vlm.async_pipeline import Piece
+from vlm.api.async_pipeline import Piece
+from vlm.engine.llm_engine import LLMEngine
 from vlm.processing.worker_pool import WorkerPool
-from vlm.runtime.llm_engine import LLMEngine
-from vlm.runtime.request import Sequence
+from vlm.requests.sequence import Sequence
 
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKEN = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vlm.frontend import Frontend
+from vlm.processing.frontend import Frontend
 from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, SAME, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 from vlm_app.server.tensors import DTYPES
 

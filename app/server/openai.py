@@ -11,10 +11,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from vlm.async_pipeline import Piece
+from vlm.api.async_pipeline import Piece
+from vlm.api.outputs import Output
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
-from vlm.outputs import Output
 from vlm_app.server.asked import Asked
 from vlm_app.server.event_stream import event_stream
 from vlm_app.server.json_bodies import JsonRoute

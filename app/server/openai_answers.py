@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlm import __version__
-from vlm.async_pipeline import Piece
-from vlm.outputs import Output
+from vlm.api.async_pipeline import Piece
+from vlm.api.outputs import Output
 from vlm.processing.tokenization import Tokenizer
 from vlm_app.server.metrics import prompt_tokens
 

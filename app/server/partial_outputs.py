@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vlm.async_pipeline import Piece
-from vlm.outputs import Output
+from vlm.api.async_pipeline import Piece
+from vlm.api.outputs import Output
 from vlm_app.server.asked import Asked
 
 NOTHING = Output("", "", [], "", [], 0)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlm.compile.engine_dir import MANIFEST
+from vlm.artifacts.engine_dir import MANIFEST
+from vlm.build.store import Progress
 from vlm.errors import ConfigError, ModelNotFoundError, VlmError
-from vlm.resolve import Progress
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository_files import Tree
 from vlm_app.triton import pbtxt

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from vlm.artifacts.cache import cache_errors, cache_root
+from vlm.artifacts.files import atomic_dir
+from vlm.build.store import Progress
 from vlm.errors import InputError
-from vlm.files import atomic_dir
-from vlm.resolve import Progress, cache_errors, cache_root
 from vlm_app.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from vlm.pipeline import Pipeline
+from vlm.api.pipeline import Pipeline
 from vlm_app.listening import address, listener, reserve_files
 from vlm_app.server.app import create_app
 from vlm_app.server.config import ServerConfig

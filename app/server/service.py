@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
 
-from vlm.async_pipeline import AsyncPipeline, Piece
+from vlm.api.async_pipeline import AsyncPipeline, Piece
+from vlm.api.outputs import Output
+from vlm.api.pipeline import Pipeline
 from vlm.errors import LimitError, ModelNotFoundError, listed
-from vlm.outputs import Output
-from vlm.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers
 from vlm_app.server.asked import Asked
 from vlm_app.server.errors import Busy

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
-from vlm.frontend import Frontend
+from vlm.processing.frontend import Frontend
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ import torch
 
 from vlm.errors import InputError, listed
 from vlm.options import flag_of
-from vlm.runtime.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.text.job import in_order
 from vlm_app.text.scores import Scores, scores
 from vlm_app.text.sources import Item
 from vlm_app.text.tasks import ToInput
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
     from vlm_app.text.pairs import Pair
 
 # settings that Hugging Face is given, too

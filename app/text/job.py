@@ -14,7 +14,7 @@ from vlm_app.text.sources import Item
 from vlm_app.text.tasks import ToInput
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Output, Pipeline
+    from vlm.api.pipeline import Output, Pipeline
 
 
 TEXTS = ("text", "prompt", "raw_prompt", "src_lang", "suffix", "truncate")  # what token ids stand for
@@ -128,7 +128,7 @@ def in_order(
 
 def output_fields(output: Output) -> dict[str, Any]:
     """Returns what an output's JSON has, its alternatives the same; what there is nothing of is left out."""
-    from vlm.outputs import json_fields
+    from vlm.api.outputs import json_fields
 
     others = [output_fields(other) for other in getattr(output, "alternatives", ())]
     fields = {**json_fields(output), "alternatives": others}

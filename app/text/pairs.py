@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlm.artifacts.files import open_regular
 from vlm.errors import InputError, listed
-from vlm.files import open_regular
 from vlm_app.text.sources import Item, lines
 
 SOURCES, REFERENCES = ("text", "source", "document"), ("reference", "summary", "target", "translation")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.errors import InputError, listed
 
 if TYPE_CHECKING:
-    from vlm.pipeline import Pipeline
+    from vlm.api.pipeline import Pipeline
 
 ToInput = Callable[[str], dict[str, Any]]
 NAMES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}  # T5 was trained on these

@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from vlm.artifacts.files import open_regular, read_small
 from vlm.errors import InputError
-from vlm.files import open_regular, read_small
 from vlm_app.text.sources import Item
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vlm.compile.engine_dir import EngineDir, Manifest
+from vlm.artifacts.engine_dir import EngineDir, Manifest
 from vlm.errors import VlmError
-from vlm.frontend import Frontend
+from vlm.processing.frontend import Frontend
 from vlm_app.server.tensors import DTYPES
 from vlm_app.triton.options import ENGINE_FOLDER, FRONTEND_FOLDER
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from vlm.frontend import Frontend
+from vlm.processing.frontend import Frontend
 from vlm_app.server.model_config import described
 from vlm_app.server.model_tensors import INPUT_LENGTHS, LENGTHS_OUT
 from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of

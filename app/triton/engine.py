@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any
 
-from vlm.async_pipeline import AsyncPipeline, Piece
+from vlm.api.async_pipeline import AsyncPipeline, Piece
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.asked import Asked

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from vlm.compile.engine_dir import MANIFEST, EngineDir
+from vlm.artifacts.engine_dir import MANIFEST, EngineDir
+from vlm.artifacts.files import atomic_dir
 from vlm.errors import InputError, LimitError
-from vlm.files import atomic_dir
-from vlm.frontend import Frontend
+from vlm.processing.frontend import Frontend
 from vlm_app.triton import pbtxt
 from vlm_app.triton.config import configs
 from vlm_app.triton.options import (

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from vlm.processing.workers import ImageWorkers, MediaLimits
-from vlm.runtime.request import Request, SamplingParams
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.server.config import ServerConfig
 from vlm_app.server.infer import Row, padded, read_text
 from vlm_app.server.tensor_specs import TEXT_IN, checked

@@ -25,14 +25,14 @@ from llm_engines.converters.fairseq_tokenizer import (
     tokenizer_files,
 )
 from llm_engines.models.bart import BartConfig, cross_rules, stack_rules
-from vlm.archives import unpacked
-from vlm.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
-from vlm.compile.builder import module_layout
-from vlm.convert import Drop, Rename, attempt
+from vlm.artifacts.archives import unpacked
+from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
+from vlm.artifacts.moses import Moses
+from vlm.artifacts.weights import TensorSource
+from vlm.convert.roles import module_layout
+from vlm.convert.rules import Drop, Rename, attempt
 from vlm.errors import CheckpointError, ConfigError, listed
-from vlm.processing.moses import Moses
-from vlm.registry import model_spec
-from vlm.weights import TensorSource
+from vlm.registry.registry import model_spec
 
 WANTED = re.compile(rf".+\.pt|dict(\..+)?\.txt|{CODES.pattern}|{SENTENCEPIECE.pattern}")  # of an archive's files
 GENERATION = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vlm.compile.sentencepiece_file import read_model, tokenizer_of
+from vlm.convert.sentencepiece_file import read_model, tokenizer_of
 
 BLANK = "▁"
 END_ID, UNKNOWN_ID = 2, 3

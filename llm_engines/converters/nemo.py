@@ -20,14 +20,14 @@ from torch import Tensor
 
 from llm_engines.converters.nemo_tokenizer import tokenizer_files
 from llm_engines.converters.nemo_weights import EMBEDDING, HEAD, RankFiles
-from vlm.archives import bounded_members, open_archive
-from vlm.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
-from vlm.compile.builder import module_layout
-from vlm.convert import attempt
+from vlm.artifacts.archives import bounded_members, open_archive
+from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
+from vlm.artifacts.files import read_small
+from vlm.artifacts.weights import TensorSource
+from vlm.convert.roles import module_layout
+from vlm.convert.rules import attempt
 from vlm.errors import CheckpointError, ConfigError, VlmError
-from vlm.files import read_small
-from vlm.registry import model_spec
-from vlm.weights import TensorSource
+from vlm.registry.registry import model_spec
 
 CONFIG = "model_config.yaml"
 MOST_YAML = 2**20  # bytes

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.compile.sentencepiece_file import read_model, tokenizer_of
-from vlm.compile.tokenizer_files import make_tokenizer
+from vlm.artifacts.tokenizer_file import read_tokenizer
+from vlm.convert.sentencepiece_file import read_model, tokenizer_of
+from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError
-from vlm.processing.tokenizer_file import read_tokenizer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vlm.compile.hf_folder import read_pickle
+from vlm.artifacts.hf_folder import read_pickle
 from vlm.errors import CheckpointError, listed
 
 WEIGHTS = "model_weights.ckpt"

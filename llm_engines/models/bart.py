@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Apply, Drop, Fuse, Rename, Tied, is_tied
-from vlm.foreign_config import ConfigReader, token_id
+from vlm.convert.config_reader import ConfigReader, token_id
+from vlm.convert.rules import Apply, Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.ops.gated import ACTIVATIONS
 from vlm.ops.linear import linear
-from vlm.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 EMBEDDINGS = ("model.shared.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight")
 # of transformers' first releases: which FairSeq wrote it, and positions that were computed

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from llm_engines.models.nemo_config import nemo_fields
 from vlm.config import ModelConfig
-from vlm.convert import Apply, Drop, Fuse, Rename, Tied, Transpose, is_tied
-from vlm.foreign_config import ConfigReader, token_id
+from vlm.convert.config_reader import ConfigReader, token_id
+from vlm.convert.rules import Apply, Drop, Fuse, Rename, Tied, Transpose, is_tied
 from vlm.layers.attention import PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
@@ -25,7 +25,7 @@ from vlm.layers.norm import LayerNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
 from vlm.ops.gated import ACTIVATIONS, gated
 from vlm.ops.linear import linear
-from vlm.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 HEADS = ("lm_head.weight", "model.language_model.output_layer.weight")
 EMBEDDINGS = ("transformer.wte.weight", "model.language_model.embedding.word_embeddings.weight")

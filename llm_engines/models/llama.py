@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Drop, Fuse, Rename, Tied, is_tied
-from vlm.foreign_config import ConfigReader, token_id
+from vlm.convert.config_reader import ConfigReader, token_id
+from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
@@ -24,7 +24,7 @@ from vlm.layers.norm import RmsNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
 from vlm.ops.gated import gated
 from vlm.ops.linear import linear
-from vlm.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

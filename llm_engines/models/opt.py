@@ -13,15 +13,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Drop, Fuse, Rename, Tied, is_tied
-from vlm.foreign_config import ConfigReader, token_id
+from vlm.convert.config_reader import ConfigReader, token_id
+from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.ops.gated import ACTIVATIONS
 from vlm.ops.linear import linear
-from vlm.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.decoder.embed_tokens.weight"
 POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a relic of fairseq's padding index

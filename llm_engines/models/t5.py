@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vlm.config import ModelConfig
-from vlm.convert import Drop, Fuse, Rename, Tied, is_tied
-from vlm.foreign_config import ConfigReader, token_id
+from vlm.convert.config_reader import ConfigReader, token_id
+from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
 from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
@@ -25,7 +25,7 @@ from vlm.layers.norm import RmsNorm
 from vlm.layers.relative_bias import RelativeBias
 from vlm.ops.gated import ACTIVATIONS, gated
 from vlm.ops.linear import linear
-from vlm.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 EMBEDDINGS = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 DEFAULT_LENGTH = 512  # tokens; a limit of memory alone, positions are relative

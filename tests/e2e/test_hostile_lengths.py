@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.server_kit import EXAMPLES, alone, asked, command, load, serving, until
-from vlm.async_pipeline import AsyncPipeline
+from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import LimitError
 from vlm.processing.tokenization import Tokenizer
 from vlm_app.server import json_bodies, kserve, openai, tensors

@@ -18,7 +18,7 @@ from PIL import Image
 from tests.ocr_jobs import commits
 from tests.unit.hub_server import Hub, serve
 from tests.unit.test_documents import ENCRYPTED
-from vlm.resolve import packaged_models
+from vlm.build.store import packaged_models
 from vlm_app.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

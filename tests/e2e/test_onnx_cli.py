@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
 from tests.prompted_kit import call
-from vlm.resolve import packaged_models
+from vlm.build.store import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MINI = [pytest.param(name, marks=[] if name == "mini-t5" else pytest.mark.slow) for name in sorted(packaged_models())]

@@ -10,7 +10,7 @@ import torch
 import vlm
 from tests import prompted_kit, tiny
 from tests.prompted_kit import call, saved
-from vlm.runtime import kv_cache
+from vlm.executor import kv_cache
 from vlm_app.cli.option_groups import LOADING, SAMPLING
 
 PROMPT, OTHER = "w1 w2 w3", "w7 w8 w9 w10"
@@ -207,7 +207,7 @@ class Loaded(Exception):
 
 @pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb[0])
 def test_each_verb_hands_on_how_its_models_are_loaded(verb, tmp_path, monkeypatch):
-    """To vlm.load, or to vlm.resolve with the rest in the repository that is exported."""
+    """To vlm.load, or to vlm.build.store with the rest in the repository that is exported."""
     assert GIVEN.keys() == LOADING.options.keys()
     seen = {}
 
@@ -217,7 +217,7 @@ def test_each_verb_hands_on_how_its_models_are_loaded(verb, tmp_path, monkeypatc
 
     monkeypatch.setitem(vlm.__dict__, "load", note)
     if verb[0] in ("ocr", "export-triton"):
-        monkeypatch.setattr("vlm.resolve.resolve", note)
+        monkeypatch.setattr("vlm.build.store.resolve", note)
     arguments = [str(tmp_path / word) if word in ("x", "y") else word for word in verb]
     flags = [part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", value)]
     result = call(*arguments, *flags)

@@ -162,7 +162,7 @@ def test_out_of_memory_while_encoding_leaves_the_engine_usable(model, monkeypatc
 
 
 def test_out_of_memory_at_load_says_what_lowers_it(cache, monkeypatch):
-    from vlm.runtime import kv_cache
+    from vlm.executor import kv_cache
 
     def full(*args):
         raise torch.OutOfMemoryError("CUDA out of memory")

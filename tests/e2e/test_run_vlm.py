@@ -13,8 +13,8 @@ from PIL import Image
 import vlm
 from tests import tiny
 from tests.prompted_kit import ASKED_WITH_IMAGES, DECODERS, call, ids, pictures, saved, text, tuned_continued
-from vlm import registry
-from vlm.resolve import ASSETS
+from vlm.build.store import ASSETS
+from vlm.registry import registry
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "10")
 

@@ -25,7 +25,7 @@ import tritonclient.grpc as triton_grpc
 from tests.prompted_kit import call
 from tests.s3_kit import store
 from tests.server_kit import alone, load, serving, until
-from vlm.resolve import packaged_models
+from vlm.build.store import packaged_models
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.control import Repositories
 from vlm_app.server.loading import Loader

@@ -12,14 +12,16 @@ import vlm
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.parity import test_vila as vila
-from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
-from vlm.compile.engine_dir import EngineDir
-from vlm.compile.onnxruntime import OnnxGraph
-from vlm.compile.plan_info import PlanInfo
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.onnxruntime.session import OnnxGraph
+from vlm.backends.tensorrt.plan_info import PlanInfo
+from vlm.build.builder import build_engine
+from vlm.build.random_checkpoint import random_checkpoint
+from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError, InputError
-from vlm.pipeline import Pipeline
-from vlm.resolve import resolve
 from vlm_app.cli.main import app
 
 MODELS = {
@@ -71,7 +73,7 @@ def test_the_manifest_says_what_may_run_it(engine):
 
 
 def test_a_machine_without_a_gpu_refuses_before_it_reads(engine, monkeypatch):
-    monkeypatch.setattr("vlm.compile.tensorrt_session.PlanGraph", None)  # not even touched
+    monkeypatch.setattr("vlm.backends.tensorrt.session.PlanGraph", None)  # not even touched
     with pytest.raises(EngineError, match=r"for sm80, sm86, this machine has no CUDA GPU.*vlm build MODEL -o .*torch"):
         vlm.load(engine.path)
     with pytest.raises(InputError, match="a tensorrt engine runs on cuda"):
@@ -89,8 +91,8 @@ def test_plans_are_what_the_executor_runs(engine, monkeypatch):
         opened.append((plan, library.name))
         return OnnxGraph(same.path / plan.parent.name / "model.onnx", io, threads=1)
 
-    monkeypatch.setattr("vlm.compile.plan_engine.check_runnable", lambda *_: None)
-    monkeypatch.setattr("vlm.compile.plan_engine.PlanGraph", graph)
+    monkeypatch.setattr("vlm.backends.tensorrt.engine.check_runnable", lambda *_: None)
+    monkeypatch.setattr("vlm.backends.tensorrt.engine.PlanGraph", graph)
     pipes = [Pipeline(one, RuntimeConfig(threads=1, max_prefill_tokens=10**6)) for one in (engine, same)]
     assert opened == [(engine.path / "decoder/rank0.plan", "tensorrt_rtx")]
     prompts = [{"decoder_prompt_token_ids": ids} for ids in ([5, 6, 7], [9], [4] * 20)]
@@ -106,11 +108,13 @@ def test_nothing_is_built_to_be_run_where_it_cannot():
 
 def test_cached_plans_belong_to_a_gpu_and_a_version(engine, monkeypatch):
     built = []
-    monkeypatch.setattr("vlm.resolve._build", lambda source, out, build, progress: built.append((out, build.target)))
+    monkeypatch.setattr(
+        "vlm.build.store._build", lambda source, out, build, progress: built.append((out, build.target))
+    )
 
     def cached(gpu: str, version: str):
-        monkeypatch.setattr("vlm.compile.trt_targets.this_gpu", lambda: gpu)
-        monkeypatch.setattr("vlm.compile.trt_library.versions", lambda: {"tensorrt_rtx": version})
+        monkeypatch.setattr("vlm.backends.tensorrt.targets.this_gpu", lambda: gpu)
+        monkeypatch.setattr("vlm.backends.tensorrt.library.versions", lambda: {"tensorrt_rtx": version})
         return resolve(engine.path.parent / "checkpoint", backend="tensorrt")
 
     folders = [cached(gpu, version) for gpu, version in (("sm89", "1.7"), ("sm86", "1.7"), ("sm89", "1.8"))]
@@ -150,7 +154,7 @@ def test_every_family_and_type(name, dtype, tmp_path):
 @pytest.mark.slow
 def test_a_billion_parameters(tmp_path, monkeypatch):
     """From weights beside the graph, since no protocol buffer holds them."""
-    monkeypatch.setattr("vlm.compile.graph_check.check", lambda *_: None)  # which takes 10 GB more
+    monkeypatch.setattr("vlm.backends.onnxruntime.check.check", lambda *_: None)  # which takes 10 GB more
     checkpoint = random_checkpoint(ONE_BILLION, tmp_path / "checkpoint", dtype="bfloat16")
     build = BuildConfig("bfloat16", 4, backend="tensorrt", target=("sm80",))
     engine = build_engine(checkpoint, tmp_path / "engine", build)

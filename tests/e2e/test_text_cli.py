@@ -11,8 +11,8 @@ import torch
 from transformers import T5ForConditionalGeneration
 from typer.testing import CliRunner
 
+from vlm.build.store import packaged_models
 from vlm.processing.tokenization import Tokenizer
-from vlm.resolve import packaged_models
 from vlm_app.cli.main import app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -8,8 +8,8 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir
 from tests.parity.test_generation import EVERY, decoded, inputs_of
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.pipeline import Pipeline
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,9 +17,9 @@ import vlm
 from tests.e2e.test_serve_load import TIGHT, check
 from tests.server_kit import EXAMPLES, is_empty
 from tests.unit.test_out_of_memory import PROMPT, STAGES, TEXT, check_recovery, serving
+from vlm.api.warm_up import warm_up
 from vlm.config import RuntimeConfig
 from vlm.errors import OutOfMemoryError
-from vlm.warm_up import warm_up
 
 pytestmark = [
     pytest.mark.gpu,

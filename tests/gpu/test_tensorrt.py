@@ -7,10 +7,10 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir
-from vlm.compile.tensorrt import PlanBuilder
+from vlm.api.pipeline import Pipeline
+from vlm.backends.tensorrt.builder import PlanBuilder
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import EngineError
-from vlm.pipeline import Pipeline
 
 pytestmark = [
     pytest.mark.gpu,

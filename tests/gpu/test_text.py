@@ -8,9 +8,10 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.parity.test_beam_search import check, hf_beams
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.pipeline import Pipeline
-from vlm.runtime.request import Request, SamplingParams
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,8 +8,8 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from tests import tiny
 from tests.engines import engine_dir
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.pipeline import Pipeline
 
 LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
 NEW = 24
@@ -108,7 +108,8 @@ def test_hypotheses_and_scores(subject, settings):
 
 def test_searches_of_different_width_and_greedy_rows_in_one_batch(subject):
     """Every request has its own settings; sequences join as slots come free."""
-    from vlm.runtime.request import Request, SamplingParams
+    from vlm.requests.request import Request
+    from vlm.requests.sampling_params import SamplingParams
 
     model, engine, texts = subject
     settings = [
@@ -152,7 +153,8 @@ def words_of(hypotheses: list[tuple[list[int], float]], end: int) -> tuple[tuple
 
 def test_stop_words_end_beams(subject):
     """As a stopping criterion of Hugging Face's does; each search has words and settings of its own, in one batch."""
-    from vlm.runtime.request import Request, SamplingParams
+    from vlm.requests.request import Request
+    from vlm.requests.sampling_params import SamplingParams
 
     model, engine, texts = subject
     pairs = list(zip(texts, STOPPED, strict=True))

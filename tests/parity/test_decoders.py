@@ -7,9 +7,9 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, LimitError
-from vlm.pipeline import Pipeline
 
 LENGTHS = (5, 17, 1, 33, 9, 2, 40)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -11,12 +11,13 @@ from transformers import MT5EncoderModel, T5EncoderModel
 import vlm
 from tests import tiny
 from tests.engines import engine_dir
-from vlm.compile.builder import build_engine, convert_folder
-from vlm.compile.engine_dir import EngineDir
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.build.builder import build_engine
+from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, InputError, LimitError
-from vlm.pipeline import Pipeline
-from vlm.resolve import resolve
 
 LENGTHS = (14, 3, 21, 1, 7)
 CPU = RuntimeConfig(device="cpu")

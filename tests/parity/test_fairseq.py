@@ -8,10 +8,11 @@ import torch
 import vlm
 from llm_engines.converters.fairseq import parse
 from tests.fairseq_kit import Published
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.api.pipeline import Pipeline
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
-from vlm.pipeline import Pipeline
 from vlm_app.cli.main import main
 
 TEXTS = ["w1 w2 w3 w4", "w30", "w7 w7 w9 w30 w2 w11 w12 w5 w6 w1 w0 w3", "w5 unheard w6"]

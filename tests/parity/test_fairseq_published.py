@@ -16,8 +16,8 @@ from tests.fairseq_kit import WORDS, Published
 from tests.fairseq_texts import CODES, ENTRIES, EXAMPLES
 from tests.nemo_kit import sentencepiece_file
 from tests.prompted_kit import call
-from vlm import archives
-from vlm.compile.builder import convert_folder
+from vlm.artifacts import archives
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, VlmWarning
 from vlm.processing.tokenization import TextStream, Tokenizer
 

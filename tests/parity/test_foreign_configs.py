@@ -8,7 +8,7 @@ import torch
 
 from tests import published_kit as kit
 from tests.parity.test_published import assert_same_logits, one_thread  # noqa: F401
-from vlm.compile.builder import convert_folder
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -13,12 +13,12 @@ from transformers.generation.utils import GenerationMixin
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
-from vlm.compile.generation_config import FIELDS, generation_defaults, standing_alone
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.generation_config import FIELDS, generation_defaults, standing_alone
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
-from vlm.generation import model_defaults, sampling_params
-from vlm.pipeline import Pipeline
-from vlm.runtime.request import Request
+from vlm.requests.generation import model_defaults, sampling_params
+from vlm.requests.request import Request
 
 TESTS = Path(__file__).parents[1]
 RESOLVED = {"eos_token_id", "decoder_start_token_id"}

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from tests import tiny
 from tests.engines import engine_dir
 from tests.nemo_kit import GPTNext
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.api.pipeline import Pipeline
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError
-from vlm.pipeline import Pipeline
 
 PROMPTS = [[5, 9, 33, 7], [11], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
 

@@ -13,13 +13,14 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from tests import tiny
 from tests.published_kit import facts
-from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.chat_template import read_template
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError
-from vlm.pipeline import Pipeline
 from vlm.processing.image_processor import ImageProcessor
-from vlm.processing.prompts import read_template
 
 PUBLISHED = "liuhaotian__llava-v1.5-7b"
 IMAGE, VOCAB, SIDE, ROWS = 59, 60, 16, 16

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import vlm
-from vlm.resolve import packaged_models
+from vlm.build.store import packaged_models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

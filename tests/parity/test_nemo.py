@@ -11,10 +11,11 @@ import vlm
 from tests.nemo_kit import GPTNext, archive, gpt2_files, sentencepiece_file
 from tests.prompted_kit import call
 from tests.tiny import hf_continued
-from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.pipeline import Pipeline
+from vlm.convert.folder import convert_folder
 
 TEXTS = ["the house", "the old boat is in the harbour, the house", "a small  harbour."]
 GPT2_LIKE = {"position_embedding_type": "learned_absolute", "activation": "gelu", "bias": True, "vocab_size": 48,

@@ -7,10 +7,11 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
-from vlm import registry
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.pipeline import Pipeline
-from vlm.runtime.request import Request, SamplingParams
+from vlm.registry import registry
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
 
 SHAPES = {
     "plain": {},

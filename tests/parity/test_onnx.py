@@ -12,10 +12,10 @@ from tests.engines import engine_dir, rebuilt
 from tests.parity import test_decoders as decoders
 from tests.parity import test_vision_language as seeing
 from tests.parity.test_beam_search import check, hf_beams
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError
-from vlm.pipeline import Pipeline
-from vlm.runtime import slot_cache
+from vlm.executor import slot_cache
 
 LENGTHS = (14, 3, 21, 1, 40, 12, 33, 9)
 TEXTS = {

@@ -11,9 +11,10 @@ from tests.fairseq_kit import Published
 from tests.parity import test_fairseq as fairseq
 from tests.parity import test_gpt_variants as gpt
 from tests.parity import test_vila as vila
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.api.pipeline import Pipeline
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.pipeline import Pipeline
+from vlm.convert.folder import convert_folder
 
 pytestmark = pytest.mark.slow
 

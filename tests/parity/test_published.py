@@ -12,11 +12,12 @@ import torch
 
 from tests import published_kit as kit
 from tests import tiny
-from vlm.compile.builder import build_engine, convert_folder
-from vlm.compile.engine_dir import EngineDir
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError
-from vlm.pipeline import Pipeline
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTHS = (5, 1, 33)

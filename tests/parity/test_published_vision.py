@@ -13,7 +13,7 @@ from transformers import AutoImageProcessor, GenerationConfig
 
 from tests import published_kit as kit
 from tests.parity.test_published import TOKENS, engine_of, one_thread, pipeline, plain  # noqa: F401 - a fixture
-from vlm.compile.builder import convert_folder
+from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError
 from vlm.processing.image_processor import ImageProcessor
 

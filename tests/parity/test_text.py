@@ -7,10 +7,10 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, LimitError
-from vlm.pipeline import Pipeline
-from vlm.runtime.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 
 LENGTHS = (5, 17, 1, 33, 9, 2, 24)
 MODELS = {

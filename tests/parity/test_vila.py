@@ -14,10 +14,11 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, 
 
 from tests import tiny
 from tests.published_kit import facts
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.api.pipeline import Pipeline
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
-from vlm.pipeline import Pipeline
 from vlm.processing.image_processor import ImageProcessor
 
 ROWS = "<image>"

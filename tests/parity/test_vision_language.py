@@ -7,9 +7,9 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, LimitError
-from vlm.pipeline import Pipeline
 
 PLACEHOLDER = 59
 MODELS = {

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vlm import registry
 from vlm.config import ModelConfig, VisionConfig
-from vlm.convert import Apply, Drop, Fuse, Rename
-from vlm.foreign_config import ConfigReader
-from vlm.registry import FamilySpec, ModelSpec, Role
+from vlm.convert.config_reader import ConfigReader
+from vlm.convert.rules import Apply, Drop, Fuse, Rename
+from vlm.registry import registry
+from vlm.registry.spec import FamilySpec, ModelSpec, Role
 
 WIDTH, VOCAB, ROWS = 4, 11, 6
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vlm.executor.batch_state import BatchState
+from vlm.executor.kv_cache import CacheShape
 from vlm.ops import advance as op
-from vlm.runtime.batch_state import BatchState
-from vlm.runtime.kv_cache import CacheShape
-from vlm.runtime.request import Request, SamplingParams, Sequence
+from vlm.requests.finish import LENGTH, LOOP, STOP
+from vlm.requests.loops import LOOP_REPEATS, MIN_LOOP, loop_period, loop_runs_of
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 
 def state_with(params: SamplingParams, prompt=(0,), limit=600, stops=(2,)) -> BatchState:
@@ -31,18 +35,18 @@ def feed(state: BatchState, tokens) -> int:
 
 def test_end_token_length_and_stop_ids():
     state = state_with(SamplingParams(), limit=10)
-    assert feed(state, [5, 6, 2, 7]) == 3 and state.slots.finish[1] == op.STOP
+    assert feed(state, [5, 6, 2, 7]) == 3 and state.slots.finish[1] == STOP
     assert state.slots.tokens[1, :5].tolist() == [0, 5, 6, 2, 0], "a finished slot stays as it is"
     state = state_with(SamplingParams(), limit=4)
-    assert feed(state, [5, 6, 7, 8]) == 3 and state.slots.finish[1] == op.LENGTH
+    assert feed(state, [5, 6, 7, 8]) == 3 and state.slots.finish[1] == LENGTH
     state = state_with(SamplingParams(), stops=(2, 9), limit=4)
-    assert feed(state, [5, 6, 9]) == 3 and state.slots.finish[1] == op.STOP
+    assert feed(state, [5, 6, 9]) == 3 and state.slots.finish[1] == STOP
 
 
 def test_forced_last_token():
     state = state_with(SamplingParams(forced_eos_token_id=2), limit=4)
     feed(state, [5, 6, 7])
-    assert state.slots.tokens[1, :4].tolist() == [0, 5, 6, 2] and state.slots.finish[1] == op.STOP
+    assert state.slots.tokens[1, :4].tolist() == [0, 5, 6, 2] and state.slots.finish[1] == STOP
 
 
 @pytest.mark.parametrize("period", [1, 2, 7, 24, 60, 128])
@@ -51,9 +55,9 @@ def test_a_loop_ends_the_sequence_as_soon_as_it_is_one(period):
     state = state_with(SamplingParams(loop_detection=True), limit=699)
     lead = [500, 501, 502]
     end = feed(state, lead + loop * 200)
-    assert state.slots.finish[1] == op.LOOP
-    assert end == len(lead) + period + max(op.MIN_LOOP, op.LOOP_REPEATS * period)
-    assert op.loop_period(state.slots.tokens[1, : end + 1].tolist()) == period
+    assert state.slots.finish[1] == LOOP
+    assert end == len(lead) + period + max(MIN_LOOP, LOOP_REPEATS * period)
+    assert loop_period(state.slots.tokens[1, : end + 1].tolist()) == period
 
 
 def test_no_loop_without_detection_and_none_in_varied_text():
@@ -66,4 +70,4 @@ def test_counters_of_a_history_equal_those_of_its_steps():
     tokens = [1, 7, 3] * 9 + [4, 4, 4] + [5, 6] * 4
     state = state_with(SamplingParams(), limit=699)
     feed(state, tokens)
-    assert state.slots.loop_runs[1].tolist() == op.loop_runs_of([0, *tokens])
+    assert state.slots.loop_runs[1].tolist() == loop_runs_of([0, *tokens])

@@ -10,12 +10,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests import tiny
-from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
-from vlm.compile.engine_dir import EngineDir, kind_of
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.build.builder import build_engine
+from vlm.build.kinds import kind_of
+from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, EngineError
-from vlm.registry import model_spec
+from vlm.registry.registry import model_spec
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 import vlm
 from tests.server_kit import is_empty, until
-from vlm.async_pipeline import AsyncPipeline
+from vlm.api.async_pipeline import AsyncPipeline
+from vlm.engine.turns import Turns
 from vlm.errors import EngineError, LimitError
 from vlm.processing.workers import ImageWorkers, MediaLimits
-from vlm.runtime.turns import Turns
 
 TEXT = "translate English to German: The old ship is small."
 

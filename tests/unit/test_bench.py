@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests import tiny
-from vlm.compile.builder import build_engine, random_checkpoint
+from vlm.build.builder import build_engine
+from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
 from vlm.errors import InputError, LimitError
 from vlm_app.bench import floor, measure, session, table
@@ -74,7 +75,7 @@ def test_without_hugging_face_and_limits(arch):
 
 def test_both_systems_get_the_same_weights(arch, tmp_path):
     """The baseline is no straw man: greedy tokens of one image are the same."""
-    from vlm.compile.engine_dir import EngineDir
+    from vlm.artifacts.engine_dir import EngineDir
     from vlm_app.bench.huggingface import Baseline
     from vlm_app.bench.subject import prepare
 

@@ -8,10 +8,12 @@ import json
 import pytest
 import torch
 
-from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
+from vlm.build.builder import build_engine
+from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, LimitError
-from vlm.registry import match_family
+from vlm.registry.registry import match_family
 from vlm_app.bench import prompt as prompts
 from vlm_app.bench import random_model, session, subject
 from vlm_app.bench.config import PromptBenchConfig

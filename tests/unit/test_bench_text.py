@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tests import tiny
-from vlm.compile.builder import build_engine, random_checkpoint
+from vlm.build.builder import build_engine
+from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
+from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, LimitError
-from vlm.runtime.llm_engine import LLMEngine
-from vlm.runtime.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench import random_model, session, subject, table
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.csv_rows import csv_rows

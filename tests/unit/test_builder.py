@@ -5,10 +5,12 @@ import torch
 
 from tests.unit import artifact_kit
 from tests.unit.artifact_kit import CONFIG, GENERATION, contents, hf_tensors, write_hf
-from vlm.compile.builder import build_engine, convert_folder, random_checkpoint
+from vlm.artifacts.weights import TensorSource, write_tensors
+from vlm.build.builder import build_engine
+from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, EngineError
-from vlm.weights import TensorSource, write_tensors
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.unit.artifact_kit import CONFIG, contents
-from vlm.checkpoint import Checkpoint, RoleWeights, write_checkpoint
-from vlm.compile.generation_config import generation_defaults
-from vlm.compile.hf_folder import HFFolder
+from vlm.artifacts.checkpoint import Checkpoint, RoleWeights, write_checkpoint
+from vlm.artifacts.files import atomic_dir
+from vlm.artifacts.generation_config import generation_defaults
+from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.weights import TensorFiles, TensorSource, write_tensors
 from vlm.errors import CheckpointError
-from vlm.files import atomic_dir
-from vlm.weights import TensorFiles, TensorSource, write_tensors
 
 TENSORS = {
     "half": torch.arange(3, dtype=torch.bfloat16),

@@ -14,7 +14,7 @@ import pytest
 import vlm
 from tests.unit import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
-from vlm.runtime.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.main import main
 
 
@@ -305,7 +305,7 @@ def test_inspect_finds_damage(cli, hf, tmp_path):
 
 
 def test_models(cli, monkeypatch, hf):
-    monkeypatch.setattr("vlm.resolve.ASSETS", hf.parent)
+    monkeypatch.setattr("vlm.build.store.ASSETS", hf.parent)
     found = json.loads(cli("models", "--json")[1])
     assert found["families"][0]["architectures"] == ["toy-base"]
     assert found["packaged"][0]["name"] == "toy-model" and found["packaged"][0]["family"] == "toy"

@@ -22,11 +22,13 @@ from transformers import (
 )
 
 from vlm.errors import InputError
+from vlm.executor.batch_state import BatchState
+from vlm.executor.choice import Choice
+from vlm.executor.kv_cache import CacheShape
 from vlm.ops import controls
-from vlm.runtime.batch_state import BatchState
-from vlm.runtime.choice import Choice
-from vlm.runtime.kv_cache import CacheShape
-from vlm.runtime.request import Request, SamplingParams, Sequence
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
 
 VOCAB = 12
 INPUT = (7, 3, 4, 3, 4, 9, 5)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vlm.convert import Apply, Drop, Fuse, Rename, Split, Transpose, convert
+from vlm.convert.rules import Apply, Drop, Fuse, Rename, Split, Transpose, convert
 from vlm.errors import CheckpointError
 
 

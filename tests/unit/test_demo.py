@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlm import registry
+from vlm.build.store import packaged_models
 from vlm.errors import InputError
-from vlm.resolve import packaged_models
+from vlm.registry import registry
 from vlm_app.cli.main import main
 from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig

@@ -11,8 +11,8 @@ from tests.demo_kit import EXAMPLES
 
 pytest.importorskip("gradio", reason="pip install 'vlm-runtime[demo]'")
 
-from vlm import registry
 from vlm.errors import DocumentError, ImageError, InputError
+from vlm.registry import registry
 from vlm_app.demo import documents
 from vlm_app.demo.answers import Clock
 from vlm_app.demo.ask import AskTab, Turn, input_of

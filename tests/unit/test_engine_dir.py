@@ -7,9 +7,11 @@ import torch
 
 from tests.unit import artifact_kit
 from tests.unit.artifact_kit import CONFIG, GENERATION, contents
-from vlm.compile.builder import build_engine, convert_folder
-from vlm.compile.engine_dir import EngineDir, kind_of
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.build.builder import build_engine
+from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError
 
 WEIGHTS = "decoder/rank0.safetensors"

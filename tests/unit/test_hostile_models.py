@@ -17,16 +17,18 @@ from safetensors.torch import save_file
 
 from tests import hostile_kit as kit
 from tests.prompted_kit import call
-from vlm.archives import LARGEST_READ, unpacked
-from vlm.compile.builder import build_engine, convert_folder
-from vlm.compile.engine_dir import EngineDir, Manifest, kind_of
-from vlm.compile.hf_folder import HFFolder, read_pickle
+from vlm.artifacts.archives import LARGEST_READ, unpacked
+from vlm.artifacts.engine_dir import EngineDir, Manifest
+from vlm.artifacts.files import load_json
+from vlm.artifacts.hf_folder import HFFolder, read_pickle
+from vlm.build.builder import build_engine
+from vlm.build.kinds import kind_of
+from vlm.build.store import packaged_models
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, EngineError, VlmError
-from vlm.files import load_json
 from vlm.limits import MAX_JSON_BYTES
 from vlm.processing.image_processor import ImageProcessor
-from vlm.resolve import packaged_models
 
 HUGE = 10**9
 
@@ -192,7 +194,7 @@ def test_zips_that_unpack_to_more_than_they_are(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.bin", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("x/data.pkl", bytes(2**26))
     setup = "import torch\n"
-    setup += "from pathlib import Path\nfrom vlm.compile.hf_folder import read_pickle"
+    setup += "from pathlib import Path\nfrom vlm.artifacts.hf_folder import read_pickle"
     said, megabytes = kit.measured(setup, f"read_pickle(Path({str(tmp_path / 'x.bin')!r}))")
     assert "unpacks to more than its size" in said and megabytes < 50
 
@@ -230,7 +232,7 @@ def member(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE, link: str = 
     ([(member("a"), b""), (member("x" * (LARGEST_READ + 1)), b"")], "one of its headers claims 16,777,"),
 ], ids=["bomb", "members", "above", "absolute", "hard link", "link", "pipe", "name"])  # fmt: skip
 def test_archives(members, says, tmp_path, monkeypatch):
-    monkeypatch.setattr("vlm.archives.MOST_MEMBERS", 50)
+    monkeypatch.setattr("vlm.artifacts.archives.MOST_MEMBERS", 50)
     with pytest.raises(CheckpointError, match=says):
         unpacked(archive(tmp_path / "x.tar.gz", members), lambda name: True)
     nemo = archive(tmp_path / "x.nemo", members)

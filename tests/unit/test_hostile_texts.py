@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from tests.prompted_kit import call
+from vlm.artifacts.chat_template import read_template
+from vlm.build.store import packaged_models
 from vlm.errors import EngineError, InputError
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES
 from vlm.processing.chat_templates import render
-from vlm.processing.prompts import read_template
 from vlm.processing.tokenization import Tokenizer
-from vlm.resolve import packaged_models
 from vlm_app.text import sources
 from vlm_app.text.sources import from_file
 from vlm_app.text.token_ids import read_token_ids

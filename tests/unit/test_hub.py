@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.hub_server import COMMIT, Hub, serve
-from vlm import hub as hub_module
+from vlm.artifacts import hub as hub_module
+from vlm.artifacts.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
 from vlm.errors import ModelNotFoundError, UnsupportedModelError
-from vlm.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
+from vlm.registry.registry import check_files
 
 FILES = {
     "config.json": b'{"model_type": "x"}',
@@ -93,7 +94,7 @@ def test_the_cache_of_other_programs_serves_under_the_old_name():
 )
 def test_what_is_not_served_is_not_fetched(files, config, says):
     with serve(Hub("org/model", files, config=config)) as hub, pytest.raises(UnsupportedModelError, match=says):
-        download("org/model", endpoint=hub.url)
+        download("org/model", check=check_files, endpoint=hub.url)
     assert hub.fetched() == set()
 
 
@@ -215,7 +216,7 @@ def test_answers_of_wrong_types(answer):
         serve(Hub("org/model", BARE, answer=answer)) as hub,
         pytest.raises(ModelNotFoundError, match="answer about the model org/model cannot be used"),
     ):
-        download("org/model", endpoint=hub.url)
+        download("org/model", check=check_files, endpoint=hub.url)
 
 
 def test_commits_that_lead_out_of_the_cache(tmp_path):

@@ -6,10 +6,11 @@ import pytest
 
 import vlm
 from tests import tiny
-from vlm import pipeline
-from vlm.checkpoint import Checkpoint
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.api import pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, LimitError
 
 

@@ -12,7 +12,7 @@ import torch
 from llm_engines.converters.nemo_tokenizer import tokenizer_files
 from tests.nemo_kit import HASH, GPTNext, archive, gpt2_files, sentencepiece_file
 from tests.prompted_kit import call
-from vlm.compile.builder import convert_folder
+from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError
 from vlm.processing.tokenization import Tokenizer
 

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from tests import engines, tiny
+from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.pipeline import Pipeline
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger import Ledger

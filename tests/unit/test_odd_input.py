@@ -10,9 +10,9 @@ import pytest
 
 import vlm
 from tests.prompted_kit import call
+from vlm.build.store import locate
 from vlm.config import MAX_THREADS, RuntimeConfig
 from vlm.errors import ConfigError, ModelNotFoundError, OutOfMemoryError
-from vlm.resolve import locate
 
 
 def one_sentence(result):

@@ -17,21 +17,24 @@ import onnx
 from tests import tiny
 from tests.engines import engine_dir
 from tests.prompted_kit import call
-from vlm import backends
-from vlm.checkpoint import Checkpoint
-from vlm.compile import graph_check, graph_io, onnx_export
-from vlm.compile.builder import build_engine
-from vlm.compile.engine_dir import EngineDir
-from vlm.compile.onnxruntime import OnnxGraph
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends import selection as backends
+from vlm.backends.graphs import export as onnx_export
+from vlm.backends.graphs import io as graph_io
+from vlm.backends.onnxruntime import check as graph_check
+from vlm.backends.onnxruntime.session import OnnxGraph
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, EngineError, InputError
+from vlm.executor.slot_cache import SlotCache
+from vlm.executor.slot_packing import neighbours
 from vlm.ops import slot_attention as slots
 from vlm.ops.prefill_attention import tiles_of
-from vlm.pipeline import Pipeline
-from vlm.registry import model_spec
-from vlm.runtime.request import Request, Sequence, Span
-from vlm.runtime.slot_cache import SlotCache
-from vlm.runtime.slot_packing import neighbours
+from vlm.registry.registry import model_spec
+from vlm.requests.request import Request
+from vlm.requests.sequence import Sequence, Span
 
 
 @pytest.fixture(scope="module")

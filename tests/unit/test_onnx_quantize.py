@@ -15,13 +15,14 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.prompted_kit import call
-from vlm.checkpoint import Checkpoint
-from vlm.compile import graph_check, graph_io
-from vlm.compile.engine_dir import EngineDir
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.graphs import io as graph_io
+from vlm.backends.onnxruntime import check as graph_check
+from vlm.build.store import packaged_models
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
-from vlm.registry import model_spec
-from vlm.resolve import packaged_models
+from vlm.registry.registry import model_spec
 
 
 @pytest.fixture(scope="module")

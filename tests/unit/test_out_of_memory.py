@@ -14,12 +14,12 @@ import torch
 
 import vlm
 from tests.server_kit import alone, is_empty
-from vlm.async_pipeline import AsyncPipeline
-from vlm.compile.graph_io import BATCH, CACHED, GraphIO, Port
+from vlm.api.async_pipeline import AsyncPipeline
+from vlm.backends.graphs.io import BATCH, CACHED, GraphIO, Port
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError, OutOfMemoryError
+from vlm.executor.slot_cache import SlotCache
 from vlm.processing.workers import ImageWorkers, MediaLimits
-from vlm.runtime.slot_cache import SlotCache
 
 TEXT = "translate English to German: The old ship is small."
 PROMPT = "USER: Tell me what the sign by the old road says today. ASSISTANT:"

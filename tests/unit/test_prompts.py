@@ -10,10 +10,12 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 from transformers import Blip2Processor, BlipImageProcessor, CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
+from vlm.artifacts.chat_template import read_template
 from vlm.errors import EngineError, InputError
-from vlm.processing.prompts import PLACEHOLDER, Prompts, read_messages, read_template, split_text
+from vlm.processing.prompts import PLACEHOLDER, Prompts, read_messages, split_text
 from vlm.processing.tokenization import Tokenizer
-from vlm.registry import PromptFormat, families
+from vlm.registry.registry import families
+from vlm.registry.spec import PromptFormat
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "USER", "ASSISTANT", ":", "what", "is", "this", "?", "a", "cat", "and", ".",
          "Question", "Answer", "describe"]  # fmt: skip

@@ -12,13 +12,14 @@ import pytest
 
 from tests.unit import artifact_kit
 from tests.unit.hub_server import Hub, serve
-from vlm import resolve as resolve_module
-from vlm.compile.builder import build_engine, convert_folder
-from vlm.compile.engine_dir import EngineDir
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.hub import download
+from vlm.build import store as resolve_module
+from vlm.build.builder import build_engine
+from vlm.build.store import locate, packaged_models, resolve
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, LimitError, ModelNotFoundError
-from vlm.hub import download
-from vlm.resolve import locate, packaged_models, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +132,7 @@ def test_hub_id(hf, monkeypatch, tmp_path):
     files = {p.name: p.read_bytes() for p in hf.iterdir()}
     with serve(Hub("org/toy", files)) as hub:
         # huggingface_hub reads HF_ENDPOINT when it is imported, which may be long ago
-        monkeypatch.setattr("vlm.hub.download", functools.partial(download, endpoint=hub.url))
+        monkeypatch.setattr("vlm.artifacts.hub.download", functools.partial(download, endpoint=hub.url))
         path = resolve("org/toy")
         assert EngineDir.open(path).family == "toy"
         assert hub.fetched() == {"config.json", "tokenizer.json", "model.safetensors"}
@@ -198,5 +199,5 @@ def test_two_processes_build_once(hf):
 
 def test_import_is_light():
     heavy = ("torch", "transformers", "huggingface_hub")
-    code = f"import sys, vlm.resolve; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, vlm.build.store; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -7,13 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlm.config import ModelConfig
+from vlm.engine.block_manager import BlockManager
+from vlm.engine.llm_engine import LLMEngine
+from vlm.engine.prefix import block_keys
+from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
-from vlm.runtime.block_manager import BlockManager
-from vlm.runtime.burst import RowResult
-from vlm.runtime.llm_engine import LLMEngine
-from vlm.runtime.prefix import block_keys
-from vlm.runtime.request import Hypothesis, Request, SamplingParams
-from vlm.runtime.scheduler import Scheduler, SchedulerConfig
+from vlm.executor.burst import RowResult
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Hypothesis
 
 CONFIG = ModelConfig(1000, 8, 1, 1, 64, 0, 2, 1, 0)
 STOP, LENGTH = 1, 3

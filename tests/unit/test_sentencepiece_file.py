@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer as FastTokenizer
 
 from tests.nemo_kit import sentencepiece_file
-from vlm.compile.sentencepiece_file import read_model, tokenizer_of
+from vlm.convert.sentencepiece_file import read_model, tokenizer_of
 from vlm.errors import CheckpointError
 from vlm.processing.tokenization import Tokenizer
 

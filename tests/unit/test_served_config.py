@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("tritonclient.grpc", reason="the extra triton is not installed")
 
 from tests import ft_kit
+from vlm.build.store import packaged_models
 from vlm.errors import ConfigError, VlmWarning
-from vlm.resolve import packaged_models
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.control import Repositories
 from vlm_app.server.loading import Loader

@@ -8,17 +8,17 @@ pytest.importorskip("onnx", reason="needs pip install 'vlm-runtime[onnx]'")
 pytest.importorskip("tensorrt_rtx_bindings", reason="needs pip install 'vlm-runtime[tensorrt-rtx]'")
 
 from tests.unit import trt_kit
-from vlm.compile.plan_info import PlanInfo
-from vlm.compile.tensorrt import PlanBuilder, build_plans
-from vlm.compile.trt_library import FULL, RTX, Library, installed
-from vlm.compile.trt_profiles import PlanLimits
+from vlm.backends.tensorrt.builder import PlanBuilder, build_plans
+from vlm.backends.tensorrt.library import FULL, RTX, Library, installed
+from vlm.backends.tensorrt.plan_info import PlanInfo
+from vlm.backends.tensorrt.profiles import PlanLimits
 from vlm.config import BuildConfig
 from vlm.errors import EngineError
 
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch, tmp_path):
-    monkeypatch.setattr("vlm.compile.tensorrt.this_gpu", lambda: None)
+    monkeypatch.setattr("vlm.backends.tensorrt.builder.this_gpu", lambda: None)
     monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
 
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_parsed_and_what_cannot_be_built(tmp_path, monkeypatch):
     file = trt_kit.decoder(tmp_path / "decoder.onnx", causal="sideways")
     with pytest.raises(EngineError, match=r"^TensorRT cannot read decoder.onnx: .*causal_kind: sideways"):
         build_plans({"decoder": file}, tmp_path, build_config())
-    monkeypatch.setattr("vlm.compile.tensorrt.graph_profiles", lambda inputs, limits: ())
+    monkeypatch.setattr("vlm.backends.tensorrt.builder.graph_profiles", lambda inputs, limits: ())
     with pytest.raises(EngineError, match=r"^tensorrt_rtx cannot build visual.onnx: .*profile"):
         build_plans({"visual": trt_kit.visual(tmp_path / "visual.onnx")}, tmp_path, build_config())
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlm.compile.trt_library import FULL, RTX, Library
-from vlm.compile.trt_listeners import Phases, make_logger, make_monitor
-from vlm.compile.trt_timing import read_timings, timing_file, write_timings
+from vlm.backends.tensorrt.library import FULL, RTX, Library
+from vlm.backends.tensorrt.listeners import Phases, make_logger, make_monitor
+from vlm.backends.tensorrt.timing import read_timings, timing_file, write_timings
 
 TRT = SimpleNamespace(
     ILogger=type("ILogger", (), {"INTERNAL_ERROR": 0, "ERROR": 1, "WARNING": 2, "INFO": 3}),

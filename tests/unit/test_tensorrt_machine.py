@@ -8,10 +8,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from vlm.compile import trt_library
-from vlm.compile.plan_info import Machine, PlanInfo, check_runnable
-from vlm.compile.trt_library import FULL, RTX, Library, installed, named, versions
-from vlm.compile.trt_targets import check_dtype, library_for, resolve_targets
+from vlm.backends.tensorrt import library as trt_library
+from vlm.backends.tensorrt.library import FULL, RTX, Library, installed, named, versions
+from vlm.backends.tensorrt.plan_info import Machine, PlanInfo, check_runnable
+from vlm.backends.tensorrt.targets import check_dtype, library_for, resolve_targets
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
 

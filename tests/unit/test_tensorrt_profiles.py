@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from vlm.compile.trt_profiles import DECODE, PREFILL, PlanLimits, graph_profiles
+from vlm.backends.tensorrt.profiles import DECODE, PREFILL, PlanLimits, graph_profiles
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import EngineError
 

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vlm.compile.graph_io import BATCH, GraphIO, Port
-from vlm.compile.plan_bindings import Binding, PlanPort, plan_passes
-from vlm.compile.tensorrt_session import PlanContext, PlanGraph, Queue, ports_of
+from vlm.backends.graphs.io import BATCH, GraphIO, Port
+from vlm.backends.tensorrt.bindings import Binding, PlanPort, plan_passes
+from vlm.backends.tensorrt.session import PlanContext, PlanGraph, Queue, ports_of
 from vlm.errors import EngineError, OutOfMemoryError
-from vlm.memory import is_out_of_memory
-from vlm.runtime.slot_cache import SlotCache
+from vlm.executor.memory import is_out_of_memory
+from vlm.executor.slot_cache import SlotCache
 
 CPU = torch.device("cpu")
 SLOTS, HEADS, ROWS, DIM, VOCAB = 4, 2, 8, 3, 11

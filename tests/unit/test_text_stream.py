@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
+from vlm.build.store import ASSETS
 from vlm.processing.tokenization import TextStream, Tokenizer
-from vlm.resolve import ASSETS
 
 
 def llama_like() -> Tokenizer:

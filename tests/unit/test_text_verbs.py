@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from vlm.api.pipeline import Output
 from vlm.errors import InputError
-from vlm.pipeline import Output
 from vlm_app.cli import text_options
 from vlm_app.text import scores
 from vlm_app.text.evaluation import Run, agreement

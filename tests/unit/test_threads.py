@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.server_kit import alone
-from vlm import threads
-from vlm.threads import num_threads, set_threads, threads_for, usable_cpus
+from vlm.backends import threads
+from vlm.backends.threads import num_threads, set_threads, threads_for, usable_cpus
 from vlm_app.cli.main import main
 
 

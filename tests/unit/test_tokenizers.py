@@ -10,12 +10,12 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer
 
-from vlm.compile.tokenizer_files import byte_tokenizer, make_tokenizer
+from vlm.api.outputs import text_stream
+from vlm.build.store import packaged_models
+from vlm.convert.tokenizer_files import byte_tokenizer, make_tokenizer
 from vlm.errors import CheckpointError, InputError
-from vlm.outputs import text_stream
 from vlm.processing.tokenization import StopStrings, TextStream, Tokenizer, before_stop
-from vlm.resolve import packaged_models
-from vlm.runtime.request import SamplingParams
+from vlm.requests.sampling_params import SamplingParams
 
 TEXTS = ["Der Bär läuft.", "tab\tand\nline", "  two  spaces  ", "日本語 👍🏽", "a"]
 

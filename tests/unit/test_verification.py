@@ -11,8 +11,9 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.prompted_kit import call
-from vlm.compile.builder import build_engine, convert_folder
+from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
 from vlm_app.teacher_forcing import Distance, Place, distances
 from vlm_app.verification import Allowed, Verified, agreement
 

@@ -7,7 +7,7 @@ import torch
 
 import vlm
 from tests.server_kit import EXAMPLES, is_empty
-from vlm.warm_up import warm_up
+from vlm.api.warm_up import warm_up
 
 SOURCES = {
     "mini-t5": {"text": "summarize: The old ship is small."},

@@ -19,16 +19,16 @@ from typing import Any
 from torch import Tensor
 
 from visual_engines.catalog import vicuna
-from vlm import hub
-from vlm.checkpoint import Checkpoint, Progress, write_checkpoint
-from vlm.compile.builder import convert_roles, role_configs
-from vlm.compile.hf_folder import WHAT, HFFolder
-from vlm.compile.tokenizer_files import make_tokenizer
+from vlm.artifacts import hub
+from vlm.artifacts.chat_template import read_template
+from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
+from vlm.artifacts.files import read_json
+from vlm.artifacts.hf_folder import WHAT, HFFolder
+from vlm.artifacts.weights import Joined, Scoped
+from vlm.convert.roles import convert_roles, role_configs
+from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError
-from vlm.files import read_json
-from vlm.processing.prompts import read_template
-from vlm.registry import family
-from vlm.weights import Joined, Scoped
+from vlm.registry.registry import check_files, family
 
 INNER_TOWER = "model.vision_tower.vision_tower."
 PROJECTOR = "model.mm_projector."
@@ -125,7 +125,7 @@ def _download(folder: Path, name: Any) -> Path:
     reason = f"its config.json names {name!r}, which is no model of the Hub"
     if isinstance(name, str) and hub.is_repo_id(name):
         try:
-            return hub.download(name)
+            return hub.download(name, check=check_files)
         except ModelNotFoundError as error:
             reason = str(error).partition(";")[0].rstrip(".")
     raise CheckpointError(

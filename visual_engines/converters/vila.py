@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from visual_engines.converters.llava import check_settings, processor_files, vila_config, vision_config
-from vlm.checkpoint import Checkpoint, Progress, write_checkpoint
-from vlm.compile.builder import convert_roles, role_configs
-from vlm.compile.hf_folder import HFFolder
+from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
+from vlm.artifacts.hf_folder import HFFolder
+from vlm.artifacts.weights import Joined
+from vlm.convert.roles import convert_roles, role_configs
 from vlm.errors import CheckpointError, listed
-from vlm.registry import family
-from vlm.weights import Joined
+from vlm.registry.registry import family
 
 
 def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from visual_engines.models import vit
 from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
 from vlm.config import VisionConfig
-from vlm.convert import Apply, Drop, Fuse, Rename
-from vlm.foreign_config import ConfigReader
+from vlm.convert.config_reader import ConfigReader
+from vlm.convert.rules import Apply, Drop, Fuse, Rename
 from vlm.layers.norm import LayerNorm
-from vlm.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 PREFIXES = ("", "model.")
 TEXTS = "of texts, which the Q-Former does not read here"

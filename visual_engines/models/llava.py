@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from visual_engines.models import vit
 from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
 from vlm.config import VisionConfig
-from vlm.convert import Rename
-from vlm.foreign_config import ConfigReader
-from vlm.registry import ModelSpec
+from vlm.convert.config_reader import ConfigReader
+from vlm.convert.rules import Rename
+from vlm.registry.spec import ModelSpec
 
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
 TOWER = {"intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336, "num_hidden_layers": 24,

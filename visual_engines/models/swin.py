@@ -17,10 +17,10 @@ from timm.models.swin_transformer import PatchMerging, get_relative_position_ind
 from torch import Tensor, nn
 
 from vlm.config import VisionConfig
-from vlm.convert import Drop, Fuse, Rename
-from vlm.foreign_config import ConfigReader
+from vlm.convert.config_reader import ConfigReader
+from vlm.convert.rules import Drop, Fuse, Rename
 from vlm.ops.add_layer_norm import add_layer_norm
-from vlm.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 # what Hugging Face calls the functions, and timm
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from visual_engines.models import vit
 from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
-from vlm.convert import Rename
+from vlm.convert.rules import Rename
 from vlm.errors import ConfigError
-from vlm.registry import ModelSpec
+from vlm.registry.spec import ModelSpec
 
 DOWNSAMPLE = "mlp_downsample"
 DEPTH = re.compile(r"mlp(\d+)x_gelu")

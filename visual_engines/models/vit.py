@@ -15,8 +15,8 @@ from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
 from vlm.config import VisionConfig
-from vlm.convert import Apply, Drop, Fuse, Rename
-from vlm.foreign_config import ConfigReader
+from vlm.convert.config_reader import ConfigReader
+from vlm.convert.rules import Apply, Drop, Fuse, Rename
 from vlm.layers.norm import LayerNorm
 
 

@@ -1,38 +1,16 @@
 """Appends one token to each sequence and decides whether it ends: the last operation of a decode step.
 
-Loops are Nougat's failure mode (Blecher et al., arXiv:2308.13418, §5.4). The detector counts, for every period p, for
-how many tokens the sequence has been equal to itself p tokens before; a run of at least `MIN_LOOP` tokens and
-`LOOP_REPEATS` periods ends the sequence.
+Loops end it too: see vlm.requests.loops.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-RUNNING, STOP, LOOP, LENGTH = range(4)
-MAX_PERIOD = 128  # tokens
-MIN_LOOP = 96  # repeated tokens
-LOOP_REPEATS = 4  # repetitions after the first occurrence
-
-
-@dataclass(frozen=True)
-class SlotState:
-    """What the decode step reads and writes of each slot. `S` slots, the last one spare."""
-
-    tokens: Tensor  # [S, max_seq_len] int32: prompt and generated tokens
-    logprobs: Tensor  # [S, max_seq_len] float32: of the generated ones
-    lengths: Tensor  # [S] int32: tokens held; the last one is not in the KV cache yet
-    prompt_lengths: Tensor  # [S] int32
-    max_lengths: Tensor  # [S] int32
-    finish: Tensor  # [S] int32: RUNNING, STOP, LOOP or LENGTH
-    stop_ids: Tensor  # [S, n] int32, padded with -1
-    forced_first: Tensor  # [S] int32: token that must follow a single start token; -1: any
-    forced_last: Tensor  # [S] int32: token that a sequence at its length limit must end in; -1: any
-    detect_loops: Tensor  # [S] int32: 1 when a loop ends the sequence
-    loop_runs: Tensor  # [S, MAX_PERIOD] int32: tokens equal to the token p before, p = 1…
+from vlm.ops.slot_state import SlotState
+from vlm.requests.finish import LENGTH, LOOP, RUNNING, STOP
+from vlm.requests.loops import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP
 
 
 def reference(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
@@ -75,25 +53,6 @@ def _loop_runs(state: SlotState, slots: Tensor, length: Tensor, token: Tensor) -
 def loop_thresholds(device: torch.device) -> Tensor:
     """[MAX_PERIOD]: the run that makes a loop of each period."""
     return (torch.arange(1, MAX_PERIOD + 1, device=device) * LOOP_REPEATS).clamp(min=MIN_LOOP)
-
-
-def loop_runs_of(tokens: list[int]) -> list[int]:
-    """The counters after a whole history, on the host: for a sequence that is taken up again after a preemption."""
-    runs = []
-    for period in range(1, MAX_PERIOD + 1):
-        run = 0
-        while run + period < len(tokens) and tokens[-1 - run] == tokens[-1 - run - period]:
-            run += 1
-        runs.append(run)
-    return runs
-
-
-def loop_period(tokens: list[int]) -> int | None:
-    """The shortest period in which a looping history repeats itself at its end; None when it does not loop."""
-    for period, run in enumerate(loop_runs_of(tokens), 1):
-        if run >= max(MIN_LOOP, LOOP_REPEATS * period):
-            return period
-    return None
 
 
 def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:

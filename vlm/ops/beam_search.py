@@ -12,54 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.advance import LENGTH, RUNNING, SlotState
+from vlm.ops.beam_state import AT_ONCE, NEVER, NONE, BeamState, Groups
 from vlm.ops.likeliest import likeliest
+from vlm.ops.slot_state import SlotState
+from vlm.requests.finish import LENGTH, RUNNING
 
-NONE = -1.0e9  # the score of what does not exist; finite, as in the original
 KERNEL_CANDIDATES = 256  # of a group, up to which a step is a kernel: more come of long lists of end tokens
-UNTIL_BETTER, AT_ONCE, NEVER = range(3)  # early_stopping: False, True, "never"
-
-
-@dataclass(frozen=True)
-class BeamState:
-    """Per slot; `S` slots. What belongs to a whole group lies at its first slot."""
-
-    scores: Tensor  # [S] float32: sum of log-probabilities of the running beam
-    hypotheses: Tensor  # [S, max_seq_len] int32: an ended sequence, prompt included
-    hypothesis_logprobs: Tensor  # [S, max_seq_len] float32
-    hypothesis_lengths: Tensor  # [S] int32
-    hypothesis_scores: Tensor  # [S] float32, NONE while there is none
-    ended: Tensor  # [S] bool: there is one
-    improvable: Tensor  # [S] bool, of a group: may a running beam still beat a hypothesis?
-    length_penalty: Tensor  # [S] float32, of a group
-    early_stopping: Tensor  # [S] int32, of a group
-    diversity: Tensor  # [S] float32, of a group
-    spare_blocks: Tensor  # [S] int32: where a copy of another beam's last block goes
-
-    @classmethod
-    def empty(cls, size: int, max_seq_len: int, device: torch.device) -> BeamState:
-        ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
-        floats = lambda *dims: torch.zeros(size, *dims, device=device)  # noqa: E731
-        flags = lambda: torch.zeros(size, dtype=torch.bool, device=device)  # noqa: E731
-        return cls(
-            floats(), ints(max_seq_len), floats(max_seq_len), ints(), floats() + NONE, flags(), flags(),
-            floats(), ints(), floats(), ints(),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Groups:
-    """`G` groups of at most `W` beams in a batch of `R` rows."""
-
-    slots: Tensor  # [G, W] int32; the spare slot where a group is narrower, or is none
-    rows: Tensor  # [G, W] int32: each beam's row of the logits
-    spare: int
-    most: int  # candidates of the widest group
-
-    @property
-    def beams(self) -> Tensor:
-        """[G, W] bool"""
-        return self.slots != self.spare
 
 
 @dataclass(frozen=True)

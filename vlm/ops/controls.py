@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.advance import SlotState
+from vlm.ops.slot_state import SlotState
 from vlm.ops.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
 
 NGRAM = 8  # n-grams up to this size are looked for in any case

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TILE_ROWS = 64  # query rows a tile on CUDA; on the CPU a tile is a whole sequence
+from vlm.ops.tiles import TILE_ROWS
 
 
 def tiles_of(lengths: Iterable[int], rows: int | None = TILE_ROWS) -> list[tuple[int, int, int]]:

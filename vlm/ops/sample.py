@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops import entropy_filters
-from vlm.ops.advance import SlotState
+from vlm.ops.slot_state import SlotState
 
 _MASK = 0xFFFFFFFF
 

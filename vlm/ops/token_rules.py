@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.advance import SlotState
+from vlm.ops.slot_state import SlotState
 
 # add a value; stands in the input; never; one of these, all alike; never, at last; ends a beam; one of these
 BIAS, SEEN, BAN, FORCE, SUPPRESS, END, ALLOW = range(7)

@@ -12,8 +12,8 @@ from threading import Lock
 
 from PIL import Image
 
+from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError, ImageError, listed
-from vlm.files import open_regular
 from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
 from vlm.processing.image_tags import check_tags
 from vlm.processing.images import damage, decoded, open_image

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from vlm.artifacts.files import load_json
 from vlm.errors import EngineError, ImageError, listed
-from vlm.files import load_json
 from vlm.limits import MAX_INPUT_SIDE, MAX_PADDED_PIXELS
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import BinaryIO, Protocol, runtime_checkable
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from vlm.artifacts.files import open_regular
 from vlm.errors import ImageError
-from vlm.files import open_regular
 from vlm.limits import MAX_IMAGE_BYTES, MAX_PIXELS
 from vlm.processing.image_tags import check_header, upright
 

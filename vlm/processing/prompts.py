@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlm.errors import EngineError, InputError, LengthError, listed
-from vlm.files import read_json, read_small
+from vlm.artifacts.chat_template import read_template
+from vlm.errors import InputError, LengthError, listed
 from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
-from vlm.registry import PromptFormat
+from vlm.registry.spec import PromptFormat
 
 PLACEHOLDER = "<image>"
 MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts
@@ -211,27 +211,3 @@ def _check_count(placed: int, num_images: int, optional: bool = False) -> None:
         raise InputError(
             f"the prompt has {placed} {PLACEHOLDER} placeholders and {num_images} images were given; give one for each."
         )
-
-
-def read_template(folder: Path) -> str | None:
-    """A folder's chat template: a file of its own, or a part of the tokenizer's or processor's settings."""
-    if (file := folder / "chat_template.jinja").exists():
-        return _read_text(file)
-    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            found = read_json(folder / name, EngineError, "engine").get("chat_template")
-            if isinstance(found, list):  # several by name
-                named = [x for x in found if isinstance(x, dict)]
-                found = next((x.get("template") for x in named if x.get("name") == "default"), None)
-            if isinstance(found, str):
-                return found
-    return None
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return read_small(file).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise EngineError(f"{file} is damaged: it is no UTF-8 ({error.reason}).") from None
-    except OSError as error:
-        raise EngineError(f"{file} cannot be read: {error.strerror}.") from None

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
+from vlm.artifacts.files import read_json
+from vlm.artifacts.moses import Moses
+from vlm.artifacts.tokenizer_file import read_tokenizer
 from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
-from vlm.files import read_json
 from vlm.limits import CHARACTERS_PER_TOKEN
-from vlm.processing.moses import Moses
 from vlm.processing.token_bounds import TokenBound
-from vlm.processing.tokenizer_file import read_tokenizer
 
 # where multilingual tokenizers put the code of the source's language
 LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}

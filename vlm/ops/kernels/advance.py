@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vlm.ops.advance import SlotState
+    from vlm.ops.slot_state import SlotState
 
 STOP_CHUNK = 128  # end tokens looked at together
 
@@ -56,7 +56,7 @@ def _advance(
 
 
 def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
-    from vlm.ops.advance import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP
+    from vlm.requests.loops import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP
 
     stops = state.stop_ids.shape[1]  # a power of two
     _advance[(len(slots),)](

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vlm.ops.advance import SlotState
-    from vlm.ops.beam_search import BeamState, Groups
+    from vlm.ops.beam_state import BeamState, Groups
+    from vlm.ops.slot_state import SlotState
 
 TILE = 128  # columns of a history a program moves
 

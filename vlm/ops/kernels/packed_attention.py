@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.packed_attention import TILE_ROWS
+from vlm.ops.tiles import TILE_ROWS
 
 LOG2E = 1.4426950408889634
 TILE_KEYS = 64

@@ -1,0 +1,102 @@
+"""Images and text in, text out, for many coroutines at once: the pipeline's text layer over an AsyncEngine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from vlm.api.outputs import Encoding, Output, samples_of, text_stream
+from vlm.api.pipeline import Pipeline
+from vlm.engine.async_engine import AsyncEngine, Delta
+from vlm.processing.tokenization import TextStream
+from vlm.processing.workers import ImageFile, ImageWorkers
+from vlm.requests.request import Request
+from vlm.requests.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a burst brought for one output of a request."""
+
+    index: int  # of the output
+    text: str  # as decoded, before post-processing; never a part of a character
+    delta: Delta | None  # None of a search's outcomes but the best
+    output: Output | None  # once it has ended
+
+
+class AsyncPipeline:
+    """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
+
+    def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
+        """`listeners`: on_end, on_break, on_step; see AsyncEngine."""
+        self.pipeline, self.workers = pipeline, workers
+        self.engine = AsyncEngine(pipeline.llm, **listeners)
+
+    def start(self) -> None:
+        """Within the event loop that will use it."""
+        self.engine.start()
+
+    async def close(self) -> None:
+        await self.engine.stop()
+        self.pipeline.close()
+
+    async def request(self, source: dict[str, Any], files: list[ImageFile], **sampling: Any) -> Request:
+        """An input of `Pipeline.generate`, its images (in the order of their places) besides.
+
+        Raises InputError and its kin with one sentence.
+        """
+        return await asyncio.to_thread(self.pipeline.request, await self._fields(source, files), **sampling)
+
+    async def stream(self, request: Request) -> AsyncIterator[Piece]:
+        """Texts of a request's outputs as they are decoded; leaving the iteration early aborts it."""
+        requests = samples_of(request)
+        texts = [self._text_stream(request) for _ in requests]
+        async with aclosing(self.engine.generate(requests)) as deltas:
+            async for delta in deltas:
+                ended = delta.sequence is not None
+                text = texts[delta.index].push(delta.token_ids, last=ended) if texts[delta.index] else ""
+                output = await self._output(delta.sequence) if ended else None
+                yield Piece(delta.index, text, delta, output)
+                for rank, other in enumerate(output.alternatives if output else (), 1):
+                    yield Piece(rank, other.raw_text, None, other)
+
+    async def generate(self, request: Request) -> list[Output]:
+        """A request's outputs: one, or as many as num_return_sequences."""
+        async with aclosing(self.stream(request)) as pieces:
+            ended = {piece.index: piece.output async for piece in pieces if piece.output}
+        return [ended[index] for index in sorted(ended)]
+
+    async def encode(
+        self, sources: list[dict[str, Any]], files: list[list[ImageFile]], *, attentions: bool = False
+    ) -> list[Encoding]:
+        """As `Pipeline.encode`; `files`: of each input its images."""
+        inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
+        inputs = [await asyncio.to_thread(self._tokenized, fields) for fields in inputs]
+        return await self.engine.run(lambda: self.pipeline.encode(inputs, attentions=attentions))
+
+    def _tokenized(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Returns an input with its text as token ids: the engine's thread is for the device."""
+        if not {"text", "prompt", "raw_prompt", "messages"} & fields.keys():
+            return fields
+        ids = self.pipeline.request(fields).encoder_input_ids
+        rest = {name: fields[name] for name in ("images", "pixel_values", "prompt_table") if name in fields}
+        return fields if ids is None else {**rest, "encoder_input_ids": list(ids)}
+
+    async def _output(self, sequence: Sequence) -> Output:
+        # post-processing a page takes milliseconds, in which the loop serves others
+        return await asyncio.to_thread(self.pipeline.outputs.output, sequence)
+
+    async def _fields(self, source: dict[str, Any], files: list[ImageFile]) -> dict[str, Any]:
+        """An input with its images' pixel values."""
+        if not files:
+            return source
+        frontend = self.pipeline.frontend
+        frontend.inputs.check_images(len(files))
+        return frontend.with_pixels(source, await self.workers.pixels(files, frontend.image_source))
+
+    def _text_stream(self, request: Request) -> TextStream | None:
+        tokenizer = self.pipeline.tokenizer
+        return text_stream(tokenizer, request.params) if tokenizer else None

@@ -1,0 +1,329 @@
+"""Images and text in, text out: what people call. Everything below speaks tensors and token ids."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm.api.loader import load_engine, resolve_device
+from vlm.api.outputs import Encoding, Output, OutputReader, Samples, samples_of, text_stream
+from vlm.api.prefetch import Prefetch
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.selection import pick
+from vlm.build.kinds import kind_of
+from vlm.config import ModelConfig, RuntimeConfig
+from vlm.engine.admission import check_encoder_input
+from vlm.engine.encoder_engine import EncoderEngine
+from vlm.engine.llm_engine import LLMEngine
+from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
+from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
+from vlm.executor.packing import chunks, within
+from vlm.layers.attention import Trace
+from vlm.processing.frontend import Frontend
+from vlm.processing.inputs import INPUT_KEYS
+from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence, Update
+
+
+def load(
+    model: str | Path,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    max_encoder_input_len: int | None = None,
+    backend: str | None = None,
+    encoder_only: bool = False,
+    cache_dir: str | Path | None = None,
+    runtime: RuntimeConfig | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Pipeline:
+    """Loads a packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory.
+
+    What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
+    engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
+    vlm.backends.selection.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on
+    the disk: `encode` is all that there is then. `device` and `max_batch_size` override those of `runtime`; None leaves
+    them. Raises a VlmError with one sentence.
+    """
+    runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
+    limits = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
+    found = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
+    path = engine_of(model, resolve_device(runtime.device).type, progress=progress, **found, **limits)
+    engine = EngineDir.open(path).limited(**limits)
+    return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
+
+
+def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:
+    """Returns the configuration with those options that are not None."""
+    return replace(runtime, **{name: value for name, value in options.items() if value is not None})
+
+
+def engine_of(
+    model: str | Path, on: str, *, dtype: str | None = None, backend: str | None = None, **options: Any
+) -> Path:
+    """Returns the engine directory that `load` takes for a model `on` cpu or cuda, built where it is not yet; `options`
+    are those of resolve."""
+    from vlm.build.store import resolve
+
+    if backend == "auto":
+        backend = None if kind_of(model) == "engine" else pick(on, dtype).name
+    default = "bfloat16" if on == "cuda" and backend != "onnxruntime" else "float32"
+    return resolve(model, dtype=dtype, default_dtype=default, backend=backend, **options)
+
+
+class Pipeline:
+    """A loaded model. Not for use by several threads at once."""
+
+    def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None):
+        self.engine = engine
+        self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
+        self.frontend = Frontend.of(engine)
+        self.family, self._inputs = self.frontend.family, self.frontend.inputs
+        self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
+        self.config: ModelConfig = self.llm.config
+        self.device = self.llm.executor.device
+        self.outputs = OutputReader(self.tokenizer, self.frontend.postprocess, self.llm.reason_of)
+        self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
+        self._full = FULL  # what was said when memory ran out last
+        self._reset_timings()
+        warn_of_what_is_not_applied(engine.path.name, engine.generation)
+
+    # --- calls ---
+    def generate(self, inputs: Any = None, **options: Any) -> Output | list[Output]:
+        """One input gives an Output, a list of inputs a list of Outputs in order.
+
+        An input is an image (path, bytes, PIL image, array), for a model of texts a string, or a mapping with `images`,
+        `text` (with `src_lang`, `tgt_lang`, `suffix`, `truncate`), `prompt` (where the output begins), `input_ids` (of
+        the text, or of a decoder's prompt), `pixel_values` [C, H, W], `encoder_input_ids`, `encoder_output` [rows,
+        hidden], `decoder_prompt_token_ids`; the same names work as options for a single input. The other options are
+        those of SamplingParams.
+
+        A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
+        conversation), with several `images` (or `pixel_values` [n, C, H, W]), which stand where the text says <image>,
+        or first; `prompt_table` [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows
+        come after it; with a text, its rows go before the text.
+        """
+        if isinstance(inputs, list | tuple):
+            given, sampling = self._split(options)
+            if given:
+                raise InputError(f"{listed(given)} go inside each input when a list of inputs is given.")
+            results = dict(self.as_completed(inputs, **sampling))
+            return [results[i] for i in range(len(inputs))]
+        single, sampling = self._single(inputs, options)
+        return dict(self.as_completed([single], **sampling))[0]
+
+    def stream(self, inputs: Any = None, **options: Any) -> Iterator[str]:
+        """Text pieces of one input as they are decoded, before post-processing; `last_output` holds the rest."""
+        single, sampling = self._single(inputs, options)
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
+        self._reset_timings()
+        params = self._params({"num_return_sequences": 1, **sampling})
+        if params.num_return_sequences > 1:
+            raise InputError("a stream is of one output; use generate() for several.")
+        request_id = self.llm.add(self._request(single, params))
+        text = text_stream(self.tokenizer, params)
+        try:
+            while self.llm.has_work:
+                for update in self._step():
+                    if update.sequence.finish_reason == "memory":
+                        raise OutOfMemoryError(self._full)
+                    if piece := text.push(update.new_token_ids, last=update.finished):
+                        yield piece
+                    if update.finished:
+                        self._counted(update.sequence)
+                        self.last_output = self.outputs.output(update.sequence)
+        finally:
+            self._abandon({request_id})
+
+    @memory_errors()
+    def encode(
+        self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
+    ) -> Encoding | list[Encoding]:
+        """The encoder alone: one input gives an Encoding, a list of inputs a list of Encodings in order.
+
+        Inputs are those of `generate`, texts or images; `options` (src_lang, truncate) hold for all of them. A model
+        that takes images in its prompts gives the images' features, one after the other, where there is no text.
+        """
+        many = isinstance(inputs, list | tuple)
+        fields = [{**self._inputs.fields(one), **options} for one in (inputs if many else [inputs])]
+        if self.family.prompt is not None and (
+            self.llm.executor.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
+        ):
+            found = [self._features(one, hidden_states or attentions) for one in fields]
+            return found if many else found[0]
+        requests = [self._inputs.request(one, SamplingParams()) for one in fields]
+        if (encoder := self.frontend.encoder) is not None:
+            for request in requests:
+                check_encoder_input(request, encoder, self.frontend.num_features, self.llm.max_encoder_len)
+        found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
+        return found if many else found[0]
+
+    def as_completed(
+        self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
+    ) -> Iterator[tuple[int, Output | VlmError]]:
+        """(index, Output) as inputs finish. Inputs are pulled as room arises: at most `window` are held at once.
+
+        With on_error="yield" an input's own error takes its Output's place; else it is raised.
+        """
+        params = self._params(sampling)
+        self._reset_timings()
+        feed = Prefetch(self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window))
+        waiting: dict[int, Samples] = {}  # by request id
+        try:
+            while waiting or feed.more:
+                for index, request in feed.ready(block=not waiting):
+                    try:
+                        waiting |= self._add(index, request.result())
+                    except VlmError as error:
+                        if on_error == "raise":
+                            raise
+                        feed.done()
+                        yield index, error
+                for update in self._step() if waiting else ():
+                    if not update.finished or (samples := waiting.pop(update.sequence.id, None)) is None:
+                        continue
+                    if update.sequence.finish_reason == "memory":
+                        self._give_up(samples, waiting)
+                        if on_error == "raise":
+                            raise OutOfMemoryError(self._full)
+                        feed.done()
+                        yield samples.index, OutOfMemoryError(self._full)
+                        continue
+                    self._counted(update.sequence)
+                    if samples.add(update.sequence):
+                        feed.done()
+                        yield samples.index, self.outputs.merged(samples)
+        finally:
+            feed.close()
+            self._abandon(set(waiting))
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds of the last call: preprocess (summed over threads), encode, prefill, decode, total; and tokens."""
+        device = self.llm.executor.timer.totals()
+        found = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
+        total = (self._ended or time.perf_counter()) - self._started
+        return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
+
+    @property
+    def converses(self) -> bool:
+        """Has it a template for conversations?"""
+        return self._inputs.prompts is not None and self._inputs.prompts.template is not None
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    # --- requests ---
+    def request(self, source: Any, **sampling: Any) -> Request:
+        """What an input becomes: token ids or pixels, where the output begins, the settings with the model's own."""
+        return self._inputs.request(source, self._params(sampling))
+
+    def _single(self, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given, sampling = self._split(options)
+        if inputs is not None and given:
+            raise InputError(f"an input was given twice: by position and as {listed(given)}.")
+        if inputs is None and not given:
+            raise InputError("no input: give an image or a text, or images=, text=, pixel_values= or encoder_output=.")
+        return (given if inputs is None else inputs), sampling
+
+    @staticmethod
+    def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        given = {k: v for k, v in options.items() if k in INPUT_KEYS and v is not None}
+        return given, {k: v for k, v in options.items() if k not in INPUT_KEYS}
+
+    def _params(self, sampling: dict[str, Any]) -> SamplingParams:
+        check_options(sampling, INPUT_KEYS)
+        return sampling_params(sampling, self.engine.generation, loop_detection=self.family.loop_detection)
+
+    def _request(self, source: Any, params: SamplingParams) -> Request:
+        start = time.perf_counter()
+        request = self._inputs.request(source, params)
+        self._preprocess_seconds += time.perf_counter() - start
+        return request
+
+    def _add(self, index: int, request: Request) -> dict[int, Samples]:
+        """Queues an input: one request, or as many as there are samples."""
+        samples = Samples(index, [self.llm.add(each) for each in samples_of(request)])
+        return dict.fromkeys(samples.ids, samples)
+
+    def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
+        """What the encoder takes in one pass."""
+        executor = self.llm.executor
+        if executor.encoder is None:
+            return iter(chunks(requests, executor.max_encoder_batch_size))
+        return within(requests, executor.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
+
+    def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
+        """Of an input's images: rows of a prompt table."""
+        images = self._inputs.images(fields)
+        if not images or more:
+            what = "the last states of images" if self.llm.executor.visual else "no encoder"
+            raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")
+        return Encoding(torch.cat(self.llm.executor.encode_images(images)).cpu())
+
+    def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:
+        executor = self.llm.executor
+        if executor.encoder is None:
+            if hidden_states or attentions:
+                raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
+            features = executor.encode(torch.stack([r.pixel_values for r in requests]))
+            return [Encoding(x.cpu()) for x in features]
+        trace = Trace(attentions) if hidden_states or attentions else None
+        texts = [r.encoder_input_ids for r in requests]
+        last = executor.encode_texts(requests, trace)
+        if trace is None:
+            return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]
+        states = zip(*(x.split([len(ids) for ids in texts]) for x in trace.hidden_states), strict=True)
+        weights = zip(*trace.attentions, strict=True) if attentions else ([] for _ in texts)
+        on_host = lambda tensors: tuple(t.cpu() for t in tensors)  # noqa: E731
+        return [
+            Encoding(x.cpu(), ids, on_host((*s, x)) if hidden_states else None, on_host(w) if attentions else None)
+            for x, ids, s, w in zip(last, texts, states, weights, strict=True)
+        ]
+
+    # --- results ---
+    def _step(self) -> list[Update]:
+        """Returns the engine's next updates. Where memory runs out, those whose turn it was end, and the others go
+        on."""
+        with suppress_out_of_memory() as memory:
+            return self.llm.step()
+        self._full = memory.sentence
+        return self.llm.recover()
+
+    def _give_up(self, samples: Samples, waiting: dict[int, Samples]) -> None:
+        """Aborts the samples of an input of which one is lost."""
+        for request_id in [key for key, value in waiting.items() if value is samples]:
+            del waiting[request_id]
+            self.llm.abort(request_id)
+
+    def _counted(self, sequence: Sequence) -> None:
+        self._tokens += len(sequence.generated)
+        self._ended = time.perf_counter()
+
+    def _abandon(self, request_ids: set[int]) -> None:
+        """Aborts what is left when a caller stops early, so that the next call finds the engine empty."""
+        for request_id in request_ids:
+            self.llm.abort(request_id)
+        while self.llm.has_work:
+            self.llm.step()
+
+    def _window(self, window: int | None) -> int:
+        # as much again as runs, so that a freed slot never waits for preprocessing
+        return window or 2 * self.llm.max_batch_size
+
+    def _reset_timings(self) -> None:
+        self.llm.executor.timer.reset()
+        self._preprocess_seconds, self._tokens = 0.0, 0
+        self._started, self._ended = time.perf_counter(), None

@@ -1,0 +1,66 @@
+"""Before anybody waits: kernels are compiled and the usual graphs captured, by requests that are made up."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from vlm.api.pipeline import Pipeline
+from vlm.errors import InputError
+from vlm.executor.memory import suppress_out_of_memory
+from vlm.executor.packing import bucket_of
+
+LENGTH = 32  # tokens of a made-up text
+LENGTHS = {"max_new_tokens": 2, "ignore_eos": True}
+WAYS = ({}, {"temperature": 1.0, "num_beams": 1})  # as the model has it, mostly greedy; and sampled
+
+
+def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None = None) -> None:
+    """Decodes two tokens in every size of batch that has graphs of its own, as the model has it and sampled.
+
+    What the engine or the device is too small for is left out, and an encoder alone decodes nothing. The pipeline must
+    be idle, and is so afterwards.
+    """
+    if not pipeline.frontend.generates:
+        return
+    sizes = sorted({bucket_of(n, pipeline.llm.max_batch_size) for n in range(1, pipeline.llm.max_batch_size + 1)})
+    numbers = itertools.count()
+    for done, size in enumerate(sizes):
+        if progress:
+            progress("Warming up", done, len(sizes))
+        for sampling in WAYS:
+            if not _run(pipeline, [_made_up(pipeline, next(numbers)) for _ in range(size)], sampling):
+                return
+    pipeline.llm.executor.relieve()
+
+
+def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, Any]) -> bool:
+    """False: the device has no memory for so many."""
+    llm, ids = pipeline.llm, []
+    with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
+        for source in sources:
+            ids.append(llm.add(pipeline.request(source, **LENGTHS, **sampling)))
+    with suppress_out_of_memory():
+        while llm.has_work:
+            llm.step()
+        return True
+    llm.recover()
+    for request_id in ids:
+        llm.abort(request_id)
+    llm.step()
+    return False
+
+
+def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
+    """An input like no other: equal ones would share their work."""
+    frontend, drawn = pipeline.frontend, torch.Generator().manual_seed(number)
+    if (vision := frontend.vision) and (frontend.tokenizer or frontend.family.prompt is None):
+        pixels = torch.rand(vision.num_channels, *vision.image_size, generator=drawn)
+        return {"pixel_values": pixels, **({"prompt": f"{number}"} if frontend.family.prompt else {})}
+    vocab_size = (frontend.encoder or frontend.config).vocab_size
+    ids = torch.randint(vocab_size, (LENGTH,), generator=drawn).tolist()
+    return {"encoder_input_ids" if frontend.encoder else "decoder_prompt_token_ids": ids}

@@ -1,0 +1,27 @@
+"""Where what is made once is kept: engines, archives, timings."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlm.errors import EngineError
+
+
+def cache_root(cache_dir: str | Path | None = None) -> Path:
+    """`cache_dir`, else `$VLM_CACHE`, else `~/.cache/vlm`."""
+    return Path(cache_dir or os.environ.get("VLM_CACHE") or Path.home() / ".cache" / "vlm").expanduser()
+
+
+@contextlib.contextmanager
+def cache_errors(root: Path) -> Iterator[None]:
+    """EngineError where what is done there fails for the disk's reasons."""
+    try:
+        yield
+    except OSError as error:
+        raise EngineError(
+            f"the cache {root} cannot be written: {error.strerror or error}; set VLM_CACHE to a writable folder with"
+            " room for the model."
+        ) from error

@@ -1,0 +1,259 @@
+"""EngineDir: the built artifact, self-contained, checked on loading.
+
+manifest.json  visual/rank0.safetensors  decoder/rank0.safetensors  processor/...   of torch
+manifest.json  visual/model.onnx  cross/model.onnx  decoder/model.onnx  processor/...   of ONNX Runtime
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.artifacts.files import canonical_json, load_json, read_json, sha256_of
+from vlm.config import BuildConfig, Config
+from vlm.errors import EngineError, InputError, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT_VERSION = 1
+WHAT = "engine directory"
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest(Config):
+    """What an engine is, what it was built with, on and for, and the SHA-256 of its files."""
+
+    format_version: int
+    vlm_version: str
+    family: str
+    roles: dict[str, dict[str, Any]]  # role -> {"model", "config"}
+    backend: str
+    limits: dict[str, int | None]  # max_batch_size, max_seq_len, max_encoder_input_len
+    dtype: str
+    mapping: dict[str, int]  # {"tp", "pp"}
+    quantization: str | None
+    generation: dict[str, Any]
+    source: str  # where the weights come from, in words
+    built_on: dict[str, str]  # python, torch, device, platform
+    built_for: dict[str, Any]  # what may run it
+    files: dict[str, dict[str, Any]]  # relative path -> {"sha256", "size"}
+
+    @property
+    def build(self) -> BuildConfig:
+        target = tuple(self.built_for.get("tensorrt", {}).get("targets", ()))
+        kind = {"backend": self.backend, "target": target, "quantization": self.quantization}
+        return BuildConfig(dtype=self.dtype, **kind, **self.limits)
+
+    def write(self, folder: Path) -> None:
+        values = self.to_dict()
+        (folder / MANIFEST).write_text(canonical_json(values | {"sha256": _seal(values)}), encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        """Raises EngineError for a manifest that is missing, damaged, edited or of another format."""
+        values = read_json(folder / MANIFEST, EngineError, WHAT)
+        if (version := values.get("format_version")) != FORMAT_VERSION:
+            raise EngineError(f"{folder} has engine format {version}, this vlm reads {FORMAT_VERSION}; {REBUILD}.")
+        if values.pop("sha256", None) != _seal(values):
+            raise EngineError(f"{folder / MANIFEST} was edited or damaged after the build; {REBUILD}.")
+        try:
+            manifest = cls(**values)
+        except TypeError as error:
+            raise EngineError(
+                f"{folder / MANIFEST} was written by another version of vlm ({error}); {REBUILD}."
+            ) from None
+        if invalid := manifest._invalid():
+            raise EngineError(f"{folder / MANIFEST} holds values that no build writes in {listed(invalid)}; {REBUILD}.")
+        return manifest
+
+    def _invalid(self) -> list[str]:
+        """Names the fields of other types than a build writes, and those that name files outside of the folder."""
+        mappings = ("roles", "limits", "mapping", "generation", "built_on", "built_for", "files")
+        wrong = [name for name in mappings if not isinstance(getattr(self, name), dict)]
+        texts = ("family", "backend", "dtype", "source")
+        wrong += [name for name in texts if not isinstance(getattr(self, name), str)]
+        fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit}
+        fields = {name: is_fine for name, is_fine in fine.items() if name not in wrong}
+        return wrong + [
+            name for name, is_fine in fields.items() if not all(is_fine(*item) for item in getattr(self, name).items())
+        ]
+
+
+def _is_role(name: str, entry: Any) -> bool:
+    fine = isinstance(entry, dict) and isinstance(entry.get("model"), str) and isinstance(entry.get("config"), dict)
+    return fine and name.isidentifier()
+
+
+def _is_file_entry(name: str, entry: Any) -> bool:
+    fine = isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
+    return fine and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def _is_limit(name: str, value: Any) -> bool:
+    known = name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
+    return known and (value is None or (isinstance(value, int) and 0 < value < 2**63))
+
+
+REBUILD = "rebuild it from its checkpoint or model folder with `vlm build`"
+
+
+def _seal(values: dict[str, Any]) -> str:
+    """The manifest's hash of itself: an edited limit is found as an edited weight is."""
+    return hashlib.sha256(canonical_json(values).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class EngineDir:
+    """A built engine on disk."""
+
+    path: Path
+    manifest: Manifest
+    limits: Mapping[str, int] = field(default_factory=dict)  # smaller ones than it was built for
+    encoder_only: bool = False  # its decoder stays on the disk
+
+    @classmethod
+    def open(cls, path: str | Path, verify: bool = True) -> EngineDir:
+        """Raises EngineError that names the file which is missing, truncated, edited or added since the build.
+
+        `verify=False` skips the hashes (a read of the whole engine); existence and sizes are always checked.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise EngineError(f"{path} is no {WHAT}: there is no such folder.")
+        engine = cls(path, Manifest.read(path))
+        engine._check_sizes()
+        if verify:
+            engine._check_hashes()
+        return engine
+
+    @property
+    def family(self) -> str:
+        return self.manifest.family
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Role -> model name."""
+        return {role: entry["model"] for role, entry in self.manifest.roles.items()}
+
+    @property
+    def generates(self) -> bool:
+        """Says whether it has a decoder, and loads it."""
+        return "decoder" in self.manifest.roles and not self.encoder_only
+
+    @property
+    def loaded_roles(self) -> dict[str, str]:
+        """Role -> model name of what is loaded."""
+        return {role: model for role, model in self.roles.items() if self.generates or role != "decoder"}
+
+    @property
+    def build(self) -> BuildConfig:
+        """What it was built for, or limited to since, the limits resolved to numbers."""
+        return replace(self.manifest.build, **self.limits)
+
+    def limited(self, **limits: int | None) -> EngineDir:
+        """Returns the engine as if it had been built for smaller limits; None keeps its own."""
+        own = self.manifest.build
+        return replace(self, limits={n: min(v, getattr(own, n)) for n, v in limits.items() if v and getattr(own, n)})
+
+    def without_decoder(self) -> EngineDir:
+        """Returns the engine as if it had been built of its encoders alone. Raises InputError where there is none."""
+        if set(self.roles) <= {"decoder"}:
+            raise InputError(f"{self.family} is a decoder alone, there is no encoder to load; load the whole model.")
+        return replace(self, encoder_only=True)
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        return self.manifest.generation
+
+    @property
+    def processor_dir(self) -> Path | None:
+        """The tokenizer's and image processor's files; None for an engine of random weights."""
+        folder = self.path / "processor"
+        return folder if folder.is_dir() else None
+
+    def config(self, role: str) -> dict[str, Any]:
+        """What the model's configuration class takes in `from_dict`."""
+        return self.manifest.roles[role]["config"]
+
+    def weights(self, role: str, *, device: Any = "cpu", rank: int = 0) -> dict[str, Tensor]:
+        """Tensors by module name, on `device`. On the CPU they are the mapped file (copy on write): nothing is read."""
+        from vlm.artifacts.weights import TensorFiles
+
+        tensors = TensorFiles([self.path / role / f"rank{rank}.safetensors"], device, EngineError)
+        return {name: tensors[name] for name in tensors}
+
+    def _check_sizes(self) -> None:
+        wrong = [reason for name, entry in self.manifest.files.items() if (reason := self._misfit(name, entry["size"]))]
+        wrong += [f"{name} was added" for name in self._unlisted()]
+        self._refuse(wrong)
+
+    def _misfit(self, name: str, size: int) -> str | None:
+        path = self.path / name
+        if not path.is_file():
+            return f"{name} is missing"
+        got = path.stat().st_size
+        if got < size:
+            return f"{name} is truncated ({got:,} of {size:,} bytes)"
+        return f"{name} was edited ({got:,} bytes, built with {size:,})" if got > size else None
+
+    def _unlisted(self) -> list[str]:
+        """Files put beside the built ones: another tokenizer file would change the output unseen."""
+        folders = sorted({Path(name).parts[0] for name in self.manifest.files if len(Path(name).parts) > 1})
+        found = (p for folder in folders for p in sorted((self.path / folder).rglob("*")) if p.is_file())
+        names = (p.relative_to(self.path).as_posix() for p in found if not p.name.startswith("."))
+        return [name for name in names if name not in self.manifest.files]
+
+    def _check_hashes(self) -> None:
+        files = self.manifest.files
+        with ThreadPoolExecutor(min(8, len(files) or 1, os.cpu_count() or 1)) as pool:  # hashing releases the GIL
+            hashes = list(pool.map(self._hash, files))
+        self._refuse(
+            [f"{name} was edited" for name, got in zip(files, hashes, strict=True) if got != files[name]["sha256"]]
+        )
+
+    def _hash(self, name: str) -> str:
+        try:
+            return sha256_of(self.path / name)
+        except OSError as error:
+            raise EngineError(f"{self.path / name} cannot be read: {error.strerror}.") from None
+
+    def _refuse(self, wrong: list[str]) -> None:
+        if wrong:
+            raise EngineError(f"the engine {self.path} is not as it was built: {listed(wrong)}; {REBUILD}.")
+
+
+def built_on() -> dict[str, str]:
+    """This machine's software and device, for the manifest."""
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "device": device,
+        "platform": platform.platform(),
+    }
+
+
+def file_entries(folder: Path, paths: list[Path]) -> dict[str, dict[str, Any]]:
+    """The manifest's entries of files that are written already."""
+    return {p.relative_to(folder).as_posix(): {"sha256": sha256_of(p), "size": p.stat().st_size} for p in paths}
+
+
+def is_engine(path: Path) -> bool:
+    """Says whether a directory is an engine of ours, a damaged manifest included."""
+    try:
+        values = load_json(path / MANIFEST)
+    except OSError:
+        return False
+    except ValueError:
+        return any(next(path.glob(f"*/{name}"), None) for name in ("rank0.safetensors", "model.onnx"))
+    return isinstance(values, dict) and {"format_version", "vlm_version", "roles"} <= set(values)

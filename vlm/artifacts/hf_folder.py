@@ -1,0 +1,146 @@
+"""A Hugging Face model folder: its configuration, its tensors read lazily, its generation defaults, its processor."""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.artifacts.files import open_regular, read_json
+from vlm.artifacts.generation_config import generation_defaults, standing_alone
+from vlm.errors import CheckpointError, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+WHAT = "Hugging Face model folder"
+REPEATED = 4  # how often a file's bytes may be in its tensors: tied ones are
+WEIGHTS = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+PROCESSOR_FILES = (
+    "added_tokens.json",
+    "chat_template*",
+    "generation_config.json",
+    "image_processor_config.json",
+    "merges.txt",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "sentencepiece*.model",
+    "special_tokens_map.json",
+    "spiece.model",
+    "tokenizer*.json",
+    "tokenizer*.model",
+    "vocab*.json",
+    "vocab*.txt",
+)
+
+
+@dataclass(frozen=True)
+class HFFolder:
+    """Raises CheckpointError, at the look-up, for whatever is missing, damaged or unsafe. Executes nothing of it."""
+
+    path: Path
+
+    @functools.cached_property
+    def config(self) -> dict[str, Any]:
+        if not self.path.is_dir():
+            raise CheckpointError(f"{self.path} is no folder; give a {WHAT} (config.json and weights).")
+        return read_json(self.path / "config.json", CheckpointError, WHAT)
+
+    @functools.cached_property
+    def generation(self) -> dict[str, Any]:
+        path = self.path / "generation_config.json"
+        file = read_json(path, CheckpointError, WHAT) if path.exists() else None
+        return standing_alone(generation_defaults(self.config, file))
+
+    @functools.cached_property
+    def processor_files(self) -> tuple[Path, ...]:
+        found = {path for pattern in PROCESSOR_FILES for path in self.path.glob(pattern) if path.is_file()}
+        return tuple(sorted(found))
+
+    @functools.cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor by name, mapped from disk: safetensors first, then pickles, whole or in shards."""
+        for name in WEIGHTS:
+            if (self.path / name).exists():
+                return self._indexed(name) if name.endswith(".index.json") else self._read([name])
+        others = sorted(p.name for p in self.path.iterdir() if p.suffix in {".h5", ".msgpack", ".gguf", ".pt", ".onnx"})
+        instead = f", only {listed(others)}" if others else ""
+        raise CheckpointError(f"{self.path} holds no weights{instead}; give a folder with one of {listed(WEIGHTS)}.")
+
+    def _indexed(self, name: str) -> Mapping[str, Tensor]:
+        places = read_json(self.path / name, CheckpointError, WHAT).get("weight_map")
+        if not isinstance(places, dict) or not places or not all(isinstance(f, str) for f in places.values()):
+            raise CheckpointError(f"{self.path / name} is damaged: it has no weight_map of tensor names to files.")
+        shards = sorted(set(places.values()))
+        if outside := [shard for shard in shards if Path(shard).name != shard]:
+            raise CheckpointError(f"{self.path / name} names files outside its folder: {listed(outside)}.")
+        if absent := [shard for shard in shards if not (self.path / shard).exists()]:
+            raise CheckpointError(f"{self.path} lacks {listed(absent)}, which {name} names; fetch the folder again.")
+        tensors = self._read(shards)
+        if absent := sorted(set(places) - set(tensors)):
+            raise CheckpointError(f"{self.path / name} names tensors that no shard holds: {listed(absent)}.")
+        return tensors
+
+    def _read(self, names: list[str]) -> Mapping[str, Tensor]:
+        from vlm.artifacts.weights import TensorFiles
+
+        paths = [self.path / name for name in names]
+        if not names[0].endswith(".bin"):
+            return TensorFiles(paths)
+        return {name: tensor for path in paths for name, tensor in read_pickle(path).items()}
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """A pickled state dict by torch's restricted unpickler; anything but tensors by name is a CheckpointError."""
+    import torch
+
+    try:
+        check_pickle(path)
+        # only the zip format of torch >= 1.6 can be mapped
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError:
+        raise CheckpointError(
+            f"{path} is damaged or holds Python objects other than tensors, which could run code, so it is not loaded;"
+            " save the model as safetensors."
+        ) from None
+    except Exception as reason:  # a damaged pickle may end in any of them
+        first = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
+        raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
+    if not isinstance(state, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in state.values()):
+        raise CheckpointError(f"{path} is no state dict of tensors by name; save the model as safetensors.")
+    check_tensors(path, state)
+    return state
+
+
+def check_pickle(path: Path) -> None:
+    """Raises CheckpointError for what is no file, and for a zip that unpacks to more than its size: torch stores
+    tensors as they are."""
+    try:
+        with open_regular(path) as file:
+            members = zipfile.ZipFile(file).infolist() if zipfile.is_zipfile(file) else []
+            size = file.seek(0, io.SEEK_END)
+    except zipfile.BadZipFile as error:
+        raise CheckpointError(f"{path} is damaged or truncated ({error}); fetch it again.") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror or error}.") from None
+    if sum(member.file_size for member in members) > size:
+        raise CheckpointError(f"{path} unpacks to more than its size, so it is not loaded; fetch it again.")
+
+
+def check_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError for tensors that repeat what the file holds: each row of one may be the same bytes."""
+    most = REPEATED * path.stat().st_size
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > most:
+        raise CheckpointError(f"{path} repeats its bytes in tensors of many times its size; save it as safetensors.")

@@ -1,0 +1,235 @@
+"""Models from the Hugging Face Hub: what is needed of a repository, nothing more, resumed where it broke off."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.artifacts.hf_folder import PROCESSOR_FILES
+from vlm.artifacts.model_files import ModelFiles
+from vlm.errors import ModelNotFoundError
+from vlm.limits import MAX_TOKENIZER_BYTES
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in all
+
+REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")  # owner/name, owner/name@revision
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
+TIMEOUT_SECONDS = 10
+MOST_FILES = 10_000  # of a repository that are fetched
+SLACK_BYTES = 2**20  # that may come beyond the listed ones
+# the first models had no owner; the Hub answers to those names with the owners they have now
+OWNERS = {
+    "openai-community": "gpt2 gpt2-medium gpt2-large gpt2-xl openai-gpt roberta-base-openai-detector"
+                        " roberta-large-openai-detector",
+    "google-t5": "t5-small t5-base t5-large t5-3b t5-11b",
+    "distilbert": "distilgpt2 distilroberta-base distilbert-base-cased distilbert-base-uncased"
+                  " distilbert-base-multilingual-cased distilbert-base-german-cased"
+                  " distilbert-base-uncased-finetuned-sst-2-english distilbert-base-cased-distilled-squad"
+                  " distilbert-base-uncased-distilled-squad",
+    "google-bert": "bert-base-uncased bert-base-cased bert-large-uncased bert-large-cased bert-base-chinese"
+                   " bert-base-german-cased bert-base-multilingual-cased bert-base-multilingual-uncased"
+                   " bert-large-uncased-whole-word-masking bert-large-cased-whole-word-masking",
+    "FacebookAI": "roberta-base roberta-large roberta-large-mnli xlm-roberta-base xlm-roberta-large"
+                  " xlm-mlm-en-2048 xlm-mlm-17-1280 xlm-mlm-100-1280 xlm-clm-ende-1024 xlm-clm-enfr-1024",
+    "albert": "albert-base-v1 albert-base-v2 albert-large-v1 albert-large-v2 albert-xlarge-v2 albert-xxlarge-v2",
+    "xlnet": "xlnet-base-cased xlnet-large-cased",
+    "almanach": "camembert-base",
+    "Salesforce": "ctrl",
+    "transfo-xl": "transfo-xl-wt103",
+}  # fmt: skip
+CANONICAL = {name: f"{owner}/{name}" for owner, names in OWNERS.items() for name in names.split()}
+
+
+def is_repo_id(name: str) -> bool:
+    """Says whether `name` has the form `owner/name` or `owner/name@revision`."""
+    return REPO_ID.fullmatch(name) is not None
+
+
+def repo_id(name: str) -> str | None:
+    """Returns the repository that a name stands for, perhaps with a revision: one without an owner by the owner that
+    the Hub gave it; None for what is no name on the Hub."""
+    old, at, revision = name.partition("@")
+    full = CANONICAL.get(old, old) + at + revision
+    return full if is_repo_id(full) else None
+
+
+def needed_files(names: Iterable[str]) -> list[str]:
+    """Of a repository's files: configurations, processor, and one set of weights, safetensors before pickles. Where
+    there are none beside its config.json, those of each folder that has a config.json of its own: a part each."""
+    names = sorted(names)
+    whole = _needed([name for name in names if "/" not in name])
+    if "config.json" not in whole or _weights(whole):
+        return whole
+    folders = [name.removesuffix("config.json") for name in names if name.endswith("/config.json")]
+    parts = {
+        folder: [n.removeprefix(folder) for n in names if n.rpartition("/")[0] + "/" == folder] for folder in folders
+    }
+    return whole + [f"{folder}{name}" for folder, inner in parts.items() if _weights(inner) for name in _needed(inner)]
+
+
+def _needed(names: list[str]) -> list[str]:
+    return _matching(names, ("config.json", *PROCESSOR_FILES)) + _weights(names)
+
+
+def _weights(names: list[str]) -> list[str]:
+    return _matching(names, SAFETENSORS) or _matching(names, PICKLES)
+
+
+def download(
+    repo_id: str,
+    revision: str | None = None,
+    *,
+    check: Callable[[ModelFiles], None] | None = None,
+    endpoint: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """A repository -> its folder in the Hub's own cache (`$HF_HOME`). Without a network an earlier download serves.
+
+    `repo_id` may carry the revision: `owner/name@revision`. `endpoint` None: the public Hub, or `$HF_ENDPOINT`.
+    `check` is given what is seen of the repository before its weights are fetched; what it raises ends the download.
+    Raises ModelNotFoundError: no such repository or revision, no access, no network, no weights in it.
+    """
+    from huggingface_hub import errors
+
+    repo_id, _, tag = repo_id.partition("@")
+    revision = revision or tag or None
+    try:
+        return _snapshot(repo_id, revision, check, endpoint, progress)
+    except errors.GatedRepoError:
+        reason = f"needs its owner's permission: ask for it on the model's page, then log in with `{_LOGIN}`"
+    except errors.RevisionNotFoundError:
+        reason = f"has no revision {revision!r}; leave it out for the newest"
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
+        reason = f"is not there, or is private (then log in with `{_LOGIN}`); check the spelling"
+    except (errors.HTTPError, OSError) as error:
+        return _cached(repo_id, revision, error)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        # the client checks names of files and commits, and takes the rest for well-formed
+        raise ModelNotFoundError(
+            f"the Hub's answer about the model {repo_id} cannot be used ({_first_line(error)[:200]}); check the"
+            " endpoint (HF_ENDPOINT), or give a folder on disk."
+        ) from error
+    raise ModelNotFoundError(f"the Hub's model {repo_id} {reason}.")
+
+
+_LOGIN = "hf auth login"
+
+
+def _snapshot(
+    repo_id: str,
+    revision: str | None,
+    check: Callable[[ModelFiles], None] | None,
+    endpoint: str | None,
+    progress: Progress | None,
+) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    info = HfApi(endpoint=endpoint).model_info(repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
+    names = [file.rfilename for file in info.siblings or ()]
+    top = frozenset(name.partition("/")[0] for name in names)
+    if check:
+        check(ModelFiles(f"the Hub's model {repo_id}", top, info.config or {}))
+    files = needed_files(names)
+    _check_usable(repo_id, files)
+    _check_listed(repo_id, files, {file.rfilename: file.size or 0 for file in info.siblings or ()})
+    options: dict[str, Any] = {"tqdm_class": _meter(f"Downloading {repo_id}", _size(info, files), progress)}
+    # by the revision's name, not its commit: the cache then knows without a network which commit that was
+    return Path(snapshot_download(repo_id, revision=revision, allow_patterns=files, endpoint=endpoint, **options))
+
+
+def _cached(repo_id: str, revision: str | None, error: Exception) -> Path:
+    """What an earlier download left, complete, when the Hub cannot be asked."""
+    old = repo_id.rpartition("/")[2]
+    for name in (repo_id, *([old] if CANONICAL.get(old) == repo_id else [])):  # other programs cache under the old name
+        if (folder := _complete(name, revision)) is not None:
+            return folder
+    raise ModelNotFoundError(
+        f"the Hub's model {repo_id} could not be fetched ({_first_line(error)}) and is not in the local cache;"
+        " check the network and run again (a broken download resumes), or give a folder on disk."
+    ) from error
+
+
+def _complete(repo_id: str, revision: str | None) -> Path | None:
+    """Returns the cached folder of a repository; None where it is not there or lacks its weights."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = snapshot_download(repo_id, revision=revision, allow_patterns=["config.json"], local_files_only=True)
+        files = (file.relative_to(folder).as_posix() for file in Path(folder).rglob("*") if file.is_file())
+        _check_usable(repo_id, needed_files(files))
+    except (LocalEntryNotFoundError, ModelNotFoundError):
+        return None
+    return Path(folder)
+
+
+def _check_usable(repo_id: str, files: list[str]) -> None:
+    if "config.json" not in files:
+        raise ModelNotFoundError(f"the Hub's model {repo_id} has no config.json; it is no transformers model.")
+    if not _weights([file.rpartition("/")[2] for file in files]):
+        raise ModelNotFoundError(
+            f"the Hub's model {repo_id} has no {SAFETENSORS[0]} or {PICKLES[0]}; other formats are not read."
+        )
+
+
+def _check_listed(repo_id: str, files: list[str], sizes: dict[str, int]) -> None:
+    if len(files) > MOST_FILES:
+        raise ModelNotFoundError(
+            f"the Hub's model {repo_id} lists {len(files):,} files to fetch, the limit is {MOST_FILES:,}; give"
+            " a folder on disk."
+        )
+    for file in files:
+        if sizes[file] > MAX_TOKENIZER_BYTES and not _weights([file.rpartition("/")[2]]):
+            raise ModelNotFoundError(
+                f"the Hub's model {repo_id} has a {file} of {sizes[file]:,} bytes, which is no weights; files beside"
+                f" them have up to {MAX_TOKENIZER_BYTES:,}."
+            )
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    return [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def _size(info: ModelInfo, files: list[str]) -> int:
+    return sum(file.size or 0 for file in info.siblings or () if file.rfilename in files)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _meter(description: str, total: int, progress: Progress | None) -> type:
+    """A tqdm class that shows nothing and reports bytes to `progress`.
+
+    huggingface_hub makes several bars for one download (files, bytes received, bytes written; which ones differs by
+    version): the furthest one in bytes counts.
+    """
+    from tqdm import tqdm
+
+    furthest = 0
+
+    class Meter(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any):
+            kwargs.pop("name", None)
+            self._bytes = kwargs.get("unit") == "B"
+            self._count = kwargs.get("initial") or 0
+            super().__init__(*args, **{**kwargs, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal furthest
+            self._count += n or 0
+            if self._bytes and total and self._count > 2 * total + SLACK_BYTES:  # twice: begun anew after a break
+                raise ModelNotFoundError(f"{description}: more than the listed {total:,} bytes came; it was ended.")
+            if self._bytes and progress and self._count > furthest:
+                furthest = self._count
+                progress(description, min(int(furthest), total), total)
+            return super().update(n)
+
+    return Meter

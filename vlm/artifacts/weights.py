@@ -1,0 +1,185 @@
+"""Tensor files (safetensors): read by mmap when asked for, written and hashed in one pass, one tensor in memory.
+
+The format: 8 bytes of header length, a JSON header, the tensors' bytes (https://github.com/huggingface/safetensors).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vlm.artifacts.files import open_regular
+from vlm.errors import CheckpointError, VlmError
+
+CODES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+
+
+class TensorFiles(Mapping[str, Tensor]):
+    """The tensors of safetensors files under one set of names; a look-up maps the file, it copies nothing on the CPU.
+
+    Of a name in two files the last one counts, as Hugging Face has it. Raises `error` for a file that is missing,
+    truncated or not of the format.
+    """
+
+    def __init__(self, paths: Iterable[Path], device: Any = "cpu", error: type[VlmError] = CheckpointError):
+        self._files: dict[str, Any] = {}
+        for path in paths:
+            file = _open(path, device, error)
+            self._files |= dict.fromkeys(file.keys(), file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files[name].get_tensor(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files  # Mapping's own would read the tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _open(path: Path, device: Any, error: type[VlmError]) -> Any:
+    try:
+        open_regular(path).close()  # the library would wait for a pipe
+        return safe_open(path, framework="pt", device=str(device))
+    except FileNotFoundError:
+        raise error(f"{path} is missing.") from None
+    except (SafetensorError, OSError) as reason:
+        if isinstance(reason, OSError) and reason.strerror:
+            raise error(f"{path} cannot be read: {reason.strerror}.") from None
+        if _is_lfs_pointer(path):
+            raise error(f"{path} is a Git LFS pointer, not the weights: run `git lfs pull` in its folder.") from None
+        raise error(f"{path} is damaged or truncated ({reason}); fetch or convert it again.") from None
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(24) == b"version https://git-lfs."
+
+
+class Scoped(Mapping[str, Tensor]):
+    """A part of a mapping's names, their prefix removed where they have it; reads as lazily as the mapping does."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], names: Iterable[str], prefix: str, outer: str = ""):
+        """`outer`: what names lose that lack the prefix"""
+        self._tensors = tensors
+        self._names = {name.removeprefix(prefix if name.startswith(prefix) else outer): name for name in names}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[self._names[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Joined(Mapping[str, Tensor]):
+    """Several mappings as one, each one's names with a prefix before them; reads as lazily as they do."""
+
+    def __init__(self, parts: Mapping[str, Mapping[str, Tensor]]):
+        self._places = {f"{prefix}{name}": (part, name) for prefix, part in parts.items() for name in part}
+
+    def __getitem__(self, name: str) -> Tensor:
+        part, inner = self._places[name]
+        return part[inner]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """Tensors about to be written: what they will be, and how to get each when its turn comes."""
+
+    layout: Layout
+    read: Callable[[str], Tensor]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> TensorSource:
+        return cls({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, tensors.__getitem__)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(_nbytes(*entry) for entry in self.layout.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The narrowest type that holds every floating tensor."""
+        floating = [dtype for dtype, _ in self.layout.values() if dtype.is_floating_point]
+        result = floating[0] if floating else torch.float32
+        for dtype in floating:
+            result = torch.promote_types(result, dtype)
+        return result
+
+
+def write_tensors(path: Path, source: TensorSource, on_bytes: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
+    """Writes a safetensors file; the same tensors always give the same bytes. Returns its `sha256` and `size`."""
+    # widest first, so that every tensor starts at a multiple of its element size
+    names = sorted(source.layout, key=lambda name: (-source.layout[name][0].itemsize, name))
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for chunk in _chunks(source, names, on_bytes):
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+    return {"sha256": digest.hexdigest(), "size": size}
+
+
+def _chunks(source: TensorSource, names: list[str], on_bytes: Callable[[int], None]) -> Iterator[Any]:
+    header, offset = {}, 0
+    for name in names:
+        dtype, shape = source.layout[name]
+        end = offset + _nbytes(dtype, shape)
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        tensor = source.read(name)
+        assert (tensor.dtype, tuple(tensor.shape)) == source.layout[name], name
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        yield data
+        on_bytes(len(data))
+
+
+def _nbytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * math.prod(shape)

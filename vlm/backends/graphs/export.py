@@ -1,0 +1,100 @@
+"""Networks -> ONNX files, for ONNX Runtime and for TensorRT's parser (names and shapes: vlm.backends.graphs.io)."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.backends.graphs.io import GraphIO, Port
+from vlm.backends.graphs.networks import GRAPHS
+from vlm.ops import add_rms_norm, rotary, slot_attention
+
+OPSET = 24  # attention over lengths, writes into caches
+TOWER_OPSET = 18  # visual encoders: attention in plain matrix products, which every runtime takes as they are
+SHORT, CROSS = 16, 6  # rows of an example's caches
+EXTERNAL_FROM = 2**30  # bytes of weights; a protocol buffer ends at 2 GiB
+
+
+def export(name: str, network: nn.Module, io: GraphIO, path: Path) -> None:
+    """Writes graph `name` of a network to `path`, large weights to a file beside it."""
+    # a span of one would be taken for all that there is
+    module, inputs = GRAPHS[name](network).eval(), examples(replace(io, max_span=None))
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            kwargs={"inputs": inputs},
+            dynamo=True,
+            opset_version=TOWER_OPSET if name == "visual" else OPSET,
+            input_names=[port.name for port in io.inputs],
+            output_names=[port.name for port in io.outputs],
+            dynamic_shapes={"inputs": {port.name: _dynamic(port) for port in io.inputs}},
+            custom_translation_table=_lowerings(),
+            optimize=True,
+            verbose=False,
+        )
+    if name != "visual":
+        _add_attention(program.model)
+    size = sum(p.numel() * p.element_size() for p in network.parameters())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    program.save(path, external_data=size > EXTERNAL_FROM)
+
+
+def examples(io: GraphIO, seed: int = 0, batch: int = 2, span: int = 3, rows: int = 4) -> dict[str, Tensor]:
+    """Random inputs that belong together, ragged where sequences are, with ids of the prompt table where there is one;
+    a span that is too long is cut."""
+    generator = torch.Generator().manual_seed(seed)
+    most = min(io.max_span or SHORT, SHORT)
+    span = min(span, most)
+    lengths = (span - torch.arange(batch)).clamp(min=1)
+    starts = torch.arange(batch).clamp(max=most - span)
+    found = {"lengths": lengths, "counts": lengths, "starts": starts, "cross_lengths": torch.ones_like(starts)}
+    for port in io.inputs:
+        shape = port.sized(batch=batch, span=span, rows=rows, cached=most, crossed=CROSS)
+        if port.dtype.is_floating_point:
+            found[port.name] = torch.randn(shape, generator=generator).to(port.dtype)
+            if port.name.startswith("cross_k"):
+                found["cross_lengths"] = torch.arange(batch).remainder(shape[2]) + 1
+    ids = torch.randint(0, io.vocab_size or 1, (batch, span), generator=generator)
+    if "prompt_table" in found:
+        ids[:, 0] = io.vocab_size + torch.arange(batch).remainder(rows)
+    found["token_ids"] = ids
+    return {port.name: found[port.name] for port in io.inputs}
+
+
+def _dynamic(port: Port) -> dict[int, Any]:
+    return {i: torch.export.Dim(n) for i, n in enumerate(port.shape) if isinstance(n, str)}
+
+
+def _lowerings() -> dict[Any, Any]:
+    return {op: node for ops in (slot_attention, rotary, add_rms_norm) for op, node in ops.lowerings().items()}
+
+
+def _add_attention(model: Any) -> None:
+    """Puts the meaning of the attention operator into the file."""
+    import onnx_ir
+
+    function = onnx_ir.serde.deserialize_function(slot_attention.attention_function())
+    model.functions[function.identifier()] = function
+    model.opset_imports[slot_attention.DOMAIN] = 1
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter speaks of its own affairs."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)

@@ -1,0 +1,78 @@
+"""The networks as graphs take them: named tensors in, named tensors out (see vlm.backends.graphs.io)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from vlm.backends.graphs.io import caches, updated
+from vlm.config import ModelConfig
+from vlm.layers.embedding import Virtual
+from vlm.layers.slot_rows import Caches, CrossRows, PaddedRows, SlotRows
+
+Tensors = dict[str, Tensor]
+
+
+class Graph(nn.Module):
+    """A network under another calling convention."""
+
+    def __init__(self, network: nn.Module):
+        super().__init__()
+        self.network = network
+
+
+class VisualGraph(Graph):
+    def forward(self, inputs: Tensors) -> Tensors:
+        return {"features": self.network(inputs["pixel_values"])}
+
+
+class EncoderGraph(Graph):
+    def forward(self, inputs: Tensors) -> Tensors:
+        ids = inputs["token_ids"]
+        batch, span = ids.shape
+        rows = PaddedRows(inputs["lengths"], span, _virtual(inputs, self.network.config))
+        return {"hidden": self.network(ids.flatten(), rows).unflatten(0, (batch, span))}
+
+
+class CrossGraph(Graph):
+    """What the decoder makes of an encoder's output, once a sequence."""
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        hidden = inputs["hidden"]
+        rows = CrossRows(hidden.shape[0])
+        self.network.write_cross_kv(hidden.flatten(0, 1), rows)
+        return dict(zip(caches("cross", len(rows.caches)), _flat(rows.caches), strict=True))
+
+
+class DecoderGraph(Graph):
+    """One graph for prompts and for decode steps."""
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        config, ids, starts = self.network.config, inputs["token_ids"], inputs["starts"]
+        batch, span = ids.shape
+        rows = SlotRows(starts, span, _caches(inputs, "self", config))
+        if config.cross_attention:
+            rows.cross_caches, rows.cross_lengths = _caches(inputs, "cross", config), inputs["cross_lengths"]
+        else:
+            rows.virtual = _virtual(inputs, config)
+        hidden = self.network(ids.flatten(), rows).unflatten(0, (batch, span))
+        last = (inputs["counts"] - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
+        logits = self.network.logits(hidden.gather(1, last)[:, 0]).float()
+        names = [updated(name) for name in caches("self", config.num_layers)]
+        return {"logits": logits} | dict(zip(names, _flat(rows.self_caches), strict=True))
+
+
+GRAPHS = {"visual": VisualGraph, "encoder": EncoderGraph, "cross": CrossGraph, "decoder": DecoderGraph}
+
+
+def _caches(inputs: Tensors, kind: str, config: ModelConfig) -> Caches:
+    tensors = [inputs[name] for name in caches(kind, config.num_layers)]
+    return list(zip(tensors[::2], tensors[1::2], strict=True))
+
+
+def _flat(held: Caches) -> list[Tensor]:
+    return [tensor for pair in held for tensor in pair]
+
+
+def _virtual(inputs: Tensors, config: ModelConfig) -> Virtual:
+    at = (inputs["token_ids"].flatten() - config.vocab_size).clamp(min=0)
+    return Virtual(inputs["prompt_table"], at)

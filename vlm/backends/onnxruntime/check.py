@@ -1,0 +1,88 @@
+"""Is an exported graph what the network is? Its attentions are looked at, and its numbers compared."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vlm.backends.graphs.export import examples
+from vlm.backends.graphs.io import GraphIO
+from vlm.backends.graphs.networks import GRAPHS
+from vlm.backends.graphs.widen import widen
+from vlm.backends.onnxruntime.session import OnnxGraph
+from vlm.errors import EngineError, listed
+from vlm.ops.slot_attention import ATTENTION
+
+# of the largest value of an output; what a graph in 16 bits holds as constants is rounded
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
+QUANTIZED = 0.2  # of what weights of 8 bits make of it: tells a wrong graph from a rough one
+SIZES = ({"batch": 2, "span": 5}, {"batch": 1, "span": 1, "rows": 1}, {"batch": 3, "span": 1})
+
+
+def check(name: str, network: nn.Module, io: GraphIO, path: Path, quantized: bool = False) -> None:
+    """Raises EngineError with every reason why the graph at `path` cannot be trusted."""
+    compared = _numbers(name, network, io, path, QUANTIZED) if quantized else numbers(name, network, io, path)
+    wrong = structure(path, name) + compared
+    if wrong:
+        raise EngineError(
+            f"the exported {name} graph is not what the model computes: {listed(wrong)}; please report it."
+        )
+
+
+def structure(path: Path, name: str) -> list[str]:
+    """What is wrong with the graph's attentions: each has its lengths, and those over a cache that is written see no
+    later keys, by their kind or by a mask."""
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    written = {out for node in graph.node if node.op_type == "TensorScatter" for out in node.output}
+    attentions = [node for node in graph.node if node.op_type == ATTENTION]
+    if name in ("encoder", "decoder") and not attentions:
+        return ["it has no attention"]
+    return [reason for node in attentions for reason in _misfits(node, written)]
+
+
+def _misfits(node: Any, written: set[str]) -> list[str]:
+    inputs = [*node.input, *[""] * 6]
+    kind = next(a.s.decode() for a in node.attribute if a.name == "causal_kind")
+    cached, masked, found = inputs[1] in written, bool(inputs[3]), []
+    if not inputs[5]:
+        found.append(f"{node.name} lacks the lengths of its keys")
+    if kind not in ("none", "lower_right") or (kind == "lower_right") != (cached and not masked):
+        found.append(f"{node.name} over {'its' if cached else 'another'} cache has causal kind {kind}")
+    return found
+
+
+def numbers(name: str, network: nn.Module, io: GraphIO, path: Path) -> list[str]:
+    """Outputs whose values on random inputs of several sizes differ from the network's; of bfloat16 in float32."""
+    dtype = next(port.dtype for port in io.inputs if port.dtype.is_floating_point)
+    if dtype != torch.bfloat16:
+        return _numbers(name, network, io, path, TOLERANCE[dtype])
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        widen(path, wide := Path(folder) / path.name)
+        return _numbers(name, copy.deepcopy(network).float(), io.to(torch.float32), wide, TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+def _numbers(name: str, network: nn.Module, io: GraphIO, path: Path, tolerance: float) -> list[str]:
+    graph, module, found = OnnxGraph(path, io), GRAPHS[name](network), []
+    for sizes in SIZES:
+        inputs = examples(io, **sizes)
+        want = {output: tensor.clone() for output, tensor in module(inputs).items()}
+        got = graph.bind(inputs, {output: inputs[held] for output, held in io.in_place.items()})()
+        found += [
+            f"{output} differs by {error:.2g} of its largest value at {sizes}"
+            for output in want
+            if not (error := _error(got[output], want[output])) <= tolerance
+        ]
+    return found
+
+
+def _error(got: Tensor, want: Tensor) -> float:
+    got, want = got.float(), want.float()
+    return float((got - want).abs().max() / want.abs().max().clamp(min=1e-6))

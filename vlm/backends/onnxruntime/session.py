@@ -1,0 +1,94 @@
+"""Exported graphs on ONNX Runtime (CPU): torch's memory is bound to them, so that caches are updated in place."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlm.backends.graphs.io import GraphIO, Port
+from vlm.backends.threads import num_threads
+from vlm.errors import EngineError, listed
+
+TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
+
+
+def require(*packages: str) -> None:
+    """EngineError with the command that installs what is missing."""
+    if absent := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise EngineError(f"the onnxruntime backend needs {listed(absent)}; run: pip install 'vlm-runtime[onnx]'.")
+
+
+class OnnxGraph:
+    """An exported graph, ready to run. `threads` None: as many as torch takes.
+
+    Raises EngineError for a file that ONNX Runtime cannot read, and where it is not installed.
+    """
+
+    def __init__(self, path: Path, io: GraphIO, threads: int | None = None):
+        require("onnxruntime")
+        import onnxruntime
+
+        self.io = io
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or num_threads()
+        options.log_severity_level = 4  # its errors come as exceptions
+        # threads that spin while they wait hold up whoever has work: beside other load that was 2 to 6 times slower
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        # DequantizeLinear's weights are widened, and what they are multiplied with is kept as it is
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+        try:
+            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            reason = str(error).splitlines()[0]
+            raise EngineError(
+                f"ONNX Runtime cannot load {path}: {reason}; rebuild the engine with vlm build."
+            ) from error
+
+        held = [*self.session.get_inputs(), *self.session.get_outputs()]
+        ports = [*io.inputs, *io.outputs]
+        if len(held) != len(ports) or not all(map(_fits, ports, held)):
+            raise EngineError(f"{path} was exported by another version of vlm; rebuild the engine with vlm build.")
+
+    def bind(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Binding:
+        """See vlm.executor.slot_executor.Graph."""
+        sizes = {
+            name: size
+            for port in self.io.inputs
+            for name, size in zip(port.shape, inputs[port.name].shape, strict=True)
+            if isinstance(name, str)
+        }
+        made = {
+            port.name: torch.empty(port.sized(**sizes), dtype=port.dtype)
+            for port in self.io.outputs
+            if port.name not in outputs
+        }
+        return Binding(self.session, dict(inputs), {**made, **outputs})
+
+
+def _fits(port: Port, held: Any) -> bool:
+    """Does the file's tensor take all that the port may be? Its sizes that vary are no numbers."""
+    sizes = zip(held.shape, port.shape, strict=False)
+    same = port.name == held.name and len(port.shape) == len(held.shape)
+    return same and all(size == wanted for size, wanted in sizes if isinstance(size, int))
+
+
+class Binding:
+    """Tensors tied to a graph's names; they live as long as it does."""
+
+    def __init__(self, session: Any, inputs: dict[str, Tensor], outputs: dict[str, Tensor]):
+        self.session, self.inputs, self.outputs = session, inputs, outputs
+        self.io = session.io_binding()
+        for bind, tensors in ((self.io.bind_input, self.inputs), (self.io.bind_output, self.outputs)):
+            for name, tensor in tensors.items():
+                assert tensor.is_contiguous(), name
+                bind(name, "cpu", 0, TYPES[tensor.dtype], tuple(tensor.shape), tensor.data_ptr())
+
+    def __call__(self) -> dict[str, Tensor]:
+        self.session.run_with_iobinding(self.io)
+        return self.outputs

@@ -1,0 +1,65 @@
+"""The plans of an engine directory: <name>/rank0.plan for every graph, built from graphs that are not kept."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from vlm.artifacts.checkpoint import Progress, RoleWeights
+from vlm.backends.graphs.io import graphs_of, role_of
+from vlm.backends.onnxruntime.engine import FILE, write_graphs
+from vlm.backends.tensorrt.builder import build_plans
+from vlm.backends.tensorrt.library import installed, named
+from vlm.backends.tensorrt.plan_info import Machine, PlanInfo, check_runnable
+from vlm.backends.tensorrt.session import PlanGraph
+from vlm.config import BuildConfig, Config, RuntimeConfig
+from vlm.registry import registry
+
+if TYPE_CHECKING:
+    from vlm.artifacts.engine_dir import EngineDir
+
+
+def write_plans(
+    draft: Path,
+    roles: Mapping[str, RoleWeights],
+    configs: Mapping[str, Config],
+    build: BuildConfig,
+    progress: Progress | None = None,
+) -> tuple[list[Path], PlanInfo]:
+    """Exports every graph, builds it below `draft` -> the plans, and what may run them. Raises EngineError."""
+    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=draft) as scratch:
+        write_graphs(Path(scratch), roles, configs, build, progress)
+        files = {name: Path(scratch) / name / FILE for name in graphs_of(configs, build)}
+        info = build_plans(files, draft, build, progress=progress)
+    return [draft / plan for plan in info.plans.values()], info
+
+
+def load_plans(engine: EngineDir, device: torch.device) -> dict[str, tuple[Config, PlanGraph]]:
+    """Loads every plan, by its graph's name, with the configuration of its role. EngineError where this
+    machine cannot run them: said before any is opened."""
+    info = check_plans(engine, device)
+    library = named(info.library, installed())
+    configs = registry.configs_of(engine)
+    return {
+        name: (configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))
+        for name, io in graphs_of(configs, engine.build).items()
+        if role_of(name) in engine.loaded_roles
+    }
+
+
+def within_plans(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> RuntimeConfig:
+    """What the plans can be asked for. EngineError where this machine cannot run them."""
+    most = check_plans(engine, device).limits["max_prefill_tokens"]
+    return replace(runtime, max_prefill_tokens=min(runtime.max_prefill_tokens, most))
+
+
+def check_plans(engine: EngineDir, device: torch.device | None = None) -> PlanInfo:
+    """What may run the plans; EngineError with the command that rebuilds them where this machine may not."""
+    info = PlanInfo.of(engine.manifest.built_for)
+    check_runnable(info, engine.build, Machine.this(device), str(engine.path), engine.manifest.source)
+    return info

@@ -1,0 +1,97 @@
+"""What a plan is built for: compute capabilities (`sm80`, `sm89`), and the library that can build for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vlm.backends.tensorrt.library import FULL, PIP, RTX, Library
+from vlm.config import BuildConfig
+from vlm.errors import EngineError, listed
+
+if TYPE_CHECKING:
+    import torch
+
+OLDEST_DEFAULT = 80  # Ampere: the first with bfloat16
+HOPPER = "sm90"
+
+
+def this_gpu(device: torch.device | None = None) -> str | None:
+    """The compute capability of a CUDA device (None: the current one); None without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm{major}{minor}"
+
+
+def for_this_gpu(build: BuildConfig) -> BuildConfig:
+    """A build that will run here. EngineError where it could not."""
+    if (gpu := this_gpu()) is None:
+        raise EngineError(
+            "the backend tensorrt runs on a CUDA GPU, this machine has none; use the backend torch or onnxruntime, or"
+            " build for another machine: vlm build MODEL -o OUT --backend tensorrt --target sm89."
+        )
+    return replace(build, target=(gpu,))
+
+
+def library_for(asked: tuple[str, ...], gpu: str | None, libraries: Mapping[str, Library]) -> Library:
+    """The full one where both are, unless only RTX can build for what is asked. EngineError where none is."""
+    if not libraries:
+        raise EngineError(
+            f"the backend tensorrt needs TensorRT, which is not installed; {PIP[RTX]} builds for GeForce and RTX GPUs"
+            f" on any machine, {PIP[FULL]} for the GPU of this machine, data center ones included."
+        )
+    full_can = gpu is not None and set(asked) <= {gpu}
+    order = (FULL, RTX) if full_can else (RTX, FULL)
+    return next(libraries[name] for name in order if name in libraries)
+
+
+def resolve_targets(library: Library, asked: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
+    """What to build for, `()` being this machine's GPU, or without one all that the library knows from Ampere on.
+
+    Raises EngineError for what the library cannot build for here.
+    """
+    if library.name == FULL:
+        return _of_the_gpu(asked, gpu)
+    known = library.capabilities
+    newer = tuple(name for name in known if int(name[2:]) >= OLDEST_DEFAULT)
+    wanted = asked or ((gpu,) if gpu else newer)
+    if unknown := [name for name in wanted if name not in known]:
+        raise EngineError(
+            f"{library.name} {library.version} does not build for {listed(unknown)}, it builds for {listed(known, 20)};"
+            f" leave that out, or use the full TensorRT on a machine with such a GPU: {PIP[FULL]}."
+        )
+    return tuple(name for name in known if name in wanted)
+
+
+def _of_the_gpu(asked: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
+    if gpu is None:
+        raise EngineError(
+            "tensorrt builds only on a machine with an NVIDIA GPU, there is none here;"
+            f" build there, or without a GPU by tensorrt_rtx: {PIP[RTX]}."
+        )
+    if others := [name for name in asked if name != gpu]:
+        raise EngineError(
+            f"tensorrt builds for the GPU that it runs on ({gpu}), not for {listed(others)};"
+            f" build on a machine with such a GPU, or by tensorrt_rtx: {PIP[RTX]}."
+        )
+    return (gpu,)
+
+
+def check_dtype(targets: tuple[str, ...], dtype: str) -> None:
+    """EngineError for GPUs without bfloat16."""
+    older = [name for name in targets if int(name[2:]) < OLDEST_DEFAULT]
+    if older and dtype == "bfloat16":
+        raise EngineError(f"{listed(older)} does not compute in bfloat16; build it with float16, or for newer GPUs.")
+
+
+def set_targets(library: Library, config: Any, targets: tuple[str, ...]) -> None:
+    """Tells a builder's configuration; the full library needs no telling."""
+    if library.name == FULL:
+        return
+    config.num_compute_capabilities = len(targets)
+    for index, name in enumerate(targets):
+        config.set_compute_capability(getattr(library.module.ComputeCapability, name.upper()), index)

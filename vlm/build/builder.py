@@ -1,0 +1,135 @@
+"""A checkpoint -> an engine directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm import __version__
+from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, copy_processor, write_roles
+from vlm.artifacts.engine_dir import FORMAT_VERSION, WHAT, EngineDir, Manifest, built_on, file_entries, is_engine
+from vlm.artifacts.files import atomic_dir
+from vlm.artifacts.weights import TensorSource
+from vlm.build.limits import resolve_limits
+from vlm.config import BuildConfig, Config
+from vlm.convert.roles import module_layout
+from vlm.convert.values import invalid_values
+from vlm.errors import CheckpointError, EngineError, listed
+from vlm.registry.registry import configs_of, family, model_spec
+from vlm.registry.spec import FamilySpec
+
+
+def build_engine(
+    checkpoint: Checkpoint, out: Path, build: BuildConfig, *, progress: Progress | None = None
+) -> EngineDir:
+    """A checkpoint -> an engine at `out`, written whole or not at all; an older engine there is replaced.
+
+    Raises ConfigError for limits beyond what the model allows, CheckpointError for weights that are damaged or that
+    `build.dtype` cannot hold.
+    """
+    spec = family(checkpoint.family)
+    with invalid_values(checkpoint.path):
+        configs = configs_of(checkpoint)
+        build = resolve_limits(build, configs)
+    check_backend(build)
+    roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
+    with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
+        files, built_for = _write_networks(draft, roles, configs, build, progress)
+        files |= file_entries(draft, copy_processor(checkpoint.processor_files, draft))
+        _manifest(checkpoint, spec, roles, build, files, built_for).write(draft)
+    return EngineDir.open(out, verify=False)
+
+
+def check_backend(build: BuildConfig) -> None:
+    """EngineError where this machine cannot build for it: to be said before a long conversion."""
+    if build.backend == "tensorrt":
+        from vlm.backends.tensorrt.builder import PlanBuilder
+
+        PlanBuilder.of(build)
+    if build.backend != "torch":
+        from vlm.backends.onnxruntime.session import require
+
+        require("onnx", "onnxscript", "onnxruntime")
+
+
+def _write_networks(
+    draft: Path,
+    roles: Mapping[str, RoleWeights],
+    configs: Mapping[str, Config],
+    build: BuildConfig,
+    progress: Progress | None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The files that the backend runs, as the manifest lists them (weights, or graphs or plans that hold them), and
+    what may run them."""
+    if build.backend == "torch":
+        return write_roles(draft, roles, "Building the engine", progress), {"devices": ["cpu", "cuda"]}
+    if build.backend == "tensorrt":
+        from vlm.backends.tensorrt.engine import write_plans
+
+        plans, info = write_plans(draft, roles, configs, build, progress)
+        return file_entries(draft, plans), info.built_for()
+    from vlm.backends.onnxruntime.engine import write_graphs
+
+    return file_entries(draft, write_graphs(draft, roles, configs, build, progress)), {"devices": ["cpu"]}
+
+
+def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> RoleWeights:
+    """The role's weights in the engine's dtype, each cast when it is written."""
+    kind: torch.dtype = getattr(torch, dtype)
+    model, weights = checkpoint.roles[role], checkpoint.weights(role)
+    with invalid_values(checkpoint.path):
+        expected = {name: shape for name, (_, shape) in module_layout(model_spec(model), config).items()}
+    stored = TensorSource.of(weights).layout
+    if wrong := sorted(
+        n for n in expected.keys() | stored.keys() if n not in stored or stored[n][1] != expected.get(n)
+    ):
+        raise CheckpointError(
+            f"{checkpoint.weight_file(role)} does not fit its config.json in {listed(wrong)}; convert it again."
+        )
+    layout = {n: (kind if old.is_floating_point else old, shape) for n, (old, shape) in stored.items()}
+
+    def read(name: str) -> Tensor:
+        tensor = weights[name].to(layout[name][0])
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise CheckpointError(_not_finite(checkpoint, role, name, dtype, weights[name]))
+        return tensor
+
+    return RoleWeights(model, checkpoint.config(role), TensorSource(layout, read))
+
+
+def _not_finite(checkpoint: Checkpoint, role: str, name: str, dtype: str, tensor: Tensor) -> str:
+    if torch.isfinite(tensor).all():
+        return f"{role} weight {name} holds values that {dtype} cannot; build with dtype bfloat16 or float32."
+    return (
+        f"{checkpoint.weight_file(role)} holds NaN or infinity in {name}; the model it was converted from is damaged."
+    )
+
+
+def _manifest(
+    checkpoint: Checkpoint,
+    spec: FamilySpec,
+    roles: Mapping[str, RoleWeights],
+    build: BuildConfig,
+    files: dict[str, Any],
+    built_for: dict[str, Any],
+) -> Manifest:
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        vlm_version=__version__,
+        family=spec.name,
+        roles={role: {"model": weights.model, "config": weights.config} for role, weights in roles.items()},
+        backend=build.backend,
+        limits={n: getattr(build, n) for n in ("max_batch_size", "max_seq_len", "max_encoder_input_len")},
+        dtype=build.dtype,
+        mapping={"tp": 1, "pp": 1},
+        quantization=build.quantization,
+        generation=checkpoint.generation,
+        source=checkpoint.source,
+        built_on=built_on(),
+        built_for=built_for,
+        files=files,
+    )

@@ -1,0 +1,40 @@
+"""What an engine is built for: what was asked within what the model allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from vlm.config import BuildConfig, Config
+from vlm.errors import ConfigError
+
+
+def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
+    """`None` becomes what the model allows; ConfigError for more than that."""
+    decoder = configs.get("decoder")
+    defaults: dict[str, int | None] = {"max_seq_len": None, "max_encoder_input_len": None}
+    allowed, wrong = dict(defaults), []
+    if decoder is not None:
+        defaults["max_seq_len"], allowed["max_seq_len"] = decoder.max_positions, decoder.position_limit
+    elif build.max_seq_len is not None:
+        wrong.append("this model is an encoder alone: max_encoder_input_len is the limit, leave max_seq_len out")
+    if "encoder" in configs:
+        source = configs["encoder"]
+        defaults["max_encoder_input_len"] = source.max_positions
+        allowed["max_encoder_input_len"] = source.position_limit
+    elif decoder.cross_attention:
+        rows, asked = configs["visual"].num_features, build.max_encoder_input_len
+        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = rows
+        if asked is not None and asked < rows:
+            wrong.append(f"max_encoder_input_len is {asked}, but one image takes {rows} rows")
+    elif build.max_encoder_input_len is not None:
+        wrong.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
+    for name, most in allowed.items():
+        asked = getattr(build, name)
+        if asked is not None and most is not None and asked > most:
+            wrong.append(f"{name} is {asked}, this model allows at most {most}")
+    if wrong:
+        raise ConfigError("; ".join(wrong) + ".")
+    return dataclasses.replace(
+        build, **{n: value if getattr(build, n) is None else getattr(build, n) for n, value in defaults.items()}
+    )

@@ -1,0 +1,58 @@
+"""Checkpoints of random weights, to measure."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.artifacts.checkpoint import Checkpoint, RoleWeights, write_checkpoint
+from vlm.artifacts.generation_config import generation_defaults
+from vlm.artifacts.weights import TensorSource
+from vlm.config import DTYPES, Config
+from vlm.convert.roles import module_layout, role_configs
+from vlm.errors import ConfigError, listed
+from vlm.registry.registry import architecture, match_family, model_spec
+from vlm.registry.spec import Role
+
+
+def random_checkpoint(arch: str | dict[str, Any], out: Path, *, seed: int = 0, dtype: str = "float32") -> Checkpoint:
+    """A checkpoint of a published shape (`nougat-base`), or of a Hugging Face configuration, with random weights.
+
+    Norm weights are 1, all else is normal with deviation 0.02. The same seed gives the same bytes. It has no processor.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}, allowed are {listed(DTYPES)}.")
+    spec, hf = (match_family(arch), arch) if isinstance(arch, dict) else architecture(arch)
+    configs = role_configs(spec, hf)
+    roles = {
+        name: RoleWeights(role.model, configs[name].to_dict(), _random_source(role, configs[name], name, seed, dtype))
+        for name, role in spec.roles.items()
+    }
+    label = arch if isinstance(arch, str) else spec.name
+    return write_checkpoint(
+        Path(out),
+        family=spec.name,
+        roles=roles,
+        generation=generation_defaults(hf),
+        source=f"{label}, random weights, seed {seed}",
+    )
+
+
+def _random_source(role: Role, config: Config, role_name: str, seed: int, dtype: str) -> TensorSource:
+    kind: torch.dtype = getattr(torch, dtype)
+    layout = module_layout(model_spec(role.model), config)
+    # a table of integers is computed, not learned: the module must not keep it in its state
+    assert all(kept.is_floating_point for kept, _ in layout.values()), role.model
+
+    def draw(name: str) -> Tensor:
+        shape = layout[name][1]
+        if len(shape) == 1 and name.endswith("weight"):  # of a norm
+            return torch.ones(shape, dtype=kind)
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{role_name}/{name}".encode()))
+        return torch.empty(shape).normal_(std=0.02, generator=generator).to(kind)
+
+    return TensorSource({name: (kind, shape) for name, (_, shape) in layout.items()}, draw)

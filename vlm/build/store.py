@@ -1,0 +1,244 @@
+"""`--model X` -> an engine directory. What is missing is downloaded, converted and built once, into the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vlm import __version__
+from vlm.artifacts import hub
+from vlm.artifacts.cache import cache_errors, cache_root
+from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir
+from vlm.backends.tensorrt import library as trt_library
+from vlm.backends.tensorrt import targets as trt_targets
+from vlm.build.kinds import kind_of
+from vlm.config import BuildConfig
+from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
+from vlm.registry.registry import check_files, check_model, families
+
+Progress = Callable[[str, int, int], None]  # description, done, total
+
+ASSETS = Path(__file__).parents[1] / "assets"
+LIMITS = ("max_batch_size", "max_seq_len", "max_encoder_input_len")
+HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a model's name stands for, on this disk."""
+
+    name: str  # as the user gave it
+    path: Path
+    kind: str  # see vlm.build.kinds.kind_of
+
+
+def resolve(
+    model: str | Path,
+    *,
+    dtype: str | None = None,
+    default_dtype: str = BuildConfig.dtype,
+    max_batch_size: int | None = None,
+    max_seq_len: int | None = None,
+    max_encoder_input_len: int | None = None,
+    backend: str | None = None,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The engine directory of a packaged name, a Hub id, a Hugging Face folder (or another program's folder or file),
+    a checkpoint or an engine directory.
+
+    An engine that is given is used as it is; `None` takes what it has. For the others `None` means `default_dtype` and
+    BuildConfig's defaults. Two processes that ask at once build once; an interrupted build leaves nothing behind.
+    Raises ModelNotFoundError, LimitError and EngineError (an engine that was built for less or for something else), and
+    what conversion and build raise.
+    """
+    limits = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
+    asked = limits | {"max_encoder_input_len": max_encoder_input_len, "dtype": dtype, "backend": backend}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    source = locate(model, progress=progress)
+    if source.kind == "engine":
+        _check_engine(source.path, asked)
+        return source.path
+    return _cached_engine(source, BuildConfig(**{"dtype": default_dtype, **asked}), cache_dir, progress)
+
+
+def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
+    """What `model` names; a Hub id is downloaded. A packaged name comes before a folder (`./name`) of that name.
+
+    Raises ModelNotFoundError that lists what is allowed, UnsupportedModelError for a kind that is known and not served.
+    """
+    name, path = str(model), Path(model).expanduser()
+    if not name:
+        raise ModelNotFoundError(f"the model's name is empty; {_allowed()}.")
+    if name in packaged_models():
+        path = packaged_models()[name]
+    elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
+        path = hub.download(repo, check=check_files, progress=progress)
+    kind = kind_of(path)
+    if kind not in ("engine", "checkpoint") and os.path.exists(path):
+        check_model(path)
+    if kind is None:
+        raise ModelNotFoundError(_unknown(name, path))
+    return Source(name, path, kind)
+
+
+def packaged_models() -> dict[str, Path]:
+    """Names and folders of the models that come with the package."""
+    folders = sorted(ASSETS.iterdir()) if ASSETS.is_dir() else []
+    return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
+
+
+def _unknown(name: str, path: Path) -> str:
+    state = "does not exist"
+    if os.path.isdir(path):  # of os.path, which raises for no name, however long
+        state = "is a folder that holds neither an engine, nor a checkpoint, nor a config.json"
+    elif os.path.exists(path):
+        state = "is a file that is no model"
+    near = f" (is it {listed(found)}?)" if state == "does not exist" and (found := similar_names(name)) else ""
+    return f"model {name!r} {state}{near}; {_allowed()}."
+
+
+def _allowed() -> str:
+    packaged = listed(packaged_models()) or "none"
+    return (
+        f"give a packaged name ({packaged}), a Hub id (owner/name), a Hugging Face folder, a FairSeq or .nemo archive,"
+        " a checkpoint or an engine directory"
+    )
+
+
+def similar_names(name: str) -> list[str]:
+    """Returns names that may have been meant: of nearly the same spelling, or with the owner of the family."""
+    words = " ".join(spec.summary for spec in families().values())
+    owned = [f"{owner}/{name}" for owner, pattern in re.findall(r"([\w-]+)/([\w.-]+\*[\w.-]*)", words)
+             if fnmatch.fnmatchcase(name, pattern)]  # fmt: skip
+    known = {known.lower(): known for known in (*packaged_models(), *hub.CANONICAL)}
+    return [known[near] for near in difflib.get_close_matches(name.lower(), known, 3, 0.75)] or owned
+
+
+def _check_engine(path: Path, asked: dict[str, Any]) -> None:
+    """An engine serves smaller limits than its own; a larger one or another dtype needs a build."""
+    build = EngineDir.open(path, verify=False).build
+    if build.max_seq_len is None and "max_seq_len" in asked:
+        raise EngineError(
+            f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out."
+        )
+    short = {n: v for n, v in asked.items() if n in LIMITS and v > (getattr(build, n) or 0)}
+    other = {n: v for n, v in asked.items() if n not in LIMITS and v != getattr(build, n)}
+    if not short and not other:
+        return
+    has = ", ".join(f"{name} {getattr(build, name)}" for name in (*short, *other))
+    wants = ", ".join(f"{name} {value}" for name, value in (short | other).items())
+    target = () if "backend" in other else build.target
+    options = " ".join(dataclasses.replace(build, **asked, target=target).options())
+    error = LimitError if short else EngineError
+    raise error(
+        f"the engine {path} was built for {has}, asked is {wants}; rebuild it: vlm build MODEL -o {path} {options}."
+    )
+
+
+def _cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | None, progress: Progress | None) -> Path:
+    if build.backend == "tensorrt":
+        build = trt_targets.for_this_gpu(build)
+    root = cache_root(cache_dir)
+    name = f"{_slug(source.name)}-{build.dtype}-{_key(source, build)}"
+    out = root / "engines" / name
+    if _is_whole(out):
+        return out
+    with cache_errors(root), _locked(root / "locks" / f"{name}.lock", progress):
+        if not _is_whole(out):  # another process may have built it meanwhile
+            _sweep(out)
+            _build(source, out, build, progress)
+    return out
+
+
+def _build(source: Source, out: Path, build: BuildConfig, progress: Progress | None) -> None:
+    from vlm.artifacts.checkpoint import Checkpoint
+    from vlm.build.builder import build_engine
+    from vlm.convert.folder import convert_folder
+
+    if source.kind == "checkpoint":
+        build_engine(Checkpoint.open(source.path), out, build, progress=progress)
+        return
+    # beside the engines: the temporary directory of the system may be small
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent) as draft:
+        checkpoint = convert_folder(source.path, Path(draft) / "checkpoint", progress=progress)
+        build_engine(checkpoint, out, build, progress=progress)
+
+
+def _is_whole(path: Path) -> bool:
+    """Says whether a cached engine is there and complete; a damaged one is built again."""
+    if not path.is_dir():
+        return False
+    try:
+        EngineDir.open(path, verify=False)
+    except EngineError:
+        return False
+    return True
+
+
+def _sweep(out: Path) -> None:
+    """Removes what a killed build of the same engine left; the lock is held, so nobody writes it."""
+    for leftover in (*out.parent.glob(f".{out.name}.*"), out):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _key(source: Source, build: BuildConfig) -> str:
+    """Changes with the source's content, the build options, this version of vlm and the engine format."""
+    path = source.path.resolve()
+    content = [str(path), sorted(_fingerprint(path, file) for file in _files(source))]
+    builders = trt_library.versions() if build.backend == "tensorrt" else {}  # plans are tied to them
+    parts = [content, build.to_dict(), builders, __version__, FORMAT_VERSION]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _files(source: Source) -> list[Path]:
+    """What a build reads of the source."""
+    path = source.path.resolve()
+    if source.kind == "hf":
+        found = [path / name for name in hub.needed_files(file.name for file in path.iterdir())]
+    else:
+        found = [path, *path.rglob("*")]
+    return [file for file in found if file.is_file()]  # a pipe may block, a device may never end
+
+
+def _fingerprint(root: Path, file: Path) -> list[str | int]:
+    stat = file.stat()
+    small = stat.st_size <= HASHED_WHOLE
+    mark = hashlib.sha256(file.read_bytes()).hexdigest() if small else stat.st_mtime_ns
+    return [file.relative_to(root).as_posix(), stat.st_size, mark]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name.rstrip("/").rpartition("/")[2]).strip(".-")[:40] or "model"
+
+
+@contextlib.contextmanager
+def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
+    """One process at a time; the lock vanishes with its holder."""
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if progress:
+            progress("Waiting for another process that builds the same engine", 0, 0)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()

@@ -1,0 +1,68 @@
+"""A Hugging Face model folder, or what a converter takes, -> our checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
+from vlm.artifacts.hf_folder import HFFolder
+from vlm.convert.roles import convert_roles, named_tensors, role_configs
+from vlm.convert.tokenizer_files import make_tokenizer
+from vlm.convert.values import invalid_values
+from vlm.errors import InputError
+from vlm.registry.registry import check_model, converter_of, match_family
+from vlm.registry.spec import FamilySpec
+
+
+def convert_folder(
+    source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None
+) -> Checkpoint:
+    """A Hugging Face model folder (or what a converter takes) -> our checkpoint at `out`, written whole or not at all.
+
+    `tokenizer`: what splits a FairSeq model's texts before BPE, where its folder does not say. Raises ConfigError for a
+    model or field that is not supported; one CheckpointError with every reason why the weights do not fit, or for a
+    folder that is damaged.
+    """
+    if Path(source).exists():
+        check_model(Path(source))
+    with invalid_values(source):
+        return _convert_folder(Path(source), Path(out), progress, tokenizer)
+
+
+def _convert_folder(source: Path, out: Path, progress: Progress | None, tokenizer: str | None) -> Checkpoint:
+    options = {} if tokenizer is None else {"tokenizer": tokenizer}
+    converter = converter_of(source)
+    if options and (converter is None or "tokenizer" not in converter.options):
+        raise InputError(f"--tokenizer is for FairSeq's models, {source} is none; leave it out.")
+    if converter is not None:
+        return converter.load()(source, out, progress=progress, **options)
+    folder = HFFolder(source)
+    spec = match_family(folder.config)
+    configs = role_configs(spec, folder.config)
+    tensors = named_tensors(folder.tensors, spec)
+    roles = convert_roles(tensors, spec, configs, folder.path)
+    with _processor_files(folder, spec) as files:
+        return write_checkpoint(
+            out,
+            family=spec.name,
+            roles=roles,
+            generation=folder.generation,
+            source=folder.path.resolve().name,
+            processor_files=files,
+            progress=progress,
+        )
+
+
+@contextlib.contextmanager
+def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]:
+    """The folder's, and for a model of texts a tokenizer.json that is made where there is none."""
+    files = list(folder.processor_files)
+    with tempfile.TemporaryDirectory() as made:
+        lacks = "text" in spec.inputs and not any(file.name == "tokenizer.json" for file in files)
+        if lacks and (text := make_tokenizer(folder.path)) is not None:
+            files.append(Path(made) / "tokenizer.json")
+            files[-1].write_text(text, encoding="utf-8")
+        yield files

@@ -1,0 +1,97 @@
+"""A folder's tensors and configuration -> those of each role of its family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vlm.artifacts.checkpoint import RoleWeights
+from vlm.artifacts.weights import Joined, Layout, Scoped, TensorSource
+from vlm.config import Config
+from vlm.convert.rules import attempt
+from vlm.errors import CheckpointError, ConfigError, listed
+from vlm.registry.registry import model_spec
+from vlm.registry.spec import FamilySpec, ModelSpec, Role
+
+# what lies outside of the base model in Hugging Face's classes
+HEADS = ("lm_head.", "final_logits_bias")
+
+
+def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> dict[str, Config]:
+    """Every role's configuration out of a Hugging Face one; ConfigError when its part is missing or unsupported."""
+    keys = [role.config_key for role in spec.roles.values() if role.config_key]
+    if absent := [key for key in keys if not isinstance(hf.get(key), dict)]:
+        raise ConfigError(f"the configuration of this {spec.name} model lacks its part {listed(absent)}.")
+    parts = {name: hf[role.config_key] if role.config_key else hf for name, role in spec.roles.items()}
+    return {name: model_spec(role.model).parse(parts[name]) for name, role in spec.roles.items()}
+
+
+def module_layout(spec: ModelSpec, config: Config) -> Layout:
+    """Name -> (dtype, shape) of all that a module keeps; nothing is allocated."""
+    state = spec.skeleton(config).state_dict()
+    return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+
+
+def convert_roles(
+    tensors: Mapping[str, Tensor], spec: FamilySpec, configs: Mapping[str, Config], folder: Path
+) -> dict[str, RoleWeights]:
+    """A folder's tensors -> every role's. Raises one CheckpointError with every reason why they do not fit."""
+    owned, reasons = share_out(tensors, spec.roles), []
+    used = {name for names in owned.values() for name in names}
+    if strays := sorted(set(tensors) - used):
+        reasons.append(f"tensors of no part of a {spec.name} model: {listed(strays)}")
+    roles = {}
+    for name, role in spec.roles.items():
+        model = model_spec(role.model)
+        source = Scoped(tensors, owned[name], role.weight_prefix, role.outer)
+        config = model.adapt(configs[name], source)
+        targets = {target: shape for target, (_, shape) in module_layout(model, config).items()}
+        whole = [shared.removeprefix(role.outer) for shared in role.shared]
+        outcome = attempt(source, model.rules(config), targets, role.weight_prefix, whole)
+        reasons += outcome.reasons
+        roles[name] = RoleWeights(role.model, config.to_dict(), TensorSource.of(outcome.tensors))
+    if reasons:
+        raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(reasons)}.")
+    return roles
+
+
+def named_tensors(tensors: Mapping[str, Tensor], spec: FamilySpec) -> Mapping[str, Tensor]:
+    """Returns a folder's tensors under the names that the family's roles know."""
+    return with_base_prefix(_renamed(tensors, spec.renamed), spec.base_prefixes)
+
+
+def _renamed(tensors: Mapping[str, Tensor], beginnings: Mapping[str, str]) -> Mapping[str, Tensor]:
+    parts = {new: [name for name in tensors if name.startswith(old)] for old, new in beginnings.items()}
+    if not any(parts.values()):
+        return tensors
+    others = [name for name in tensors if not name.startswith(tuple(beginnings))]
+    olds = {new: old for old, new in beginnings.items()}
+    return Joined({**{new: Scoped(tensors, parts[new], olds[new]) for new in parts}, "": Scoped(tensors, others, "")})
+
+
+def with_base_prefix(tensors: Mapping[str, Tensor], prefixes: tuple[str, ...]) -> Mapping[str, Tensor]:
+    """Returns the tensors under the names of the whole model, where none has a prefix of its base model."""
+    if not prefixes or any(name.startswith(prefixes) for name in tensors):
+        return tensors
+    heads = [name for name in tensors if name.startswith(HEADS)]
+    inner = [name for name in tensors if not name.startswith(HEADS)]
+    return Joined({prefixes[0]: Scoped(tensors, inner, ""), "": Scoped(tensors, heads, "")})
+
+
+def share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
+    """Each tensor goes to the role with the longest prefix of its name (to several, when they share that prefix), and
+    to those that name it."""
+    owned: dict[str, list[str]] = {role: [] for role in roles}
+    for name in names:
+        fitting = [role for role, spec in roles.items() if name.startswith(spec.weight_prefix)]
+        longest = max((len(roles[role].weight_prefix) for role in fitting), default=0)
+        for role in fitting:
+            if len(roles[role].weight_prefix) == longest:
+                owned[role].append(name)
+        for role, spec in roles.items():
+            if name in spec.shared and name not in owned[role]:
+                owned[role].append(name)
+    return owned

@@ -1,0 +1,127 @@
+"""`tokenizer.json` for model folders that have none: byte models, and SentencePiece files of older releases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vlm.artifacts.files import load_json
+from vlm.errors import CheckpointError
+
+MOST_EXTRA_IDS = 10_000
+SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+
+
+def make_tokenizer(folder: Path) -> str | None:
+    """The content of a tokenizer.json; None where the folder holds no tokenizer at all.
+
+    Raises CheckpointError for a tokenizer that cannot be converted, with what to install.
+    """
+    config = _config(folder)
+    kind = str(config.get("tokenizer_class", ""))
+    if kind.removesuffix("Fast") == "ByT5Tokenizer":
+        return byte_tokenizer(_extra_ids(config, folder))
+    if any((folder / name).is_file() for name in SENTENCEPIECE):
+        _check_sentencepiece(folder)
+        return _from_transformers(folder)
+    if (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        return _byte_level_bpe(folder, config)
+    if (folder / "vocab.txt").is_file():  # BERT's word pieces, as of Chinese GPT-2s
+        return _from_transformers(folder)
+    return None
+
+
+def _config(folder: Path) -> dict[str, object]:
+    path = folder / "tokenizer_config.json"
+    try:
+        config = load_json(path) if path.exists() else {}
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {getattr(error, 'strerror', None) or error}.") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} is damaged: it holds a JSON {type(config).__name__}, expected is an object.")
+    return config
+
+
+def _extra_ids(config: dict[str, object], folder: Path) -> int:
+    count = config.get("extra_ids", 125)
+    if not isinstance(count, int) or not 0 <= count <= MOST_EXTRA_IDS:
+        raise CheckpointError(
+            f"{folder / 'tokenizer_config.json'} has extra_ids {str(count)[:40]}; 0 to {MOST_EXTRA_IDS} are allowed."
+        )
+    return count
+
+
+def byte_tokenizer(extra_ids: int) -> str:
+    """ByT5's (Xue et al., arXiv:2105.13626): <pad>, </s>, <unk>, the 256 bytes, then sentinels; a text ends in </s>."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+    special = ["<pad>", "</s>", "<unk>"]
+    signs = [_byte_sign(byte) for byte in range(256)]
+    vocabulary = {token: i for i, token in enumerate([*special, *signs])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>", special=True) for i in range(extra_ids)])
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)])
+    return tokenizer.to_str()
+
+
+def _byte_sign(byte: int) -> str:
+    """The printable character that byte-level tokenizers write a byte as (Radford et al., GPT-2)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    if byte in printable:
+        return chr(byte)
+    return chr(256 + sum(other not in printable for other in range(byte)))
+
+
+def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
+    """The vocabulary and merges of GPT-2: a text as it is, for OPT after </s>, for BART as <s> text </s>."""
+    from tokenizers import ByteLevelBPETokenizer
+    from tokenizers.processors import RobertaProcessing, TemplateProcessing
+
+    tokenizer = ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>"]
+    tokenizer.add_special_tokens([token for token in special if tokenizer.token_to_id(token) is not None])
+    if str(config.get("tokenizer_class", "")).removesuffix("Fast") == "GPT2Tokenizer":
+        begin = config.get("bos_token")
+        begin = begin.get("content") if isinstance(begin, dict) else begin or "<|endoftext|>"
+        if config.get("add_bos_token") and tokenizer.token_to_id(begin) is not None:
+            known = [(begin, tokenizer.token_to_id(begin))]
+            tokenizer.post_processor = TemplateProcessing(f"{begin} $A", f"{begin} $A $B", known)
+        return tokenizer.to_str()
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("</s>", "<s>")]
+    if all(token_id is not None for _, token_id in ends):
+        tokenizer.post_processor = RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
+    return tokenizer.to_str()
+
+
+def _check_sentencepiece(folder: Path) -> None:
+    try:
+        import google.protobuf  # noqa: F401
+        import sentencepiece  # noqa: F401
+    except ImportError:
+        raise CheckpointError(
+            f"{folder} holds its tokenizer as a SentencePiece file alone; install what reads it"
+            " (pip install sentencepiece protobuf) and convert again."
+        ) from None
+
+
+def _check_files(folder: Path) -> None:
+    """Raises CheckpointError for a folder with what may block whoever reads it: the library opens files of its own
+    choice."""
+    for path in folder.iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(f"{path} is no file; remove it, then convert again.")
+
+
+def _from_transformers(folder: Path) -> str:
+    from transformers import AutoTokenizer
+
+    _check_files(folder)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer.to_str()
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the library raises many kinds, and its panics are no Exceptions
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise CheckpointError(f"the tokenizer in {folder} cannot be read ({reason}); fetch the folder again.") from None

@@ -1,0 +1,129 @@
+"""Requests become sequences, or one sentence says why the engine cannot hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vlm.config import ModelConfig
+from vlm.errors import InputError, LengthError, LimitError
+from vlm.requests.prompt_table import contents
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What an engine was built to hold."""
+
+    config: ModelConfig  # of the decoder
+    encoder: ModelConfig | None  # of a text encoder
+    max_batch_size: int
+    max_seq_len: int
+    max_encoder_len: int
+    num_features: int | None  # rows of an image
+    image_token_id: int | None = None  # what logits processors see of them
+
+    def sequence(self, number: int, request: Request, num_stop_ids: int) -> Sequence:
+        """The request as number `number`. Raises InputError and LimitError for what the engine cannot hold."""
+        features = self._num_features(request)
+        table = self._contents(request)
+        length = self._length(request, len(table))
+        params = request.params
+        _check_rows(features, self.max_encoder_len)
+        if params.num_beams > self.max_batch_size:
+            raise LimitError(
+                f"num_beams is {params.num_beams}, this engine decodes {self.max_batch_size} sequences at once; ask for"
+                " fewer",
+                f"or give --max-batch-size {params.num_beams} or more",
+            )
+        _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(table))
+        if request.encoder_input_ids is not None:
+            _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(table))
+        _check_ids(_named_ids(params), self.config.vocab_size, 0)
+        tokens = list(request.decoder_prompt_token_ids)
+        sequence = Sequence(number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=table)
+        if request.images and self.encoder is None:
+            sequence.image_token_id = self.image_token_id
+            sequence.first_image_row = self.config.vocab_size + len(request.prompt_table or ())
+        return sequence
+
+    def _num_features(self, request: Request) -> int:
+        """Rows of encoder output that the decoder will see."""
+        given = request.encoder_input_ids if request.encoder_output is None else request.encoder_output
+        if not self.config.cross_attention:
+            if given is not None or request.pixel_values is not None:
+                raise InputError("this model has no encoder besides that of images: its prompt is all it takes.")
+            return 0
+        if given is None and request.pixel_values is None:
+            raise InputError("a request to this model needs pixel_values, encoder_input_ids or encoder_output.")
+        features = self.num_features if given is None else len(given)
+        if features is None or (request.encoder_input_ids is not None and self.encoder is None):
+            raise InputError("this model's encoder does not take this kind of input.")
+        return features
+
+    def _contents(self, request: Request) -> list[bytes]:
+        """What the rows of a request's prompt table are made of."""
+        if request.images and (self.num_features is None or (self.config.cross_attention and not self.encoder)):
+            raise InputError("this model does not take images in its prompt.")
+        given = request.prompt_table
+        width = (self.encoder or self.config).embedding_size
+        if given is not None and (given.rows.ndim != 2 or given.rows.shape[1] != width):
+            raise InputError(
+                f"the prompt table has shape {list(given.rows.shape)}; this model takes rows of {width} values."
+            )
+        return contents(given, request.images, self.num_features or 0)
+
+    def _length(self, request: Request, virtual: int) -> int:
+        """Tokens that a sequence may have in all."""
+        prompt, params = len(request.decoder_prompt_token_ids), request.params
+        wanted = min(self.max_seq_len, max(params.max_length or self.max_seq_len, prompt + 1))
+        if params.usual_new_tokens is not None:
+            wanted = min(wanted, prompt + params.usual_new_tokens)
+        if params.max_new_tokens is not None:
+            wanted = prompt + params.max_new_tokens
+        if wanted > self.max_seq_len or prompt >= self.max_seq_len:
+            new = params.max_new_tokens or 1
+            rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.encoder else ""
+            raise LengthError(
+                f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - self.max_seq_len} more than the"
+                f" {self.max_seq_len} that the engine was built for; ask for fewer",
+                self._longer(prompt + new),
+            )
+        return wanted
+
+    def _longer(self, length: int) -> str:
+        """What helps where positions allow such a length."""
+        most = self.config.position_limit
+        return f"or give --max-seq-len {length}" if most is None or length <= most else ""
+
+
+def check_encoder_input(request: Request, encoder: ModelConfig, num_features: int | None, most: int) -> None:
+    """Raises LimitError for ids that the encoder cannot take, or more than `most` of them; `num_features`: of an
+    image."""
+    ids = request.encoder_input_ids or ()
+    _check_rows(len(ids), most)
+    _check_ids(ids, encoder.vocab_size, len(contents(request.prompt_table, request.images, num_features or 0)))
+
+
+def _check_rows(count: int, most: int) -> None:
+    if count > most:
+        raise LengthError(
+            f"the encoder's input has {count} rows (tokens), the engine was built for {most}; shorten it",
+            f"or give --max-encoder-input-len {count}",
+        )
+
+
+def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
+    if bad := [t for t in token_ids if not 0 <= t < vocab_size + rows]:
+        table = f" and its prompt table of {rows} rows" if rows else ""
+        raise LimitError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}{table}.")
+
+
+def _named_ids(params: SamplingParams) -> tuple[int, ...]:
+    """Tokens that the settings name and that must be there. To suppress one that is not changes nothing."""
+    single = () if params.top_p_reset_id is None else (params.top_p_reset_id,)
+    words = (*params.bad_words_ids, *(word for word, _ in params.sequence_bias))
+    named = (token for word in words for token in word)
+    biased = (token for token, _ in params.logit_bias)
+    return (*params.stop_token_ids, *named, *biased, *params.allowed_token_ids, *single, *params.forced_tokens)

@@ -1,0 +1,44 @@
+"""An engine without its decoder: it encodes, and no request can be queued."""
+
+from __future__ import annotations
+
+from vlm.config import ModelConfig
+from vlm.errors import InputError
+from vlm.executor.encoders import Encoders
+from vlm.requests.request import Request
+from vlm.requests.sequence import Sequence, Update
+
+
+class EncoderEngine:
+    """Stands where an LLMEngine does; its `executor` has the encoders alone."""
+
+    has_work = False
+
+    def __init__(
+        self, config: ModelConfig, executor: Encoders, *, max_batch_size: int, max_encoder_len: int, name: str
+    ):
+        """`config` describes what a request's ids are, `name` is the family's, for sentences."""
+        self.config, self.executor, self._name = config, executor, name
+        self.max_batch_size, self.max_encoder_len = max_batch_size, max_encoder_len
+        self.max_seq_len = max_encoder_len
+
+    def add(self, request: Request) -> int:
+        """Raises InputError: there is nothing that could write."""
+        raise InputError(
+            f"{self._name} is loaded as an encoder alone, which writes no text; ask it for encodings (/v1/embeddings,"
+            " output_hidden_states, vlm encode), or load the whole model."
+        )
+
+    def abort(self, request_id: int) -> None:
+        """Does nothing: no request has an id."""
+
+    def step(self) -> list[Update]:
+        return []
+
+    def recover(self) -> list[Update]:
+        """After an encoding that ran out of memory."""
+        self.executor.relieve()
+        return []
+
+    def reason_of(self, sequence: Sequence, token_ids: list[int]) -> str:
+        return sequence.finish_reason

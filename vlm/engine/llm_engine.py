@@ -1,0 +1,225 @@
+"""The engine's loop: requests in, token updates out."""
+
+from __future__ import annotations
+
+import itertools
+
+from vlm.config import ModelConfig
+from vlm.engine.admission import Admission
+from vlm.engine.scheduler import Plan, Scheduler, Starved
+from vlm.errors import EngineError, InputError, LimitError
+from vlm.executor.base_executor import Executor
+from vlm.executor.burst import Burst, RowResult
+from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
+from vlm.requests.request import Request
+from vlm.requests.sequence import Sequence, Update
+
+
+class LLMEngine:
+    """In-flight batching: sequences join and leave between bursts of decode steps.
+
+    On an asynchronous device the next burst is launched before the last one's tokens are read, so the host's work is
+    hidden behind the device's; a finished sequence then idles for at most one burst.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        executor: Executor,
+        scheduler: Scheduler,
+        *,
+        max_batch_size: int,
+        max_seq_len: int,
+        max_encoder_len: int,
+        num_features: int | None,
+        eos_token_ids: tuple[int, ...],
+        image_token_id: int | None = None,
+    ):
+        self.config, self.executor, self.scheduler = config, executor, scheduler
+        self.max_batch_size, self.max_seq_len, self.max_encoder_len = max_batch_size, max_seq_len, max_encoder_len
+        self.num_features = num_features
+        encoder = executor.encoder.config if executor.encoder else None
+        self._admission = Admission(
+            config, encoder, max_batch_size, max_seq_len, max_encoder_len, num_features, image_token_id
+        )
+        self.eos_token_ids = eos_token_ids
+        self._ids = itertools.count()
+        self._sequences: dict[int, Sequence] = {}
+        self._aborted: set[int] = set()
+        self._in_flight: Burst | None = None
+        self._updates: list[Update] = []  # not yet reported
+        self._at_work: list[Sequence] = []  # what the executor was given last
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    @property
+    def last_batch_size(self) -> int:
+        """Sequences that the last step decoded at once."""
+        return len(self._at_work)
+
+    def add(self, request: Request) -> int:
+        """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
+        if request.params.return_context_logits and not self.executor.gives_context_logits:
+            raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
+        sequence = self._admission.sequence(next(self._ids), request, len(self._stop_ids(request)))
+        params = request.params
+        if self.scheduler.never_fits(sequence.max_length, sequence.num_features, params.num_beams):
+            raise LimitError(
+                f"a sequence of {sequence.max_length} tokens over {sequence.num_features} encoder rows does not fit the"
+                " KV cache; ask for fewer new tokens",
+                "or give the cache more memory with --kv-cache-free-gpu-memory-fraction",
+            )
+        self._sequences[sequence.id] = sequence
+        self.scheduler.add(sequence)
+        return sequence.id
+
+    def abort(self, request_id: int) -> None:
+        """Ends a request at the next step, with finish reason `abort`; an ended one is left alone."""
+        if request_id in self._sequences:
+            self._aborted.add(request_id)
+
+    def step(self) -> list[Update]:
+        """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready."""
+        if self._aborted:
+            self._updates += self._drop_aborted()
+        plan = self._schedule()
+        if plan.admitted:
+            self._at_work = plan.admitted
+            self._admit(plan.admitted)
+        if plan.prefills:
+            self._at_work = [sequence for sequence, _ in plan.prefills]
+            self.executor.prefill(plan.prefills)
+        self._at_work = plan.running
+        launched = self.executor.launch(plan.running, plan.steps) if plan.running else None
+        last, self._in_flight = self._in_flight, launched
+        if last is not None:
+            self._updates += self._apply(last)
+        if not self.executor.asynchronous or not self._more_to_launch():
+            self._updates += self._collect()
+        return self._reported()
+
+    def recover(self) -> list[Update]:
+        """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
+        ran besides waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
+        """
+        self.executor.relieve()
+        self._updates += self._collect()
+        self.scheduler.start_over()
+        for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
+            self._forget(sequence, "memory")
+            self._updates.append(Update(sequence, (), True))
+        if not self.scheduler.idle:
+            raise EngineError("the KV cache was not whole again after the device had run out of memory.")
+        return self._reported()
+
+    def _reported(self) -> list[Update]:
+        updates, self._updates = self._updates, []
+        return updates
+
+    def _more_to_launch(self) -> bool:
+        return bool(self.scheduler.waiting) or any(s.scheduled < s.max_length for s in self.scheduler.running)
+
+    def _schedule(self) -> Plan:
+        try:
+            return self.scheduler.schedule(in_flight=self._in_flight is not None)
+        except Starved:
+            self._updates += self._collect()
+            return self.scheduler.schedule(in_flight=False)
+
+    def _collect(self) -> list[Update]:
+        burst, self._in_flight = self._in_flight, None
+        return self._apply(burst) if burst is not None else []
+
+    def _admit(self, sequences: list[Sequence]) -> None:
+        self.executor.admit(sequences, [self._stop_ids(s.request) for s in sequences])
+
+    def _apply(self, burst: Burst) -> list[Update]:
+        """Takes a burst's tokens over into its sequences and releases the ended ones."""
+        # the others were released while the burst ran: they had ended one burst earlier
+        rows = [(s, row) for s, row in zip(burst.sequences, burst.collect(), strict=True) if not s.finished]
+        updates = [self._grow(sequence, row) for sequence, row in rows if sequence.width == 1]
+        ended = [sequence for sequence, row in rows if sequence.width > 1 and row.code]
+        return updates + (self._end_searches(ended) if ended else [])
+
+    def _grow(self, sequence: Sequence, row: RowResult) -> Update:
+        """Takes over a burst's tokens, up to where the text stops."""
+        known = len(sequence.generated)
+        new, code = row.length - len(sequence.tokens), row.code
+        sequence.tokens += row.tokens[:new]
+        sequence.logprobs += row.logprobs[:new]
+        sequence.top_logprobs += row.top[:new]
+        if row.logits is not None:
+            sequence.generation_logits += row.logits[:new]
+        if (keep := _end_of(sequence, known)) is not None:
+            new, code = keep - known, STOP
+            del sequence.tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:]
+            del sequence.top_logprobs[keep:], sequence.generation_logits[keep:]
+        if code:
+            self._end(sequence, self._reason(sequence, code))
+        return Update(sequence, tuple(row.tokens[:new]), sequence.finished)
+
+    def _end_searches(self, sequences: list[Sequence]) -> list[Update]:
+        """Beam searches bring their tokens at their end, the best hypothesis' as the sequence's own."""
+        for sequence, hypotheses in zip(sequences, self.executor.hypotheses(sequences), strict=True):
+            sequence.hypotheses, best = hypotheses, hypotheses[0]
+            sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
+            self._end(sequence, self.reason_of(sequence, best.token_ids))
+        return [Update(s, tuple(s.hypotheses[0].token_ids), True) for s in sequences]
+
+    def reason_of(self, sequence: Sequence, token_ids: list[int]) -> str:
+        """Why a hypothesis of this search ended."""
+        words = sequence.request.params.stop_words_ids
+        stopped = token_ids[-1] in self._stop_ids(sequence.request) or any(_ends_with(token_ids, w) for w in words)
+        return self._reason(sequence, STOP if stopped else LENGTH, token_ids[-1])
+
+    def _reason(self, sequence: Sequence, code: int, last: int | None = None) -> str:
+        reason = FINISH_REASONS[code]
+        ended_by_eos = reason == "stop" and (sequence.tokens[-1] if last is None else last) in self.eos_token_ids
+        return "eos" if ended_by_eos and not sequence.request.params.ignore_eos else reason
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        sequence.finish_reason = reason
+        self.scheduler.release(sequence)
+        del self._sequences[sequence.id]
+
+    def _forget(self, sequence: Sequence, reason: str) -> None:
+        """Ends one that waits."""
+        self.scheduler.waiting.remove(sequence)
+        sequence.finish_reason = reason
+        del self._sequences[sequence.id]
+
+    def _drop_aborted(self) -> list[Update]:
+        updates = self._collect()
+        for request_id in self._aborted & self._sequences.keys():
+            sequence = self._sequences[request_id]
+            if not sequence.slots:
+                self._forget(sequence, "abort")
+            else:
+                self._end(sequence, "abort")
+            updates.append(Update(sequence, (), True))
+        self._aborted.clear()
+        return updates
+
+    def _stop_ids(self, request: Request) -> list[int]:
+        eos = () if request.params.ignore_eos else self.eos_token_ids
+        return list(dict.fromkeys((*eos, *request.params.stop_token_ids)))
+
+
+def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
+    return tuple(tokens[-len(word) :]) == tuple(word)
+
+
+def _end_of(sequence: Sequence, known: int) -> int | None:
+    """Generated tokens up to the first stop word or string that ends after the `known` ones; None: there is none."""
+    tokens, request = sequence.generated, sequence.request
+    ends = [
+        n
+        for word in request.params.stop_words_ids
+        for n in range(max(known + 1, len(word)), len(tokens) + 1)
+        if tuple(tokens[n - len(word) : n]) == tuple(word)
+    ]
+    if request.stops is not None and (end := request.stops.end(tokens, known)) is not None:
+        ends.append(end)
+    return min(ends, default=None)

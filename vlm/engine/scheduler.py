@@ -1,0 +1,210 @@
+"""Picks what runs next: admits waiting sequences, shares out the prefills, reserves blocks for the coming burst,
+preempts when none are left.
+
+It touches no tensors. A sequence holds a slot a beam and its cross blocks from admission to its end, and grows its self
+blocks burst by burst. Its prompt enters the cache in spans, of which a step takes a limited number of tokens; it joins
+the bursts when none is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+from vlm.engine.block_manager import BlockManager
+from vlm.engine.prefix import block_keys
+from vlm.requests.sequence import Sequence, Span
+
+
+@dataclass
+class Plan:
+    """One step's work."""
+
+    admitted: list[Sequence] = field(default_factory=list)  # to encode
+    prefills: list[tuple[Sequence, Span]] = field(default_factory=list)
+    running: list[Sequence] = field(default_factory=list)  # rows of the burst, those prefilled in this step included
+    steps: int = 0  # decode steps of the burst
+    preempted: list[Sequence] = field(default_factory=list)
+
+
+class Starved(Exception):
+    """Blocks ran out while a burst is under way: collect it first, then schedule again."""
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    num_slots: int
+    block_size: int
+    burst: int  # decode steps between two looks of the host
+    max_prefill_tokens: int = 8192  # a step
+    vocab_size: int = 0  # ids from here on are rows of prompt tables
+    prefix_sharing: bool = False  # only where a block's content follows from the prompt: not with cross-attention
+
+
+class Scheduler:
+    """First come, first served; the youngest sequence gives way when blocks run out."""
+
+    def __init__(self, blocks: BlockManager, config: SchedulerConfig):
+        self.blocks, self.config = blocks, config
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission
+        self._slots = list(range(config.num_slots - 1, -1, -1))
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.config.block_size)
+
+    def never_fits(self, length: int, num_features: int, width: int = 1) -> bool:
+        """Would a sequence of this final length not fit the pool even alone?"""
+        # a beam has a spare block besides
+        self_need, cross_need = width * (self.blocks_for(length) + (width > 1)), self.blocks_for(num_features)
+        return self_need > self.blocks.quota["self"] or cross_need > self.blocks.quota["cross"]
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def schedule(self, in_flight: bool) -> Plan:
+        """The next step. Raises Starved, with nothing changed, when blocks are short while results are `in_flight`."""
+        plan = Plan()
+        active = self._decoding()
+        if in_flight and sum(map(self._need, active)) > self.blocks.available("self"):
+            raise Starved
+        for sequence in active:
+            self._reserve(sequence, plan)
+        room = self.config.max_prefill_tokens
+        for sequence in self.running:
+            room = self._take_work(sequence, plan, room)
+        if not plan.preempted:
+            self._admit(plan, room)
+        plan.running = self._decoding()
+        plan.steps = self._steps(plan)
+        for sequence in plan.running:
+            sequence.scheduled = min(sequence.scheduled + plan.steps, sequence.max_length)
+        return plan
+
+    def start_over(self) -> None:
+        """After a step that failed: nobody runs, and no block's content is trusted. The running ones wait again."""
+        for sequence in reversed(list(self.running)):
+            self.release(sequence, computed=False)
+            sequence.preemptions += 1
+            self.waiting.appendleft(sequence)
+        self.blocks.forget()
+
+    @property
+    def idle(self) -> bool:
+        """Does nobody hold a slot or a block?"""
+        return not self.running and len(self._slots) == self.config.num_slots and self.blocks.balanced
+
+    def release(self, sequence: Sequence, computed: bool = True) -> None:
+        """Takes a sequence out of the running ones and returns all that it holds."""
+        if computed and self.config.prefix_sharing and sequence.width == 1 and not sequence.work:
+            self._name(sequence, 0, len(sequence.tokens) - 1)
+        self.running.remove(sequence)
+        self._slots += sequence.slots
+        for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
+            self.blocks.free(blocks)
+        sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
+        sequence.work, sequence.table = [], None
+
+    # --- prompts ---
+    def _admit(self, plan: Plan, room: int) -> None:
+        while self.waiting and room > 0 and len(self._slots) >= self.waiting[0].width:
+            sequence = self.waiting[0]
+            if not self._allocate(sequence):
+                return
+            self.waiting.popleft()
+            sequence.slots = [self._slots.pop() for _ in range(sequence.width)]
+            sequence.scheduled = len(sequence.tokens)
+            sequence.first_scheduled_time = sequence.first_scheduled_time or time.perf_counter()
+            self.running.append(sequence)
+            plan.admitted.append(sequence)
+            room = self._take_work(sequence, plan, room)
+
+    def _allocate(self, sequence: Sequence) -> bool:
+        """Blocks for the prompt and the first burst; False, with nothing changed, when there are not enough."""
+        width, size = sequence.width, self.config.block_size
+        prompt = len(sequence.tokens) - 1  # the first decode step takes the last token
+        each = self.blocks_for(min(len(sequence.tokens) + self.config.burst, sequence.max_length))
+        whole = prompt // size  # blocks that nothing will be added to: beams share them
+        known = self._known(sequence, prompt)
+        need = each - len(known) + (width - 1) * (each - whole) + (width if width > 1 else 0)
+        cross = self.blocks_for(sequence.num_features)
+        if need + self.blocks.unowned(known) > self.blocks.available("self") or cross > self.blocks.available("cross"):
+            return False
+        self.blocks.take(known, "self")
+        first = known + self.blocks.allocate(each - len(known), "self")
+        sequence.self_blocks = [first]
+        for _ in range(width - 1):
+            self.blocks.share(first[:whole])
+            sequence.self_blocks.append(first[:whole] + self.blocks.allocate(each - whole, "self"))
+        sequence.spare_blocks = self.blocks.allocate(width if width > 1 else 0, "self")
+        sequence.cross_blocks = self.blocks.allocate(cross, "cross")
+        begins = [len(known) * size] + [whole * size] * (width - 1)
+        sequence.work = [Span(beam, begin, prompt) for beam, begin in enumerate(begins) if begin < prompt]
+        return True
+
+    def _known(self, sequence: Sequence, prompt: int) -> list[int]:
+        """Blocks that hold the beginning of its prompt already."""
+        # what is known has no logits
+        if not self.config.prefix_sharing or sequence.request.params.return_context_logits:
+            return []
+        self._make_keys(sequence, prompt)
+        return self.blocks.find(sequence.keys[: prompt // self.config.block_size])
+
+    def _make_keys(self, sequence: Sequence, length: int) -> None:
+        if len(sequence.keys) < length // self.config.block_size:
+            tokens, config = sequence.tokens[:length], self.config
+            sequence.keys = block_keys(tokens, config.block_size, config.vocab_size, sequence.contents)
+
+    def _name(self, sequence: Sequence, start: int, end: int) -> None:
+        """The whole blocks between two places of the first beam, once their computation is on its way."""
+        self._make_keys(sequence, end)
+        for column in range(start // self.config.block_size, end // self.config.block_size):
+            self.blocks.name(sequence.self_blocks[0][column], sequence.keys[column])
+
+    def _take_work(self, sequence: Sequence, plan: Plan, room: int) -> int:
+        """Plans as much of a prompt as there is room for; returns what is left of the room."""
+        while sequence.work and room > 0:
+            span = sequence.work[0]
+            end = min(span.end, span.start + room)
+            plan.prefills.append((sequence, Span(span.beam, span.start, end)))
+            sequence.work[:1] = [Span(span.beam, end, span.end)] if end < span.end else []
+            room -= end - span.start
+            if self.config.prefix_sharing and span.beam == 0:
+                self._name(sequence, span.start, end)
+        return room
+
+    # --- bursts ---
+    def _decoding(self) -> list[Sequence]:
+        return [s for s in self.running if not s.work and s.scheduled < s.max_length]
+
+    def _steps(self, plan: Plan) -> int:
+        longest = max((s.max_length - s.scheduled for s in plan.running), default=0)
+        # whoever comes to an idle engine has the first token at once
+        lone = plan.running and all(s.scheduled == s.prompt_length for s in plan.running)
+        return min(1 if lone else self.config.burst, longest)
+
+    def _need(self, sequence: Sequence) -> int:
+        """Blocks it lacks for the next burst."""
+        reach = min(sequence.scheduled + self.config.burst, sequence.max_length)
+        return sequence.width * max(0, self.blocks_for(reach) - len(sequence.self_blocks[0]))
+
+    def _reserve(self, sequence: Sequence, plan: Plan) -> None:
+        # an earlier reservation of this round may have preempted it
+        while sequence.slots and self._need(sequence) > self.blocks.available("self"):
+            self._preempt(self.running[-1], plan)
+        if sequence.slots:
+            each = self._need(sequence) // sequence.width
+            for blocks in sequence.self_blocks:
+                blocks += self.blocks.allocate(each, "self")
+
+    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
+        """Back to the head of the queue with all its tokens: it is recomputed when there is room again."""
+        self.release(sequence)
+        sequence.preemptions += 1
+        self.waiting.appendleft(sequence)
+        plan.preempted.append(sequence)

@@ -1,0 +1,164 @@
+"""What all executors share: the device state of the slots, admission, and how results are fetched.
+
+A subclass runs the networks and keeps the keys and values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.config import ModelConfig, RuntimeConfig
+from vlm.executor.batch_state import BatchState
+from vlm.executor.burst import Burst, hypotheses_of, to_host
+from vlm.executor.choice import BeamRows, Choice
+from vlm.executor.chooser import Chooser, DecodeRows
+from vlm.executor.encoders import Encoders
+from vlm.executor.logits_recorder import LogitsRecorder
+from vlm.executor.memory import memory_errors
+from vlm.executor.packing import bucket_of, chunks, within
+from vlm.requests.sequence import Hypothesis, Sequence, Span
+
+
+class Executor(Encoders):
+    """Runs batches of one engine."""
+
+    gives_context_logits = True
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        visual: Any,
+        encoder: Any,
+        state: BatchState,
+        dtype: torch.dtype,
+        runtime: RuntimeConfig,
+    ):
+        super().__init__(visual, encoder, state.device, dtype, runtime)
+        self.config, self.state = config, state
+        self.logits = LogitsRecorder(state.spare + 1, self.device)
+        self.chooser = Chooser(state, self.logits)
+        self.rows = torch.full((2, state.spare + 1), state.spare, dtype=torch.int32, device=self.device)
+        self.beam_rows = BeamRows(state.spare, self.device)
+
+    # --- what a subclass does ---
+    @abstractmethod
+    def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
+        """Puts spans of prompts into the cache: all tokens but the last, which the first decode step takes."""
+
+    @abstractmethod
+    def _encode_texts(self, sequences: list[Sequence]) -> None:
+        """Encodes token sequences and writes their cross K/V."""
+
+    @abstractmethod
+    def _write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
+        """Encoder output of these sequences, one after the other -> their cross K/V. features [R, hidden]"""
+
+    @abstractmethod
+    def _decode(self, rows: DecodeRows, choice: Choice, steps: int) -> None:
+        """Takes every row `steps` tokens further."""
+
+    # --- calls ---
+    @torch.inference_mode()
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+        """Encodes what newly admitted sequences see and fills their slots."""
+        self.state.admit(sequences, stop_ids)
+        self.state.update_tables(sequences)
+        with self.timer("encode"), self._memory_errors(sequences):
+            self._make_tables([s for s in sequences if s.contents])
+            texts = [s for s in sequences if s.request.encoder_input_ids is not None]
+            for chunk in within(texts, self.max_encoder_tokens, lambda s: s.num_features):
+                self._encode_texts(chunk)
+            others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            for chunk in chunks(others, self.max_encoder_batch_size):
+                self._write_cross_kv(chunk, self._features(chunk))
+
+    @torch.inference_mode()
+    def launch(self, sequences: list[Sequence], steps: int) -> Burst:
+        """Starts `steps` decode steps of these sequences; returns before they are done."""
+        sequences = sorted(sequences, key=lambda s: s.width > 1)
+        self.state.update_tables(sequences)
+        choice = Choice.of(sequences)
+        if choice.top and self.state.top is None:
+            self.state.allocate_top()
+        if choice.logits:
+            self.logits.begin(sequences, steps, self.config.vocab_size, self.state.slots)
+        rows, single = self._rows(sequences)
+        beams = self.beam_rows.fill(sequences, choice) if choice.groups else None
+        leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
+        start = self.state.slots.lengths[leaders].long()
+        with self.timer("decode"):
+            self._decode(DecodeRows(rows, single, beams), choice, steps)
+        return self._fetch(sequences, leaders, start, steps, choice)
+
+    @torch.inference_mode()
+    def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
+        """The outcomes of ended beam searches, best first."""
+        beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
+        kept = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
+        rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
+        return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
+
+    # --- admission ---
+    @contextlib.contextmanager
+    def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
+        reason = (
+            f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
+            " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
+            f" {self.max_encoder_batch_size}) or max_encoder_tokens (now {self.max_encoder_tokens})."
+        )
+        with memory_errors(reason):
+            yield
+
+    def _features(self, sequences: list[Sequence]) -> Tensor:
+        """Of images, or given -> [sum of num_features, hidden]"""
+        images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
+        encoded = iter(self.encode(torch.stack(images))) if images else iter(())
+        given = lambda x: x.to(self.device, self.dtype, non_blocking=True)  # noqa: E731
+        parts = [
+            next(encoded) if s.request.encoder_output is None else given(s.request.encoder_output) for s in sequences
+        ]
+        return torch.cat(parts)
+
+    # --- prompt tables ---
+    def _make_tables(self, sequences: list[Sequence]) -> None:
+        """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
+        for sequence, table in zip(sequences, self._tables([s.request for s in sequences]), strict=True):
+            sequence.table = table
+            last = sequence.tokens[-1] - self.config.vocab_size
+            if self.encoder is None and last >= 0:
+                for slot in sequence.slots:
+                    self.state.pending[slot] = sequence.table[last]
+
+    # --- decode ---
+    def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
+        """The slots of a batch, padded to its bucket with the spare one; and again without those of beams."""
+        spare = self.state.spare
+        slots = [slot for s in sequences for slot in s.slots]
+        extra = [spare] * (bucket_of(len(slots), spare) - len(slots))
+        single = [slot if s.width == 1 else spare for s in sequences for slot in s.slots]
+        rows = self.rows[:, : len(slots) + len(extra)]
+        rows.copy_(torch.tensor([slots + extra, single + extra], dtype=torch.int32), non_blocking=True)
+        return rows[0], rows[1]
+
+    def _fetch(self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, choice: Choice) -> Burst:
+        """Starts the copy of a burst's results to the host."""
+        state = self.state.slots
+        at = (start[:, None] + torch.arange(steps, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
+        head = torch.stack((state.lengths[slots], state.finish[slots]), 1)
+        tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
+        result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
+        likeliest = self.state.top[slots[:, None], at] if choice.top else None
+        logits = self.logits.burst(sequences, steps) if choice.logits else None
+        if not self.asynchronous:
+            return Burst(sequences, result, likeliest, None if logits is None else logits.clone(), None)
+        parts = [None if part is None else to_host(part) for part in (result, likeliest, logits)]
+        ready = torch.cuda.Event()
+        ready.record()
+        return Burst(sequences, *parts, ready)

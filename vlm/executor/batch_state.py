@@ -1,0 +1,221 @@
+"""The device's copy of every slot's state, and how the host fills it.
+
+Copies from pageable host memory are staged by the driver before the call returns, so host buffers may be reused at
+once, and the stream's order keeps them behind the bursts that still read the old values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vlm.executor.kv_cache import CacheShape
+from vlm.executor.packing import power_of_two
+from vlm.executor.rule_table import RuleTable, rules_of
+from vlm.limits import MAX_TOP_LOGPROBS
+from vlm.ops.beam_state import AT_ONCE, NEVER, NONE, UNTIL_BETTER, BeamState
+from vlm.ops.controls import ControlState
+from vlm.ops.sample import SamplingState
+from vlm.ops.slot_state import SlotState
+from vlm.requests.loops import MAX_PERIOD, loop_runs_of
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
+
+STOP_IDS = 16  # end tokens a request that there is room for at first
+Put = Callable[[Tensor, list], object]  # (per-slot tensor, its values for the slots that are filled)
+EARLY = {False: UNTIL_BETTER, True: AT_ONCE, "never": NEVER}
+
+
+class BatchState:
+    """Per-slot tensors for `num_slots` sequences and one spare slot, which pads a batch to its bucket."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        max_seq_len: int,
+        shape: CacheShape,
+        device: torch.device,
+        embedding_size: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ):
+        self.spare, self.device = num_slots, device
+        size = num_slots + 1
+        ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
+        self.slots = SlotState(
+            tokens=ints(max_seq_len),
+            logprobs=torch.zeros(size, max_seq_len, device=device),
+            lengths=ints() + 1,
+            prompt_lengths=ints(),
+            max_lengths=ints() + max_seq_len,
+            finish=ints() + 1,  # the spare slot never advances
+            stop_ids=ints(STOP_IDS) - 1,
+            forced_first=ints() - 1,
+            forced_last=ints() - 1,
+            detect_loops=ints(),
+            loop_runs=ints(MAX_PERIOD),
+        )
+        self.sampling = SamplingState.empty(size, device)
+        self.top: torch.Tensor | None = None  # [S, max_seq_len, 2, MAX_TOP_LOGPROBS] int32: ids, values (bits)
+        self.beams = BeamState.empty(size, max_seq_len, device)
+        self.controls = ControlState.empty(size, device)
+        self.rules = RuleTable(self.spare, device)
+        self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
+        self.cross_lengths = ints() + 1
+        # the embedding of a prompt's last token where that is a row of its table
+        self.pending = torch.zeros(size, embedding_size, dtype=dtype, device=device)
+        self._table_sizes: dict[int, int] = {}
+        self._named: set[str] = set()
+
+    def layout(self, with_rules: bool) -> tuple[int, ...]:
+        """Sizes of what grows with the requests: another one means other addresses, and another graph."""
+        return (self.slots.stop_ids.shape[1], *(self.rules.capacity if with_rules else ()))
+
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+        """Fills the slots of newly admitted sequences, all beams of one alike."""
+        self._admit_rules(sequences, stop_ids)
+        stop_ids = [stops for s, stops in zip(sequences, stop_ids, strict=True) for _ in s.slots]
+        beams = [beam for s in sequences for beam in range(s.width)]
+        slots = self._index([slot for s in sequences for slot in s.slots])
+        sequences = [s for s in sequences for _ in s.slots]
+        put = lambda target, values: self._put(target, slots, values)  # noqa: E731
+        self._admit_slots(sequences, stop_ids, put)
+        self._admit_sampling(sequences, put)
+        self._admit_beams(sequences, beams, put)
+        self._table_sizes.update((slot, 0) for s in sequences for slot in s.slots)
+
+    def _admit_slots(self, sequences: list[Sequence], stop_ids: list[list[int]], put: Put) -> None:
+        state, width = self.slots, max(len(s.tokens) for s in sequences)
+        params = [s.request.params for s in sequences]
+        put(state.tokens, _padded([s.history for s in sequences], width, 0))
+        put(state.logprobs, _padded([[0.0] * s.prompt_length + s.logprobs for s in sequences], width, 0.0))
+        put(state.lengths, [len(s.tokens) for s in sequences])
+        put(state.prompt_lengths, [s.prompt_length for s in sequences])
+        put(state.max_lengths, [s.max_length for s in sequences])
+        put(state.finish, [0] * len(sequences))
+        put(state.stop_ids, _padded(stop_ids, state.stop_ids.shape[1], -1))
+        put(state.forced_first, [_or_none(p.forced_bos_token_id) for p in params])
+        put(state.forced_last, [_forced_last(p.forced_eos_token_id) for p in params])
+        put(state.detect_loops, [int(p.loop_detection) for p in params])
+        if any(p.loop_detection for p in params):
+            put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
+        put(self.cross_lengths, [s.num_features for s in sequences])
+        blocks = max(len(s.cross_blocks) for s in sequences)
+        put(self.cross_tables, _padded([s.cross_blocks for s in sequences], blocks, 0))
+
+    def _admit_sampling(self, sequences: list[Sequence], put: Put) -> None:
+        params, controls, sampling = [s.request.params for s in sequences], self.controls, self.sampling
+        put(sampling.temperature, [p.temperature for p in params])
+        put(sampling.top_p, [p.top_p for p in params])
+        put(sampling.min_p, [p.min_p for p in params])
+        put(sampling.top_k, [p.top_k for p in params])
+        put(sampling.seeds, [s.seed for s in sequences])
+        put(sampling.decay, [p.top_p_decay for p in params])
+        put(sampling.lowest, [p.top_p_min for p in params])
+        put(sampling.reset_id, [_or_none(p.top_p_reset_id) for p in params])
+        put(sampling.decayed, [_since(s.generated, p.top_p_reset_id) for s, p in zip(sequences, params, strict=True)])
+        put(controls.repetition, [p.repetition_penalty for p in params])
+        put(controls.presence, [p.presence_penalty for p in params])
+        put(controls.frequency, [p.frequency_penalty for p in params])
+        shortest = lambda s, p: max(s.prompt_length + p.min_new_tokens, p.min_length)  # noqa: E731
+        put(controls.min_lengths, [shortest(s, p) for s, p in zip(sequences, params, strict=True)])
+        put(controls.ngrams, [p.no_repeat_ngram_size for p in params])
+        self._admit_filters(params, put)
+        self._admit_rare(sequences, put)
+
+    def _admit_filters(self, params: list[SamplingParams], put: Put) -> None:
+        if self._changes("filters", any(p.filtered for p in params)):
+            for name in ("top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"):
+                put(getattr(self.sampling, name), [getattr(p, name) for p in params])
+
+    def _admit_rare(self, sequences: list[Sequence], put: Put) -> None:
+        params, controls = [s.request.params for s in sequences], self.controls
+        if self._changes("rare", any(p.rare for p in params)):
+            decays = [p.exponential_decay_length_penalty or (0, 1.0) for p in params]
+            starts = [s.prompt_length + start for s, (start, _) in zip(sequences, decays, strict=True)]
+            put(controls.decay_starts, starts)
+            put(controls.decay_factors, [factor for _, factor in decays])
+            put(controls.clean, [p.remove_invalid_values for p in params])
+            put(controls.normalize, [p.renormalize_logits for p in params])
+
+    def _admit_rules(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+        """What requests say about tokens; and room for as many ends as they have."""
+        rules = [rules_of(s, ends) for s, ends in zip(sequences, stop_ids, strict=True)]
+        for sequence, found in zip(sequences, rules, strict=True):
+            sequence.rule_kinds = found.kinds if found else ()
+        by_slot = [(s.slots, found) for s, found in zip(sequences, rules, strict=True)]
+        self.rules.admit({slot: found for slots, found in by_slot for slot in slots})
+        if self._changes("input", any(s.request.params.encoder_repetition_penalty != 1.0 for s in sequences)):
+            for sequence in sequences:
+                slots = self._index(sequence.slots)
+                self.controls.input_repetition[slots] = sequence.request.params.encoder_repetition_penalty
+        most, there = max(map(len, stop_ids)), self.slots.stop_ids
+        if most > there.shape[1]:
+            grown = torch.full((len(there), power_of_two(most)), -1, dtype=torch.int32, device=self.device)
+            grown[:, : there.shape[1]] = there
+            self.slots = dataclasses.replace(self.slots, stop_ids=grown)
+
+    def _changes(self, what: str, named: bool) -> bool:
+        """Must what is rarely named be written? Once it was, a slot may hold an earlier request's."""
+        if named:
+            self._named.add(what)
+        return what in self._named
+
+    def _admit_beams(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
+        params, state = [s.request.params for s in sequences], self.beams
+        # only the first beam counts at the start: all are equal
+        put(state.scores, [0.0 if beam == 0 else NONE for beam in beams])
+        put(state.hypothesis_scores, [NONE] * len(beams))
+        put(state.ended, [False] * len(beams))
+        put(state.improvable, [True] * len(beams))
+        put(state.length_penalty, [p.length_penalty for p in params])
+        put(state.early_stopping, [EARLY[p.early_stopping] for p in params])
+        put(state.diversity, [p.diversity_rate for p in params])
+        spare = [s.spare_blocks[beam] if s.spare_blocks else 0 for s, beam in zip(sequences, beams, strict=True)]
+        put(state.spare_blocks, spare)
+
+    def update_tables(self, sequences: list[Sequence]) -> None:
+        """Uploads what the self block tables have grown by; the rest may have been changed by a beam search."""
+        places: list[tuple[int, int, int]] = []
+        for sequence in sequences:
+            for slot, blocks in zip(sequence.slots, sequence.self_blocks, strict=True):
+                known = self._table_sizes.get(slot, 0)
+                places += [(slot, column, blocks[column]) for column in range(known, len(blocks))]
+                self._table_sizes[slot] = len(blocks)
+        if places:
+            slots, columns, blocks = torch.tensor(places).to(self.device, non_blocking=True).unbind(1)
+            self.self_tables[slots, columns] = blocks.int()
+
+    def allocate_top(self) -> None:
+        """Room for the likeliest tokens of each place, taken when a request first asks for them."""
+        size = (*self.slots.tokens.shape, 2, MAX_TOP_LOGPROBS)
+        self.top = torch.zeros(size, dtype=torch.int32, device=self.device)
+
+    def _index(self, slots: list[int]) -> Tensor:
+        return torch.tensor(slots).to(self.device, non_blocking=True)
+
+    def _put(self, target: Tensor, slots: Tensor, values: list) -> None:
+        """target[slots] = values; rows may be shorter than the target's, whose rest is stale then"""
+        new = torch.tensor(values, dtype=target.dtype).to(self.device, non_blocking=True)
+        target = target if new.ndim == 1 else target[:, : new.shape[1]]
+        target.index_copy_(0, slots, new)
+
+
+def _since(tokens: list[int], reset_id: int | None) -> int:
+    """Tokens after the last `reset_id`"""
+    return tokens[::-1].index(reset_id) if reset_id in tokens else len(tokens)
+
+
+def _or_none(token: int | None) -> int:
+    return -1 if token is None else token
+
+
+def _forced_last(token: int | tuple[int, ...] | None) -> int:
+    """Several that may end an output are rules, one alone is part of the slot's state."""
+    return -1 if token is None or isinstance(token, tuple) else token
+
+
+def _padded(rows: list[list], width: int, fill: float) -> list[list]:
+    return [row + [fill] * (width - len(row)) for row in rows]

@@ -1,0 +1,67 @@
+"""A launched burst of decode steps, and its results once they are on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vlm.requests.sequence import Hypothesis, Sequence
+
+
+class RowResult(NamedTuple):
+    """What a burst brought for one sequence; tokens and what belongs to them are stale beyond the length."""
+
+    length: int  # tokens in all
+    code: int  # see vlm.ops.advance
+    tokens: list[int]
+    logprobs: list[float]
+    top: list[dict[int, float]] = []  # noqa: RUF012 - never changed
+    logits: Tensor | None = None  # [steps, vocab] float32
+
+
+@dataclass
+class Burst:
+    """A launched burst; the tensors are on the host once `ready` has passed."""
+
+    sequences: list[Sequence]
+    result: Tensor  # [R, 2 + 2 * steps] int32: length, finish code, new tokens, log-probabilities (bits)
+    top: Tensor | None  # [R, steps, 2, MAX_TOP_LOGPROBS] int32: token ids, log-probabilities (bits)
+    logits: Tensor | None  # [n, steps, vocab] float32: of the sequences that want them
+    ready: torch.cuda.Event | None
+
+    def collect(self) -> list[RowResult]:
+        """Waits for the burst; a result a sequence."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        steps = (self.result.shape[1] - 2) // 2
+        logprobs = self.result[:, 2 + steps :].contiguous().view(torch.float32).tolist()
+        rows = zip(self.result.tolist(), logprobs, self._top(), self._logits(), strict=True)
+        return [RowResult(r[0], r[1], r[2 : 2 + steps], *others) for r, *others in rows]
+
+    def _logits(self) -> list[Tensor | None]:
+        kept = iter(() if self.logits is None else self.logits)
+        return [next(kept) if s.request.params.returns_logits else None for s in self.sequences]
+
+    def _top(self) -> list[list[dict[int, float]]]:
+        if self.top is None:
+            return [[] for _ in self.sequences]
+        ids, values = self.top[:, :, 0].tolist(), self.top[:, :, 1].contiguous().view(torch.float32).tolist()
+        counts = [s.request.params.top_logprobs for s in self.sequences]
+        return [
+            [dict(zip(i[:n], v[:n], strict=True)) for i, v in zip(row_ids, row_values, strict=True)] if n else []
+            for row_ids, row_values, n in zip(ids, values, counts, strict=True)
+        ]
+
+
+def hypotheses_of(rows: list[tuple[list[int], list[float], int, float]], start: int) -> list[Hypothesis]:
+    """(tokens, log-probabilities, length, score) -> what was generated after `start`"""
+    return [Hypothesis(t[start:n], p[start:n], score) for t, p, n, score in rows if n > start]
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Starts a copy into pinned memory."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,45 @@
+"""Features of images, kept by content: what a request brings again is not encoded again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Items
+
+import torch
+from torch import Tensor
+
+from vlm.requests.prompt_table import Image
+
+
+class EncoderCache:
+    """Features of images by content, on the device; the longest unused give way."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self.hits = self.misses = 0
+        self._features: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    def features(self, images: Items[Image], encode: Callable[[list[Tensor]], Items[Tensor]]) -> dict[bytes, Tensor]:
+        """Of each image by its key; those that are not there are encoded, each once."""
+        wanted = {image.key: image for image in images}
+        found = {key: self._features[key] for key in wanted if key in self._features}
+        missing = [image for key, image in wanted.items() if key not in found]
+        self.hits, self.misses = self.hits + len(images) - len(missing), self.misses + len(missing)
+        if missing:
+            made = encode([image.pixel_values for image in missing])
+            found |= {image.key: features for image, features in zip(missing, made, strict=True)}
+        for key in wanted:
+            self._keep(key, found[key])
+        return found
+
+    def clear(self) -> None:
+        self._features.clear()
+
+    def _keep(self, key: bytes, features: torch.Tensor) -> None:
+        if not self.capacity:
+            return
+        self._features[key] = features
+        self._features.move_to_end(key)
+        while len(self._features) > self.capacity:
+            self._features.popitem(last=False)

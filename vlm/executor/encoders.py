@@ -1,0 +1,103 @@
+"""The networks before the decoder: what runs them, and their features of images, each computed once."""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence as Items
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.config import RuntimeConfig
+from vlm.executor.encoder_cache import EncoderCache
+from vlm.executor.graph_pool import GraphPool
+from vlm.executor.packing import PackedTexts, chunks
+from vlm.executor.timing import DeviceTimer
+from vlm.executor.virtual_rows import virtual_rows
+from vlm.layers.attention import PackedRows, Trace
+from vlm.layers.embedding import Virtual
+from vlm.requests.prompt_table import Image
+from vlm.requests.request import Request
+
+
+class Encoders(ABC):
+    """`visual` and `encoder`: an engine's networks but its decoder, anything with a `config`, or None."""
+
+    def __init__(self, visual: Any, encoder: Any, device: torch.device, dtype: torch.dtype, runtime: RuntimeConfig):
+        self.visual, self.encoder = visual, encoder
+        self.device, self.dtype = device, dtype
+        self.max_encoder_batch_size = runtime.max_encoder_batch_size
+        self.max_encoder_tokens = runtime.max_encoder_tokens
+        self.asynchronous = device.type == "cuda"
+        self.encoder_cache = EncoderCache(runtime.encoder_cache_size)
+        self.timer = DeviceTimer(device)
+
+    # --- what a subclass does ---
+    @abstractmethod
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
+
+    @abstractmethod
+    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
+        """Returns each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
+
+    # --- calls ---
+    @torch.inference_mode()
+    def encode_images(self, images: Items[Image]) -> list[Tensor]:
+        """Returns each image's features [num_features, hidden], from the cache where they are there."""
+        features = self.encoder_cache.features(images, self._encode_images)
+        return [features[image.key] for image in images]
+
+    def relieve(self) -> None:
+        """Waits for the device and gives back the memory of what is kept for later."""
+        self.encoder_cache.clear()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+    def _tables(self, requests: list[Request]) -> list[Tensor | None]:
+        """Returns each request's prompt table [n, hidden]: the given rows, then its images' features."""
+        features = iter(self.encode_images([image for request in requests for image in request.images]))
+        given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
+        parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
+                 for r, g in zip(requests, given, strict=True)]  # fmt: skip
+        return [torch.cat(rows) if rows else None for rows in parts]
+
+    def _encode_images(self, pixels: list[Tensor]) -> list[Tensor]:
+        """[C, H, W] each -> [num_features, hidden] each"""
+        batches = chunks(pixels, self.max_encoder_batch_size)
+        # a graph's output is overwritten by its next run
+        return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
+
+
+class TorchEncoders(Encoders):
+    """Modules of torch; on CUDA passes over images are CUDA graphs."""
+
+    def __init__(self, visual: Any, encoder: Any, device: torch.device, dtype: torch.dtype, runtime: RuntimeConfig):
+        super().__init__(visual, encoder, device, dtype, runtime)
+        self.graphs = GraphPool(device) if runtime.cuda_graphs and self.asynchronous else None
+
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
+        assert self.visual is not None
+        pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
+        if self.graphs is None:
+            return self.visual(pixels)
+        key = ("encode", *pixels.shape)
+        if key not in self.graphs:
+            self.graphs.capture(key, self.visual, pixels)
+        return self.graphs.run(key, pixels)
+
+    @torch.inference_mode()
+    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
+        """Returns each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
+        texts = [request.encoder_input_ids for request in requests]
+        packed_texts = PackedTexts.of(texts, [0] * len(texts))
+        token_ids, positions, _, tiles = packed_texts.tensors(self.device)
+        virtual = virtual_rows(
+            list(zip(self._tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
+        )
+        rows = PackedRows(positions, tiles, trace, Virtual(*virtual) if virtual else None)
+        return list(self.encoder(token_ids, rows).split(packed_texts.lengths))

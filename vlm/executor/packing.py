@@ -1,0 +1,137 @@
+"""Packs ragged inputs into rows, on the host: no padding but up to the sizes that graphs were captured for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from vlm.ops import prefill_attention
+from vlm.ops.packed_attention import tiles_of
+from vlm.requests.sequence import Sequence, Span
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PackedTexts:
+    """Token sequences one after the other, on the host."""
+
+    token_ids: list[int]
+    positions: list[int]
+    slots: list[int]
+    tiles: list[tuple[int, int, int]]  # of the rows that CUDA takes; the CPU takes whole sequences
+    lengths: list[int]
+
+    @classmethod
+    def of(cls, texts: list[tuple[int, ...]], slots: list[int]) -> PackedTexts:
+        lengths = [len(text) for text in texts]
+        return cls(
+            [token for text in texts for token in text],
+            [position for n in lengths for position in range(n)],
+            [slot for slot, n in zip(slots, lengths, strict=True) for _ in range(n)],
+            tiles_of(lengths),
+            lengths,
+        )
+
+    @property
+    def rows(self) -> int:
+        return len(self.token_ids)
+
+    def padded(self, spare: int) -> PackedTexts:
+        """With rows of the spare slot and empty tiles up to the next size of a graph."""
+        extra, tiles = graph_rows(self.rows) - self.rows, graph_tiles(len(self.tiles)) - len(self.tiles)
+        zeros, spares, empty = [0] * extra, [spare] * extra, [(0, 0, 0)] * tiles
+        return PackedTexts(
+            self.token_ids + zeros, self.positions + zeros, self.slots + spares, self.tiles + empty, self.lengths
+        )
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """token ids, positions, slots [R] and tiles [T, 3], int32"""
+        tiles = self.tiles if device.type == "cuda" else tiles_of(self.lengths, rows=None)
+        parts = (self.token_ids, self.positions, self.slots, tiles)
+        return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
+
+
+def graph_rows(rows: int) -> int:
+    """The next number of rows that graphs are captured for: four to each power of two."""
+    step = max(16, 1 << max(0, (rows - 1).bit_length() - 3))
+    return -(-rows // step) * step
+
+
+def graph_tiles(tiles: int) -> int:
+    return power_of_two(tiles)
+
+
+@dataclass(frozen=True)
+class PackedSpans:
+    """Parts of prompts one after the other, on the host."""
+
+    tokens: list[int]
+    positions: list[int]
+    slots: list[int]
+    spans: list[tuple[int, int, int]]  # slot, first position, rows
+
+    @classmethod
+    def of(cls, prefills: list[tuple[Sequence, Span]]) -> PackedSpans:
+        spans = [(s.slots[span.beam], span.start, span.end - span.start) for s, span in prefills]
+        return cls(
+            [token for s, span in prefills for token in s.tokens[span.start : span.end]],
+            [start + i for _, start, rows in spans for i in range(rows)],
+            [slot for slot, _, rows in spans for _ in range(rows)],
+            spans,
+        )
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    def tensors(self, device: torch.device, spare: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """token ids, positions, slots [R] and tiles [T, 4], int32; with the spare slot, padded to a graph's size"""
+        tiles = prefill_attention.tiles_of(self.spans, **({} if device.type == "cuda" else {"rows": None}))
+        parts = [self.tokens, self.positions, self.slots, tiles]
+        if spare is not None:
+            extra = graph_rows(self.rows) - self.rows
+            empty = [(0, 0, 0, 0)] * (graph_tiles(len(tiles)) - len(tiles))
+            more = ([0] * extra, [0] * extra, [spare] * extra, empty)
+            parts = [part + added for part, added in zip(parts, more, strict=True)]
+        return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
+
+
+def chunks(items: list, size: int) -> list[list]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def within(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
+    """Groups of at most `most` rows, an item that has more of them alone."""
+    group, held = [], 0
+    for item in items:
+        if group and held + rows(item) > most:
+            yield group
+            group, held = [], 0
+        group.append(item)
+        held += rows(item)
+    if group:
+        yield group
+
+
+def packed(counts: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """(slot, n) pairs -> the slot and the position of each of their rows, [sum of n] int32 each"""
+    slots = torch.cat([torch.full((n,), slot, dtype=torch.int32) for slot, n in counts])
+    positions = torch.cat([torch.arange(n, dtype=torch.int32) for _, n in counts])
+    return slots.to(device, non_blocking=True), positions.to(device, non_blocking=True)
+
+
+def power_of_two(least: int) -> int:
+    """Returns the smallest power of two that is not below `least`, which is above 0."""
+    return 1 << (least - 1).bit_length()
+
+
+def bucket_of(rows: int, limit: int) -> int:
+    """The batch size a graph is captured for: powers of two up to 16, then multiples of 16."""
+    if rows <= 16:
+        return min(power_of_two(rows), max(limit, 1))
+    return min(-(-rows // 16) * 16, limit)

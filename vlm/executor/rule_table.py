@@ -1,0 +1,156 @@
+"""The host's side of `vlm.ops.token_rules`: what requests say about tokens, packed for the device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vlm.executor.packing import power_of_two
+from vlm.ops.token_rules import ALLOW, BAN, BIAS, END, FORCE, SEEN, SUPPRESS, TokenRules
+from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import Sequence
+
+SMALLEST = 64  # rules and tokens before them that there is room for at first
+
+
+@dataclass(frozen=True)
+class PackedRules:
+    """Rules of one request: a column each."""
+
+    rules: np.ndarray  # [4, n] int32: token, kind, place, value (bits)
+    prefixes: np.ndarray  # [3, p] int32: the rule's number, how far before its token, the token
+
+    @classmethod
+    def from_words(cls, words: Items[Items[int]], kind: int, values: Items[float] = (), place: int = -1) -> PackedRules:
+        """Packs rules of one kind about the last token of each word."""
+        count = len(words)
+        rules = np.zeros((4, count), np.int32)
+        rules[0] = [word[-1] for word in words]
+        rules[1], rules[2] = kind, place
+        if len(values):
+            rules[3] = np.asarray(values, np.float32).view(np.int32)
+        before = np.fromiter((len(word) - 1 for word in words), np.int64, count)
+        ends, total = before.cumsum(), int(before.sum())
+        prefixes = np.zeros((3, total), np.int32)
+        prefixes[0] = np.repeat(np.arange(count), before)
+        prefixes[1] = np.repeat(ends, before) - np.arange(total)
+        prefixes[2] = np.fromiter((token for word in words for token in word[:-1]), np.int64, total)
+        return cls(rules, prefixes)
+
+    @classmethod
+    def joined(cls, parts: Iterable[PackedRules]) -> PackedRules:
+        parts = list(parts)
+        first, prefixes = 0, []
+        for part in parts:
+            prefixes.append(part.prefixes + np.array([[first], [0], [0]], np.int32))
+            first += part.rules.shape[1]
+        return cls(np.concatenate([p.rules for p in parts], 1), np.concatenate(prefixes, 1))
+
+    @property
+    def kinds(self) -> tuple[int, ...]:
+        return tuple(np.unique(self.rules[1]).tolist())
+
+
+def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
+    """Returns what a request says about tokens; `ends` are those that end it."""
+    params, prompt = sequence.request.params, sequence.prompt_length
+    if not params.names_tokens and not params.ends_beams:
+        return None
+    biases = (*params.sequence_bias, *(((token,), value) for token, value in params.logit_bias))
+    parts = [PackedRules.from_words(params.stop_words_ids, END)] if params.ends_beams else []
+    parts += [_always(params.bad_words_ids, biases, params.suppress_tokens, params.allowed_token_ids, tuple(ends))]
+    if params.begin_suppress_tokens:
+        # a forced first token comes before the first that is chosen
+        place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)
+        parts.append(PackedRules.from_words([(t,) for t in params.begin_suppress_tokens], SUPPRESS, place=place))
+    if isinstance(params.forced_eos_token_id, tuple):
+        forced = [(t,) for t in params.forced_eos_token_id]
+        parts.append(PackedRules.from_words(forced, FORCE, place=sequence.max_length - 1))
+    parts += _of_input(params, _input_ids(sequence))
+    return PackedRules.joined(parts)
+
+
+@functools.lru_cache(maxsize=32)
+def _always(bad_words: tuple, biases: tuple, suppressed: tuple, allowed: tuple, ends: tuple) -> PackedRules:
+    """Returns rules that hold at every place. A word that is an end token alone is not bad, as Hugging Face has it."""
+    alone = {(end,) for end in ends}
+    words = [word for word in bad_words if word not in alone]
+    return PackedRules.joined((
+        PackedRules.from_words([word for word, _ in biases], BIAS, [value for _, value in biases]),
+        PackedRules.from_words(words, BAN),
+        PackedRules.from_words([(token,) for token in suppressed], SUPPRESS),
+        PackedRules.from_words([(token,) for token in allowed], ALLOW),
+    ))  # fmt: skip
+
+
+def _of_input(params: SamplingParams, ids: tuple[int, ...]) -> list[PackedRules]:
+    parts, size = [], params.encoder_no_repeat_ngram_size
+    if params.encoder_repetition_penalty != 1.0:
+        parts.append(PackedRules.from_words([(token,) for token in dict.fromkeys(ids)], SEEN))
+    if size:
+        ngrams = dict.fromkeys(zip(*(ids[i:] for i in range(size)), strict=False))
+        parts.append(PackedRules.from_words(list(ngrams), BAN))
+    return parts
+
+
+def _input_ids(sequence: Sequence) -> tuple[int, ...]:
+    """Returns the tokens that the model was given: the encoder's, or a decoder's prompt; none where it was given
+    features."""
+    request = sequence.request
+    if request.encoder_input_ids is not None:
+        return () if request.images or request.prompt_table else request.encoder_input_ids
+    return () if sequence.num_features else tuple(sequence.history[: sequence.prompt_length])
+
+
+class RuleTable:
+    """The device's table of the rules of all slots, which grows as requests need it."""
+
+    def __init__(self, spare: int, device: torch.device):
+        self.spare, self.device = spare, device
+        self._held: dict[int, PackedRules] = {}  # by slot
+        self._allocate(SMALLEST, SMALLEST)
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        """Counts the rules and the tokens before them that there is room for; another one means other addresses."""
+        return self._rules.shape[1], self._prefixes.shape[1]
+
+    def admit(self, found: dict[int, PackedRules | None]) -> None:
+        """Takes the rules of slots that are filled, in place of what their last requests said."""
+        known = [slot for slot in found if self._held.pop(slot, None) is not None]
+        self._held |= {slot: rules for slot, rules in found.items() if rules is not None}
+        if known or any(found.values()):
+            self._upload()
+
+    def _upload(self) -> None:
+        joined = PackedRules.joined([PackedRules.from_words((), BAN), *self._held.values()])
+        slots = [np.full(rules.rules.shape[1], slot, np.int32) for slot, rules in self._held.items()]
+        count, prefixes = joined.rules.shape[1], joined.prefixes.shape[1]
+        if count > self.capacity[0] or prefixes > self.capacity[1]:
+            self._allocate(_room(count, self.capacity[0]), _room(prefixes, self.capacity[1]))
+        capacity = self.capacity
+        rules = np.tile(np.array([[self.spare], [-1], [-1], [-1], [0]], np.int32), capacity[0])
+        rules[0, :count] = np.concatenate([np.empty(0, np.int32), *slots])
+        rules[1:, :count] = joined.rules
+        rest = np.tile(np.array([[capacity[0]], [0], [0]], np.int32), capacity[1])
+        rest[:, :prefixes] = joined.prefixes
+        for target, source in ((self._rules, rules), (self._prefixes, rest)):
+            target.copy_(torch.from_numpy(source).to(self.device, non_blocking=True))
+
+    def _allocate(self, rules: int, prefixes: int) -> None:
+        new = lambda rows, size: torch.zeros((rows, size), dtype=torch.int32, device=self.device)  # noqa: E731
+        self._rules: Tensor = new(5, rules)
+        self._prefixes: Tensor = new(3, prefixes)
+        self._rules[0], self._rules[1:4], self._prefixes[0] = self.spare, -1, rules
+        slots, tokens, kinds, places, values = self._rules
+        self.rules = TokenRules(slots, tokens, kinds, places, values.view(torch.float32), *self._prefixes)
+
+
+def _room(needed: int, there: int) -> int:
+    return max(there, power_of_two(needed) if needed else 0)

@@ -1,0 +1,152 @@
+"""Runs batches of one engine through compiled graphs over linear caches: ONNX Runtime's, TensorRT's.
+
+A sequence is a slot, and a pass takes a run of neighbouring slots as a view of the caches: nothing is gathered. Slots
+in between that are not asked take part with what they would do next; what that writes is written again when they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from vlm.backends.graphs.io import CACHED, CROSSED
+from vlm.config import ModelConfig, RuntimeConfig
+from vlm.executor.base_executor import Executor
+from vlm.executor.batch_state import BatchState
+from vlm.executor.choice import Choice
+from vlm.executor.chooser import DecodeRows
+from vlm.executor.slot_cache import SlotCache
+from vlm.executor.slot_encoders import Network, SlotEncoders, Tensors
+from vlm.executor.slot_packing import alike, neighbours
+from vlm.requests.sequence import Sequence, Span
+
+MOST_PASSES = 256  # runs of slots whose decode steps are kept ready
+
+
+@dataclass(frozen=True)
+class DecodePass:
+    """A decode step of a run of slots: buffers, and what runs on them."""
+
+    token_ids: Tensor  # [B, 1] int64
+    starts: Tensor  # [B] int64
+    cross_lengths: Tensor  # [B] int64
+    run: Callable[[], Tensors]
+
+
+class SlotExecutor(Executor, SlotEncoders):
+    """The graphs of one engine and the state of its slots. networks: by the names of vlm.backends.graphs.io"""
+
+    gives_context_logits = False
+
+    def __init__(self, networks: Mapping[str, Network], cache: SlotCache, state: BatchState, runtime: RuntimeConfig):
+        config: ModelConfig = networks["decoder"].config
+        super().__init__(config, networks.get("visual"), networks.get("encoder"), state, state.pending.dtype, runtime)
+        self.decoder, self.cross = networks["decoder"], networks.get("cross")
+        self.cache = cache
+        self._passes: dict[tuple[int, int], DecodePass] = {}
+        self._logits_of = torch.empty(state.spare + 1, config.vocab_size, device=self.device)
+
+    @torch.inference_mode()
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+        self._reserve(CACHED, max(len(s.tokens) for s in sequences))
+        self._reserve(CROSSED, max(s.num_features for s in sequences))
+        super().admit(sequences, stop_ids)
+
+    def relieve(self) -> None:
+        """Also gives back what the caches have grown by, or tried to: all that they held is computed again."""
+        super().relieve()
+        if self.cache.reset():
+            self._passes.clear()
+
+    def _reserve(self, dimension: str, rows: int) -> None:
+        if self.cache.reserve(dimension, rows):
+            self._passes.clear()
+
+    # --- prompts ---
+    @torch.inference_mode()
+    def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
+        """Computes the first beams' spans; the other beams of a search copy them."""
+        first = [(s, span) for s, span in prefills if span.beam == 0]
+        with self.timer("prefill"):
+            for group in neighbours(first, self.state.slots.tokens.shape[1]):
+                self._prefill(group)
+            for sequence, span in prefills:
+                if span.beam:
+                    self.cache.copy(sequence.slot, sequence.slots[span.beam], span.start, span.end)
+        for sequence in {s for s, _ in prefills if not s.work}:
+            sequence.table = None
+
+    def _prefill(self, group: list[tuple[Sequence, Span]]) -> None:
+        slots = slice(group[0][0].slot, group[-1][0].slot + 1)
+        reach = max(span.start for _, span in group) + max(span.end - span.start for _, span in group)
+        self._reserve(CACHED, reach)
+        inputs = self._tokens([(s.table, s.tokens[span.start : span.end]) for s, span in group], self.config)
+        inputs |= {
+            "starts": self._integers([span.start for _, span in group]),
+            "counts": self._integers([span.end - span.start for _, span in group]),
+            "cross_lengths": self.state.cross_lengths[slots].long(),
+        }
+        self._bound(slots, inputs)()
+
+    def _bound(self, slots: slice, inputs: dict[str, Tensor]) -> Callable[[], Tensors]:
+        graph = self.decoder.graph
+        inputs = {**inputs, **self.cache.inputs(slots)}
+        outputs = {"logits": self._logits_of[slots], **self.cache.outputs(slots)}
+        return graph.bind({port.name: inputs[port.name] for port in graph.io.inputs}, outputs)
+
+    # --- encoders ---
+    def _encode_texts(self, sequences: list[Sequence]) -> None:
+        for group in alike(sequences):
+            hidden = self._hidden([(s.table, s.request.encoder_input_ids) for s in group])
+            self._write_padded(group, hidden)
+        for sequence in sequences:
+            sequence.table = None
+
+    def _write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
+        rows = features.split([s.num_features for s in sequences])
+        self._write_padded(sequences, pad_sequence(list(rows), batch_first=True))
+
+    def _write_padded(self, sequences: list[Sequence], hidden: Tensor) -> None:
+        """hidden [B, T, hidden] -> the cross K/V of every beam"""
+        for name, rows in self.cross(hidden=hidden.contiguous()).items():
+            for sequence, own in zip(sequences, rows, strict=True):
+                for slot in sequence.slots:
+                    self.cache.write(name, slot, own[:, : sequence.num_features])
+
+    # --- decode ---
+    def _decode(self, rows: DecodeRows, choice: Choice, steps: int) -> None:
+        used = rows.all[rows.all != self.state.spare]
+        first, end = int(used.min()), int(used.max()) + 1
+        reach = int(self.state.slots.lengths[first:end].max()) + steps
+        self._reserve(CACHED, min(reach, self.state.slots.tokens.shape[1]))
+        at = (rows.all.long() - first).clamp(max=end - first - 1)
+        for _ in range(steps):
+            logits = self._logits(first, end)[at]
+            if (parents := self.chooser.choose(logits, rows, choice)) is not None:
+                self.cache.follow(rows.beams.slots, parents)
+
+    def _logits(self, first: int, end: int) -> Tensor:
+        """The next logits of a run of slots, [end - first, vocabulary] float32."""
+        if (first, end) not in self._passes:
+            if len(self._passes) == MOST_PASSES:
+                self._passes.clear()
+            self._passes[first, end] = self._decode_pass(slice(first, end))
+        bound, state, slots = self._passes[first, end], self.state.slots, slice(first, end)
+        bound.starts.copy_(state.lengths[slots] - 1)
+        bound.cross_lengths.copy_(self.state.cross_lengths[slots])
+        ids = state.tokens[slots].gather(1, bound.starts[:, None])
+        # a prompt may end in a row of its table: the slot's own row of those that are pending
+        pending = self.config.vocab_size + torch.arange(end - first, device=self.device)[:, None]
+        bound.token_ids.copy_(torch.where(ids < self.config.vocab_size, ids, pending))
+        return bound.run()["logits"]
+
+    def _decode_pass(self, slots: slice) -> DecodePass:
+        integers = lambda *dims: torch.ones(slots.stop - slots.start, *dims, dtype=torch.int64, device=self.device)  # noqa: E731
+        token_ids, starts, cross_lengths = integers(1), integers(), integers()
+        inputs = {"token_ids": token_ids, "starts": starts, "counts": integers(), "cross_lengths": cross_lengths}
+        run = self._bound(slots, inputs | {"prompt_table": self.state.pending[slots]})
+        return DecodePass(token_ids, starts, cross_lengths, run)

@@ -1,0 +1,106 @@
+"""Model families and where they come from: catalogs, found through the entry-point group `vlm.catalogs`.
+
+A catalog is a light module (no torch) with tuples: `MODELS` of `ModelRef`, `FAMILIES` of `FamilySpec` and, where it has
+any, `CONVERTERS` of `ConverterRef` and `UNSUPPORTED` of `vlm.registry.unsupported.Unsupported`. A package of its own
+may bring another one.
+"""
+
+from __future__ import annotations
+
+import functools
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.artifacts.model_files import ModelFiles
+from vlm.errors import ConfigError, listed
+from vlm.registry.spec import ConverterRef, FamilySpec, ModelSpec
+from vlm.registry.unsupported import ROWS, Unsupported, check_supported
+
+if TYPE_CHECKING:
+    from vlm.artifacts.checkpoint import Checkpoint
+    from vlm.artifacts.engine_dir import EngineDir
+
+CATALOG_GROUP = "vlm.catalogs"
+
+
+@functools.cache
+def catalogs() -> tuple[Any, ...]:
+    return tuple(entry.load() for entry in sorted(entry_points(group=CATALOG_GROUP), key=lambda e: e.name))
+
+
+def families() -> dict[str, FamilySpec]:
+    return {family.name: family for catalog in catalogs() for family in catalog.FAMILIES}
+
+
+def family(name: str) -> FamilySpec:
+    """Raises ConfigError for a name that no installed catalog brings."""
+    known = families()
+    if name not in known:
+        raise ConfigError(f"model family {name!r} is unknown; installed are {listed(sorted(known), 40)}.")
+    return known[name]
+
+
+@functools.cache
+def model_spec(name: str) -> ModelSpec:
+    for catalog in catalogs():
+        for ref in catalog.MODELS:
+            if ref.name == name:
+                return ref.load()
+    raise ConfigError(f"model {name!r} is in no installed catalog; reinstall the package that brought it.")
+
+
+def configs_of(model: Checkpoint | EngineDir) -> dict[str, Any]:
+    """Every role's configuration, of the class that its network takes."""
+    return {role: model_spec(name).config.from_dict(model.config(role)) for role, name in model.roles.items()}
+
+
+def text_config(model: Checkpoint | EngineDir) -> Any:
+    """Returns the configuration of what a request's ids are: the decoder's, or that of an encoder alone."""
+    configs = configs_of(model)
+    return configs.get("decoder", configs.get("encoder"))
+
+
+def converter_of(path: Path) -> ConverterRef | None:
+    """What converts this folder or file; None for a Hugging Face one and any other."""
+    found = (ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()) if ref.matches(path))
+    return next(found, None)
+
+
+def unsupported() -> tuple[Unsupported, ...]:
+    """Returns every kind of model that is known and not served; a catalog's own come before the common ones."""
+    own = (row for catalog in catalogs() for row in getattr(catalog, "UNSUPPORTED", ()))
+    return (*own, *ROWS)
+
+
+def check_files(model: ModelFiles) -> None:
+    """Raises UnsupportedModelError for a kind of model that is known and not served."""
+    check_supported(model, unsupported())
+
+
+def check_model(path: Path) -> None:
+    """Raises UnsupportedModelError where a folder or file, which exists, is of a kind that is not served."""
+    check_files(ModelFiles.from_path(path))
+
+
+def match_family(config: dict[str, Any]) -> FamilySpec:
+    """The family of a Hugging Face config.json; ConfigError when there is none."""
+    check_files(ModelFiles("this model", config=config))
+    for spec in families().values():
+        if spec.matches(config):
+            return spec
+    if config.get("model_type") is None:
+        raise ConfigError(
+            "config.json names no model_type: it is not one that transformers wrote; give a model's that is."
+        )
+    raise ConfigError(
+        f"model_type {config['model_type']!r} is not supported; families here are {listed(sorted(families()), 40)}."
+    )
+
+
+def architecture(name: str) -> tuple[FamilySpec, dict[str, Any]]:
+    """A published shape (`nougat-base`) -> its family and Hugging Face config."""
+    known = {arch: spec for spec in families().values() for arch in spec.architectures}
+    if name not in known:
+        raise ConfigError(f"architecture {name!r} is unknown; known are {listed(sorted(known), 40)}.")
+    return known[name], known[name].architectures[name]()

@@ -1,0 +1,111 @@
+"""What a package brings to the registry: specs of networks and families, names of converters (no torch)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vlm.config import Config
+from vlm.errors import ConfigError
+from vlm.limits import MAX_LAYERS
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """All that one network needs: its configuration, its module and its weight rules."""
+
+    name: str
+    config: type[Config]
+    parse: Callable[[dict[str, Any]], Config]  # Hugging Face config -> ours; ConfigError names every unsupported field
+    module: Callable[[Any], Any]  # config -> torch.nn.Module whose state_dict names are the rules' targets
+    rules: Callable[[Any], list[Any]]  # config -> weight rules (vlm.convert.rules)
+    # what only the weights tell (tied or not, a bias that is there): config and tensors by name -> config
+    adapt: Callable[[Any, Mapping[str, Any]], Any] = lambda config, tensors: config
+
+    def skeleton(self, config: Config) -> Any:
+        """The module on torch's meta device: shapes and types alone."""
+        from vlm.registry.skip_init import skeleton
+
+        if (layers := config.depth_in_all) > MAX_LAYERS:
+            raise ConfigError(
+                f"the {self.name} network would have {layers:,} layers, the limit is {MAX_LAYERS:,}; its config.json is"
+                " not the one that it was published with: fetch it again."
+            )
+        return skeleton(lambda: self.module(config))
+
+    def loaded(self, config: Config, weights: Mapping[str, Any], device: Any) -> Any:
+        """The module with these weights, ready to run; nothing is initialized twice. RuntimeError where they do not
+        fit."""
+        module = self.skeleton(config)
+        module.load_state_dict(weights, strict=True, assign=True)
+        if hasattr(module, "init_buffers"):
+            module.init_buffers(device)
+        return module.eval().requires_grad_(False)
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    """Names a ModelSpec without importing it: `module:attribute`."""
+
+    name: str
+    target: str
+
+    def load(self) -> ModelSpec:
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class ConverterRef:
+    """Names what converts another program's folders or files, without importing it."""
+
+    name: str  # the kind of model: "fairseq"
+    target: str  # `module:function`, (path, out, *, progress) -> Checkpoint
+    matches: Callable[[Path], bool]  # is this folder or file, which exists, one of them?
+    options: tuple[str, ...] = ()  # keywords of its own: "tokenizer"
+
+    def load(self) -> Callable[..., Any]:
+        module, _, attribute = self.target.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class Role:
+    """One network of a family and where a Hugging Face folder keeps it."""
+
+    model: str  # a ModelRef's name
+    config_key: str | None = None  # sub-config in config.json; None: the whole
+    weight_prefix: str = ""  # "encoder." for `encoder.embeddings…`
+    shared: tuple[str, ...] = ()  # tensors without that prefix which this role takes too,
+    outer: str = ""  # … and what their names lose
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """How a family that is asked in words reads its prompts."""
+
+    images: str = "inline"  # where an image stands: "inline", at its placeholder, or "first", before the text
+    template: str | None = None  # Jinja, of a conversation, where the model's folder has none
+    question: str | None = None  # how a whole sentence is put: "Question: {prompt} Answer:"
+
+
+@dataclass(frozen=True)
+class FamilySpec:
+    """What users call a model: the networks it is made of, how to know it, and what goes in and comes out."""
+
+    name: str
+    summary: str
+    roles: Mapping[str, Role]  # "visual" | "encoder" | "decoder"
+    matches: Callable[[dict[str, Any]], bool]  # is this Hugging Face config.json of this family?
+    inputs: tuple[str, ...]  # ("image",), ("text",), ("image", "text")
+    prompt: PromptFormat | None = None  # of decoders alone and of models that take images in a text
+    # of every tensor's name but the heads'; a checkpoint saved as the base model alone has none: it gets the first
+    base_prefixes: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)  # how names of other releases begin -> how those do here
+    image_processor: str = "NougatImageProcessor"  # where the folder does not say
+    postprocess: str | None = None  # `module:function`, text -> text
+    loop_detection: bool = False  # on by default for the family's requests
+    architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name

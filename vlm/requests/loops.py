@@ -1,0 +1,38 @@
+"""Loops, which end an output: Nougat's failure mode (Blecher et al., arXiv:2308.13418, §5.4).
+
+The detector counts, for every period p, for how many tokens the sequence has been equal to itself p tokens before; a
+run of at least `MIN_LOOP` tokens and `LOOP_REPEATS` periods ends the sequence.
+"""
+
+from __future__ import annotations
+
+MAX_PERIOD = 128  # tokens
+MIN_LOOP = 96  # repeated tokens
+LOOP_REPEATS = 4  # repetitions after the first occurrence
+
+
+def loop_runs_of(tokens: list[int]) -> list[int]:
+    """The counters after a whole history, on the host: for a sequence that is taken up again after a preemption."""
+    runs = []
+    for period in range(1, MAX_PERIOD + 1):
+        run = 0
+        while run + period < len(tokens) and tokens[-1 - run] == tokens[-1 - run - period]:
+            run += 1
+        runs.append(run)
+    return runs
+
+
+def loop_period(tokens: list[int]) -> int | None:
+    """The shortest period in which a looping history repeats itself at its end; None when it does not loop."""
+    for period, run in enumerate(loop_runs_of(tokens), 1):
+        if run >= max(MIN_LOOP, LOOP_REPEATS * period):
+            return period
+    return None
+
+
+def without_loop(tokens: list[int], period: int) -> list[int]:
+    """The history up to the end of the loop's first turn."""
+    end = len(tokens)
+    while end > 2 * period and tokens[end - 1] == tokens[end - 1 - period]:
+        end -= 1
+    return tokens[:end]

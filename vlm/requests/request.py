@@ -1,0 +1,48 @@
+"""What is asked of a model, immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from vlm.errors import InputError
+from vlm.requests.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vlm.requests.prompt_table import Image, PromptTable
+
+
+class Stops(Protocol):
+    """The engine knows no text: who does says where to stop."""
+
+    def end(self, token_ids: list[int], known: int) -> int | None:
+        """All generated tokens, the first `known` of them seen before -> how many to keep; None: go on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One input: what the encoder takes, or its output, and the tokens the decoder starts from.
+
+    Ids from the vocabulary's size on stand for rows of the request's prompt table: those of `prompt_table`, then the
+    features of `images`. They stand among the encoder's ids, and without an encoder among the decoder's.
+    """
+
+    decoder_prompt_token_ids: tuple[int, ...]
+    pixel_values: Tensor | None = None  # [C, H, W] float32: of an image whose features the decoder attends to
+    encoder_input_ids: tuple[int, ...] | None = None
+    encoder_output: Tensor | None = None  # [T, hidden]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    stops: Stops | None = None  # where the output's text ends it
+    images: tuple[Image, ...] = ()
+    prompt_table: PromptTable | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.pixel_values, self.encoder_input_ids, self.encoder_output)
+        if sum(part is not None for part in given) > 1:
+            raise InputError("a request takes one of pixel_values, encoder_input_ids and encoder_output.")
+        if self.encoder_input_ids is not None and not self.encoder_input_ids:
+            raise InputError("the text is empty; the encoder needs at least one token.")
+        if not self.decoder_prompt_token_ids:
+            raise InputError("decoder_prompt_token_ids is empty; it needs at least the decoder's start token.")

@@ -1,1 +1,0 @@
-"""The shared encoder-decoder runtime: it speaks token ids and tensors, never text."""
