@@ -50,8 +50,8 @@ class Accuracy:
 def greedy(sampling: dict[str, Any]) -> dict[str, Any]:
     """The options with what a comparison needs. InputError for those that cannot be compared."""
     plain = SamplingParams()
-    if wrong := [n for n, value in sampling.items() if n not in COMMON and value != getattr(plain, n)]:
-        raise InputError(f"the accuracy check decodes greedily, one output a request; leave {listed(wrong)} out.")
+    if unsupported := [n for n, value in sampling.items() if n not in COMMON and value != getattr(plain, n)]:
+        raise InputError(f"the accuracy check decodes greedily, one output a request; leave {listed(unsupported)} out.")
     return {**sampling, **GREEDY}
 
 
@@ -165,7 +165,7 @@ class Reference:
         return found[: next((i + 1 for i, token in enumerate(found) if token in self._ends), limit)]
 
     def log_probabilities(self, request: Request, token_ids: list[int]) -> Tensor:
-        """Of all tokens at the place of each of `token_ids`, in one pass over them: [tokens, vocabulary] float32."""
+        """Returns all tokens' log-probabilities at each place of `token_ids`, from one pass: [tokens, vocabulary]."""
         model, inputs = self._inputs(request, token_ids[:-1])
         with torch.inference_mode():
             logits = model(**inputs).logits[0, -len(token_ids) :]
@@ -198,12 +198,12 @@ class Reference:
         if self.encoder_decoder:
             inputs["decoder_input_ids"] = self._tensor([*prompt, *after])
             if request.encoder_input_ids is not None:
-                inputs |= self._asked(model, request, list(request.encoder_input_ids))
+                inputs |= self._chat_inputs(model, request, list(request.encoder_input_ids))
         else:
-            inputs |= self._asked(model, request, [*prompt, *after])
+            inputs |= self._chat_inputs(model, request, [*prompt, *after])
         return model, inputs
 
-    def _asked(self, model: Any, request: Request, ids: list[int]) -> dict[str, Tensor]:
+    def _chat_inputs(self, model: Any, request: Request, ids: list[int]) -> dict[str, Tensor]:
         """Ids with placeholders for the images' rows; embeddings where a prompt table is among them."""
         given = 0 if request.prompt_table is None else len(request.prompt_table)
         if request.images:

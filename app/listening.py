@@ -49,7 +49,7 @@ def address(host: str, port: int, protocol: str = "http") -> str:
 
 
 def reserve_files(connections: int) -> None:
-    """Lets the process open so many connections besides its own files. Raises InputError where it may not."""
+    """Lets the process open so many connections in addition to its own files. Raises InputError where it may not."""
     needed = connections + OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:

@@ -21,7 +21,7 @@ class RandomInputs:
 
     def __init__(self, pipeline: Pipeline, placeholder: int | None, new_tokens: int, seed: int):
         executor = pipeline.llm.executor
-        self.asked = pipeline.family.prompt is not None
+        self.is_chat = pipeline.family.prompt is not None
         self.visual, self.placeholder = executor.visual and executor.visual.config, placeholder
         self.key = "encoder_input_ids" if executor.encoder else "decoder_prompt_token_ids"
         self.vocab = (executor.encoder or executor.decoder).config.vocab_size
@@ -32,7 +32,7 @@ class RandomInputs:
 
     def all(self) -> list[tuple[str, dict[str, Any]]]:
         """Returns pairs of what it is and the input"""
-        if self.visual is not None and not self.asked:
+        if self.visual is not None and not self.is_chat:
             return [(f"image {i}", {"pixel_values": self._pixels(1)[0]}) for i in range(1, 4)]
         texts = [self._ids(min(length, self.room)) for length in LENGTHS]
         found = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]

@@ -78,8 +78,8 @@ class Verified:
 
     def beyond(self, allowed: Allowed) -> list[str]:
         """Names what rounding does not explain; a NaN is beyond everything."""
-        wrong = self.tokens - self.near_ties(allowed) - sum(one.same for one in self.distances)
-        found = [f"{wrong} wrong token{'s' if wrong > 1 else ''}"] if wrong else []
+        mismatches = self.tokens - self.near_ties(allowed) - sum(one.same for one in self.distances)
+        found = [f"{mismatches} wrong token{'s' if mismatches > 1 else ''}"] if mismatches else []
         found += [] if self.mean_error <= allowed.mean_error else ["mean error"]
         return found + ([] if self.largest_error <= allowed.largest_error else ["largest error"])
 

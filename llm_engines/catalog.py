@@ -184,7 +184,7 @@ FAMILIES = (
     FamilySpec(
         name="t5-encoder",
         summary="Text to hidden states: encoders of T5, T5 v1.1, mT5 saved alone (T5EncoderModel)",
-        roles={"encoder": Role("t5-encoder", weight_prefix="encoder.", shared=("shared.weight",))},
+        roles={"encoder": Role("t5-encoder", weight_prefix="encoder.", shared_tensors=("shared.weight",))},
         matches=_is_t5_encoder,
         inputs=("text",),
     ),
@@ -195,9 +195,9 @@ FAMILIES = (
             "encoder": Role(
                 "t5-encoder",
                 weight_prefix="encoder.",
-                shared=("shared.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+                shared_tensors=("shared.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
             ),
-            "decoder": Role("t5", shared=("encoder.embed_tokens.weight",)),
+            "decoder": Role("t5", shared_tensors=("encoder.embed_tokens.weight",)),
         },
         matches=_is("t5", "mt5"),
         inputs=("text",),
@@ -216,9 +216,9 @@ FAMILIES = (
             "encoder": Role(
                 "bart-encoder",
                 weight_prefix="model.encoder.",
-                shared=("model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
+                shared_tensors=("model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
             ),
-            "decoder": Role("bart", shared=("model.encoder.embed_tokens.weight",)),
+            "decoder": Role("bart", shared_tensors=("model.encoder.embed_tokens.weight",)),
         },
         matches=_is("bart", "mbart"),
         inputs=("text",),

@@ -8,31 +8,31 @@ import torch
 
 from vlm.ops import add_layer_norm as norm_op
 from vlm.ops import add_rms_norm as rms_op
-from vlm.ops import advance as advance_op
+from vlm.ops import append_and_check_stop as append_op
 from vlm.ops import beam_search as beam_op
 from vlm.ops import embed as embed_op
 from vlm.ops import gated as gated_op
 from vlm.ops import kv_write as write_op
-from vlm.ops import likeliest as likeliest_op
 from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import rotary as rotary_op
 from vlm.ops import sample as sample_op
+from vlm.ops import topk_logprobs as topk_op
 from vlm.ops.kernels import add_norm as norm_kernel
-from vlm.ops.kernels import advance as advance_kernel
+from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import beam_search as beam_kernel
 from vlm.ops.kernels import copy_blocks as copy_kernel
 from vlm.ops.kernels import embed as embed_kernel
 from vlm.ops.kernels import gated as gated_kernel
 from vlm.ops.kernels import kv_write as write_kernel
-from vlm.ops.kernels import likeliest as likeliest_kernel
 from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
 from vlm.ops.kernels import prefill_attention as prefill_kernel
 from vlm.ops.kernels import rotary as rotary_kernel
 from vlm.ops.kernels import sample as sample_kernel
+from vlm.ops.kernels import topk_logprobs as topk_kernel
 
 SLOTS = 6
 
@@ -200,12 +200,12 @@ def greedy(device: torch.device) -> None:
         assert torch.equal(logits.gather(-1, reference_token[:, None]), logits.gather(-1, token[:, None]))
 
 
-def likeliest(device: torch.device) -> None:
+def topk_logprobs(device: torch.device) -> None:
     for rows, vocab, k in ((3, 7, 4), (2, 1000, 20), (5, 40000, 8), (1, 33, 33)):
         logits = 3 * torch.randn(rows, vocab, device=device)
         logits[0, 2:] = float("-inf")  # a row that is almost decided
-        values, ids, normalizer = likeliest_kernel.likeliest(logits, k)
-        want, want_ids, want_normalizer = likeliest_op.reference(logits, k)
+        values, ids, normalizer = topk_kernel.topk_logprobs(logits, k)
+        want, want_ids, want_normalizer = topk_op.reference(logits, k)
         torch.testing.assert_close(values, want)
         torch.testing.assert_close(normalizer, want_normalizer, atol=2e-5, rtol=1e-5)
         assert torch.equal(ids[want > float("-inf")], want_ids[want > float("-inf")])
@@ -218,26 +218,26 @@ def beam_search(device: torch.device) -> None:
 
     settings = [(1.0, 0, 0.0, -1), (0.0, 2, 0.0, 7), (-0.5, 1, 0.3, -1), (2.0, 2, 0.5, -1)]
     widths, longest, turns = ([4, 2, 3, 4], 24, 26) if device.type == "cuda" else ([3, 2], 6, 7)
-    spare, widest, vocab, size = sum(widths) + 1, max(widths), 40, 4
+    padding_slot, widest, vocab, size = sum(widths) + 1, max(widths), 40, 4
     firsts = [sum(widths[:i]) for i in range(len(widths))]
-    slots = [[*range(a, a + w), *[spare] * (widest - w)] for a, w in zip(firsts, widths, strict=True)]
-    states = [BatchState(spare, 150, CacheShape(800, 8, 40, 4), device) for _ in range(2)]
-    blocks = torch.randperm((spare + 1) * 41, dtype=torch.int32).to(device).view(-1, 41) + 1
+    slots = [[*range(a, a + w), *[padding_slot] * (widest - w)] for a, w in zip(firsts, widths, strict=True)]
+    states = [BatchState(padding_slot, 150, CacheShape(800, 8, 40, 4), device) for _ in range(2)]
+    blocks = torch.randperm((padding_slot + 1) * 41, dtype=torch.int32).to(device).view(-1, 41) + 1
     for state in states:
         s, b = state.slots, state.beams
         state.self_tables[:], b.spare_blocks[:] = blocks[:, :40], blocks[:, 40]
-        s.finish[:spare], s.lengths[:], s.prompt_lengths[:], s.max_lengths[:] = 0, 1, 1, longest
+        s.finish[:padding_slot], s.lengths[:], s.prompt_lengths[:], s.max_lengths[:] = 0, 1, 1, longest
         s.max_lengths[: widths[0]] = 5
         s.stop_ids[:, 0] = 1
         s.stop_ids[firsts[-1] :, 1] = 2
-        b.improvable[:], b.scores[:] = True, -1e9
+        b.can_improve[:], b.scores[:] = True, -1e9
         for (penalty, early, diversity, forced), first, width in zip(settings, firsts, widths, strict=False):
             b.scores[first] = 0.0
             one = slice(first, first + width)
             b.length_penalty[one], b.early_stopping[one], b.diversity[one] = penalty, early, diversity
-            s.forced_first[one] = s.forced_last[one] = forced
-    slots = torch.tensor([*slots, [spare] * widest], dtype=torch.int32).to(device)
-    groups = beam_op.Groups(slots, torch.where(slots == spare, 0, slots), spare, 3 * widest)
+            s.forced_bos[one] = s.forced_eos[one] = forced
+    slots = torch.tensor([*slots, [padding_slot] * widest], dtype=torch.int32).to(device)
+    groups = beam_op.Groups(slots, torch.where(slots == padding_slot, 0, slots), padding_slot, 3 * widest)
     for turn in range(turns):
         logits = 2 * torch.randn(sum(widths), vocab, device=device)
         logits[:, 1] += -3 if turn < 4 else 0.5
@@ -249,9 +249,11 @@ def beam_search(device: torch.device) -> None:
         # what an ended search would go on with may be anything
         goes_on = states[0].slots.finish[groups.slots[:, 0].long()] == 0
         assert torch.equal(want[goes_on], found[goes_on].long())
-        pairs = beam_op.reference_follow(states[0].self_tables, size, states[0].slots, states[0].beams, groups, want)
+        pairs = beam_op.reference_reorder_cache(
+            states[0].self_tables, size, states[0].slots, states[0].beams, groups, want
+        )
         arguments = (states[1].self_tables, size, states[1].slots, states[1].beams, groups, want.int())
-        for a, b in zip(pairs, beam_kernel.follow(*arguments), strict=True):
+        for a, b in zip(pairs, beam_kernel.reorder_cache(*arguments), strict=True):
             assert torch.equal(a, b)
         assert torch.equal(states[0].self_tables, states[1].self_tables)
         _same_search(*states)
@@ -261,7 +263,7 @@ def beam_search(device: torch.device) -> None:
 def _same_search(a, b) -> None:
     for name in ("lengths", "finish"):
         assert torch.equal(getattr(a.slots, name), getattr(b.slots, name)), name
-    for name in ("ended", "improvable", "spare_blocks"):
+    for name in ("ended", "can_improve", "spare_blocks"):
         assert torch.equal(getattr(a.beams, name), getattr(b.beams, name)), name
     running = a.slots.finish == 0
     torch.testing.assert_close(a.beams.scores[running], b.beams.scores[running], atol=1e-4, rtol=1e-6)
@@ -290,7 +292,7 @@ def copy_blocks(device: torch.device) -> None:
         assert torch.equal(cache, want)
 
 
-def advance(device: torch.device) -> None:
+def append_and_check_stop(device: torch.device) -> None:
     from vlm.executor.batch_state import BatchState
     from vlm.executor.kv_cache import CacheShape
 
@@ -302,16 +304,16 @@ def advance(device: torch.device) -> None:
         state.finish[:SLOTS] = 0
         state.finish[2] = 1
         state.max_lengths[0] = 5
-        state.forced_last[0] = 77
-        state.forced_first[3] = 6
+        state.forced_eos[0] = 77
+        state.forced_bos[3] = 6
         state.stop_ids[1, 200] = 9
         state.detect_loops[3:] = 1
     slots = torch.tensor([0, 1, 2, 3, 4, SLOTS, SLOTS], dtype=torch.int32, device=device)
     for turn in range(200):
         tokens = torch.tensor([3, turn % 50, 4, 5, turn % 20, 1, 1], device=device)
         logprobs = -torch.rand(7).to(device)
-        advance_op.reference(states[0], slots, tokens, logprobs)
-        advance_kernel.advance(states[1], slots, tokens, logprobs)
+        append_op.reference(states[0], slots, tokens, logprobs)
+        append_kernel.append_and_check_stop(states[1], slots, tokens, logprobs)
     assert states[0].finish.tolist()[:5] == [3, 1, 1, 2, 2]
     for name in ("tokens", "logprobs", "lengths", "finish", "loop_runs"):
         assert torch.equal(getattr(states[0], name), getattr(states[1], name)), name
@@ -332,9 +334,9 @@ CASES = {
         gated,
         linear,
         greedy,
-        likeliest,
+        topk_logprobs,
         beam_search,
         copy_blocks,
-        advance,
+        append_and_check_stop,
     )
 }

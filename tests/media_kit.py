@@ -72,7 +72,7 @@ def children(pid: int) -> list[Child]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Of /proc/PID/stat what follows the name: state, parent, …"""
+    """Returns what follows the name in /proc/PID/stat: state, parent, …"""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

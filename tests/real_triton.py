@@ -64,7 +64,7 @@ class Triton:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of an activated environment."""
+        """Returns the variables of an activated environment."""
         libraries = f"{self.root / 'nvidia_pytriton.libs'}:{sysconfig.get_config_var('LIBDIR')}"
         path = f"{self.python / 'bin'}:{os.environ['PATH']}"
         return {**os.environ, "VIRTUAL_ENV": str(self.python), "PATH": path, "LD_LIBRARY_PATH": libraries}

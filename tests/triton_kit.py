@@ -117,7 +117,7 @@ def asked(model: Any, *requests: dict[str, np.ndarray]) -> list[InferenceRespons
 
 
 def streamed(model: Any, *requests: dict[str, np.ndarray]) -> list[list[InferenceResponse]]:
-    """Of each request its responses."""
+    """Returns each request's responses."""
     made = [Request(arrays) for arrays in requests]
     assert model.execute(made) is None
     for request in made:

@@ -293,12 +293,14 @@ FAMILIES = (
             "visual": Role("blip2-vision"),
             "encoder": Role(
                 "t5-encoder", config_key="text_config", weight_prefix="language_model.encoder.",
-                outer="language_model.",
-                shared=tuple(f"language_model.{x}.weight" for x in ("shared", "decoder.embed_tokens", "lm_head")),
+                shared_prefix="language_model.",
+                shared_tensors=tuple(
+                    f"language_model.{x}.weight" for x in ("shared", "decoder.embed_tokens", "lm_head")
+                ),
             ),
             "decoder": Role(
                 "t5", config_key="text_config", weight_prefix="language_model.",
-                shared=("language_model.encoder.embed_tokens.weight",),
+                shared_tensors=("language_model.encoder.embed_tokens.weight",),
             ),
         },
         matches=_is_blip2("t5"),

@@ -129,20 +129,20 @@ class BuildConfig(Config):
     )
 
     def __post_init__(self) -> None:
-        wrong = []
+        errors = []
         if self.dtype not in DTYPES:
-            wrong.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
+            errors.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
         if self.backend not in BACKENDS:
-            wrong.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
-        wrong += self._wrong_targets() + self._wrong_quantization()
+            errors.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
+        errors += self._target_errors() + self._quantization_errors()
         if self.backend == "onnxruntime" and self.dtype == "bfloat16":
-            wrong.append("onnxruntime does not compute in bfloat16 on the CPU, build it with float32 or float16")
+            errors.append("onnxruntime does not compute in bfloat16 on the CPU, build it with float32 or float16")
         for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                wrong.append(f"{name} is {value}, it must be at least 1")
-        if wrong:
-            raise ConfigError("; ".join(wrong) + ".")
+                errors.append(f"{name} is {value}, it must be at least 1")
+        if errors:
+            raise ConfigError("; ".join(errors) + ".")
 
     def options(self) -> list[str]:
         """The words after `vlm build MODEL -o OUT` that ask for the same."""
@@ -150,7 +150,7 @@ class BuildConfig(Config):
         given = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
-    def _wrong_quantization(self) -> list[str]:
+    def _quantization_errors(self) -> list[str]:
         if self.quantization is None:
             return []
         if self.quantization not in QUANTIZATIONS:
@@ -160,11 +160,11 @@ class BuildConfig(Config):
         narrow = f"quantization {self.quantization} needs dtype float32, not {self.dtype}"
         return [] if self.dtype == "float32" else [narrow]
 
-    def _wrong_targets(self) -> list[str]:
+    def _target_errors(self) -> list[str]:
         if self.target and self.backend != "tensorrt":
             return [f"target is {','.join(self.target)}, only the backend tensorrt takes one"]
-        odd = [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]
-        return [f"target is {listed(odd)}, it must be like sm89 or sm80,sm86"] if odd else []
+        unknown = [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]
+        return [f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86"] if unknown else []
 
 
 @dataclass(frozen=True)
@@ -189,19 +189,19 @@ class RuntimeConfig(Config):
     threads: int | None = option(None, "CPU threads at most.", default="$OMP_NUM_THREADS, or the usable cores")
 
     def __post_init__(self) -> None:
-        wrong = []
+        errors = []
         for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens", "max_prefill_tokens"):
             if getattr(self, name) < 1:
-                wrong.append(f"{name} is {getattr(self, name)}, it must be at least 1")
+                errors.append(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.threads is not None and self.threads > MAX_THREADS:
-            wrong.append(f"threads is {self.threads}, it must be at most {MAX_THREADS}")
+            errors.append(f"threads is {self.threads}, it must be at most {MAX_THREADS}")
         for name in ("threads", "max_batch_size", "max_kv_blocks"):
             if (value := getattr(self, name)) is not None and value < 1:
-                wrong.append(f"{name} is {value}, it must be at least 1")
+                errors.append(f"{name} is {value}, it must be at least 1")
         if self.encoder_cache_size < 0:
-            wrong.append(f"encoder_cache_size is {self.encoder_cache_size}, it must be 0 (off) or more")
+            errors.append(f"encoder_cache_size is {self.encoder_cache_size}, it must be 0 (off) or more")
         for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):
             if not 0.0 < getattr(self, name) < 1.0:
-                wrong.append(f"{name} is {getattr(self, name)}, it must lie between 0 and 1")
-        if wrong:
-            raise ConfigError("; ".join(wrong) + ".")
+                errors.append(f"{name} is {getattr(self, name)}, it must lie between 0 and 1")
+        if errors:
+            raise ConfigError("; ".join(errors) + ".")

@@ -38,7 +38,7 @@ class DocumentError(InputError):
 class LimitError(InputError):
     """A request asks for more than the engine was built for.
 
-    `remedy`: what whoever runs the engine can do besides; `for_clients` of a server says nothing of it.
+    `remedy`: what whoever runs the engine can do, too; `for_clients` of a server says nothing of it.
     """
 
     def __init__(self, message: str, remedy: str = ""):

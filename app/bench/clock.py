@@ -32,7 +32,9 @@ def repeated(call: Callable[[], Any], device: torch.device, repeats: int) -> lis
     return [seconds(call, device) for _ in range(repeats)]
 
 
-def repeated_anew(draw: Callable[[], T], call: Callable[[T], Any], device: torch.device, repeats: int) -> list[float]:
+def repeated_with_fresh_inputs(
+    draw: Callable[[], T], call: Callable[[T], Any], device: torch.device, repeats: int
+) -> list[float]:
     """As `repeated`, each time with what is drawn for it, outside of the time."""
     drawn = (draw() for _ in range(repeats))
     return [seconds(functools.partial(call, given), device) for given in drawn]

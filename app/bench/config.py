@@ -32,8 +32,8 @@ class SubjectConfig(Config):
         if self.threads is not None and self.threads > MAX_THREADS:
             raise InputError(f"--threads is {self.threads}; it must be at most {MAX_THREADS}.")
         known = [*BACKENDS, *(f"onnxruntime-{kind}" for kind in QUANTIZATIONS)]
-        if odd := [name for name in self.backends if name not in known]:
-            raise InputError(f"--backend holds {listed(odd)}; allowed are {listed(known)}, apart by ','.")
+        if unknown := [name for name in self.backends if name not in known]:
+            raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(known)}, apart by ','.")
 
     def _at_least(self, least: int, *names: str) -> None:
         for name in names:
@@ -144,7 +144,7 @@ class PromptBenchConfig(RowsConfig):
         return size | {"max_seq_len": most + 1, "max_encoder_input_len": rows + longest}
 
     def image_rows(self, configs: Mapping[str, Config]) -> int:
-        """Of all images of a prompt."""
+        """Returns how many rows all images of a prompt take."""
         count = self.num_images(configs)
         return count * configs["visual"].num_features if count else 0
 

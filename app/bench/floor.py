@@ -21,7 +21,7 @@ FLOATS = {"cuda": 2**30, "cpu": 2**26}  # of a bandwidth test, far more than any
 
 @dataclass(frozen=True)
 class Floor:
-    """Of one decode step of a whole batch, at the mean context of a generation."""
+    """Counts what one decode step of a whole batch moves and computes, at the mean context of a generation."""
 
     weight_bytes: int
     kv_bytes: int

@@ -1,7 +1,7 @@
 """`vlm bench prompt`: prompts of random images and tokens, every combination of batch and lengths.
 
 For us and for Hugging Face: the time to a batch's first token, with its images' encoding, the time of a further token,
-(T(n tokens) - T(1 token)) / (n - 1), and the whole time. Every prompt of every run is drawn anew, so that no cache of
+(T(n tokens) - T(1 token)) / (n - 1), and the whole time. Every prompt of every run is drawn again, so that no cache of
 features or of prompts' beginnings is of use.
 """
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vlm.config import Config
-from vlm_app.bench.clock import Turns, milliseconds, repeated_anew
+from vlm_app.bench.clock import Turns, milliseconds, repeated_with_fresh_inputs
 from vlm_app.bench.config import PromptBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
 from vlm_app.bench.session import HF, Results, Session, prepared
@@ -53,9 +53,9 @@ def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Resul
         )
         measured = {name: found for name, (found, _) in ours.items()}
         rows = joined(config, measured, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
-    asked = {"images": images, "image_rows": image_rows}
+    sizes = {"images": images, "image_rows": image_rows}
     check = None if hf is None else agreement(next(iter(ours.values()))[1], hf[1])
-    return session.head("prompt") | {"floor": {"bandwidth": speed}, "check": check, "rows": [asked | r for r in rows]}
+    return session.head("prompt") | {"floor": {"bandwidth": speed}, "check": check, "rows": [sizes | r for r in rows]}
 
 
 def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: int) -> Callable[[], Prompts]:
@@ -75,7 +75,7 @@ def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: i
 
 
 def vocab_size(configs: Mapping[str, Config]) -> int:
-    """Of what reads the prompt."""
+    """Returns the vocabulary size of the network that reads the prompt."""
     return configs["encoder" if "encoder" in configs else "decoder"].vocab_size
 
 
@@ -131,7 +131,7 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
         found = yield from times(draw, baseline.generate, row, config.hf_steps(row), config.hf_repeats, session)
         encode = []
         if config.num_images(configs):
-            encode = repeated_anew(draw, baseline.encode, session.device, config.hf_repeats)
+            encode = repeated_with_fresh_inputs(draw, baseline.encode, session.device, config.hf_repeats)
         return baseline.description | _named(found, encode)
 
     rows = yield from of_rows(session, HF, measured)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlm.requests.generation import model_defaults
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_anew
+from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
 from vlm_app.bench.config import RowsConfig, Workload
 from vlm_app.bench.floor import decode_floor
 from vlm_app.bench.session import Results, Session, split
@@ -27,7 +27,7 @@ LARGE = 1024
 
 
 def random_ids(vocab_size: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Of ordinary tokens."""
+    """Draws ids of ordinary tokens."""
     past = vocab_size - (SPECIAL_AT_END if vocab_size >= LARGE else vocab_size // 16)
     return torch.randint(min(FIRST_ORDINARY_ID, past - 1), past, shape, generator=generator)
 
@@ -54,16 +54,16 @@ def times(
     repeats: int,
     session: Session[Any],
 ) -> Turns[Results]:
-    """Of `steps` tokens for a batch that is drawn for each run; those that are wanted beyond are taken to cost as much
-    each."""
+    """Times `steps` tokens of a batch that is drawn for each run; those that are wanted beyond are taken to cost as
+    much each."""
     first_token, all_steps = (lambda batch: generate(batch, 1)), (lambda batch: generate(batch, steps))
     batch = draw()
     all_steps(batch)  # warm-up, in full: kernels for longer contexts are chosen or loaded when first met
     first_token(draw())
     first, whole = [], []
     for _ in range(repeats):
-        first += repeated_anew(draw, first_token, session.device, 1)
-        whole += repeated_anew(draw, all_steps, session.device, 1)
+        first += repeated_with_fresh_inputs(draw, first_token, session.device, 1)
+        whole += repeated_with_fresh_inputs(draw, all_steps, session.device, 1)
         yield
     wanted, step = row.lengths[1], per_token(whole, first, steps)
     seconds = statistics.median(whole) + step / 1e3 * (wanted - steps)

@@ -102,8 +102,10 @@ def prepared(
 def _check_device(config: SubjectConfig, device: torch.device) -> None:
     """Before minutes are spent."""
     others = "onnxruntime" if device.type == "cuda" else "tensorrt"
-    if odd := [name for name in config.backends if name.startswith(others)]:
-        raise InputError(f"{listed(odd)} does not run on the device, which is {device}; choose another with --device.")
+    if unsupported := [name for name in config.backends if name.startswith(others)]:
+        raise InputError(
+            f"{listed(unsupported)} does not run on the device, which is {device}; choose another with --device."
+        )
 
 
 def split(ours: dict[str, Any]) -> Results:

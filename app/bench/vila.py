@@ -29,7 +29,7 @@ class Vila(nn.Module):
 
     @classmethod
     def random(cls, hf: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Self:
-        """Of the registry's configuration: {"visual": …, "decoder": …}."""
+        """Makes a model of the registry's configuration: {"visual": …, "decoder": …}."""
         from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
         visual = dict(hf["visual"])

@@ -14,7 +14,7 @@ from vlm.errors import InputError
 from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig
 from vlm_app.bench.lists import names, numbers, pairs
 from vlm_app.cli.bench_output import check_writable, print_csv, print_table
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.options import Device, DType, Threads
 from vlm_app.cli.progress import Progress
 
@@ -51,7 +51,7 @@ Out = Annotated[Path | None, typer.Option("--json", help="Write the results to t
 
 
 @app.command()
-@verb
+@command
 def latency(
     arch: Arch = BenchConfig.arch,
     random_weights: RandomWeights = False,
@@ -86,7 +86,7 @@ def latency(
 
 
 @app.command()
-@verb
+@command
 def throughput(
     arch: Arch = BenchConfig.arch,
     random_weights: RandomWeights = False,
@@ -124,7 +124,7 @@ def throughput(
 
 
 @app.command()
-@verb
+@command
 def text(
     arch: Arch = TextBenchConfig.arch,
     random_weights: RandomWeights = False,
@@ -168,7 +168,7 @@ def text(
 
 
 @app.command()
-@verb
+@command
 def prompt(
     arch: Arch = PromptBenchConfig.arch,
     random_weights: RandomWeights = False,
@@ -195,7 +195,7 @@ def prompt(
     """Models that are asked in words, with images or without: time to the first token, a further token, tokens a
     second.
 
-    Every prompt has random tokens and images of its own, drawn anew for every run, so that no cache helps. The first
+    Every prompt has random tokens and images of its own, drawn again for every run, so that no cache helps. The first
     token includes the images' encoding; the floor is of the decode steps alone.
 
     \b
@@ -214,7 +214,7 @@ def prompt(
 
 
 @app.command()
-@verb
+@command
 def table(results: Annotated[list[Path], typer.Argument(help="Files written by --json.")]) -> None:
     """Print the table of docs/benchmarks.md: results, in markdown.
 

@@ -11,7 +11,7 @@ import typer
 from vlm.config import BuildConfig
 from vlm.errors import InputError
 from vlm_app.architecture import read_arch
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import BUILD, takes
 from vlm_app.cli.progress import Progress
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vlm.artifacts.checkpoint import Checkpoint
 
 
-@verb
+@command
 @takes(config=BUILD)
 def build(
     *,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlm.errors import InputError, VlmError
-from vlm_app.cli.decoding import check_asked
-from vlm_app.cli.errors import USER_ERROR, complain
+from vlm_app.cli.decoding import check_chat_model
+from vlm_app.cli.errors import USER_ERROR, print_error
 from vlm_app.cli.outputs import as_json
 from vlm_app.cli.profiling import Profile, print_profile
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from vlm.api.pipeline import Pipeline
-    from vlm_app.cli.tuned import TunedPrompts
+    from vlm_app.cli.soft_prompts import SoftPrompts
 
 COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, /exit ends"
 
@@ -74,22 +74,22 @@ class Chat:
     def answer(self, text: str) -> None:
         """Prints the model's answer; a turn that fails is as if it had not been."""
         parts = [{"type": "image", "image": image} for image in self.images]
-        asked = {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
-        given = {"messages": [*self.messages, asked], **self.fields}
+        message = {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
+        given = {"messages": [*self.messages, message], **self.fields}
         for piece in self.profile.timed(self.pipeline.stream(given, **self.sampling)):
             if not self.json_lines:
                 print(piece, end="", flush=True)
         output = self.pipeline.last_output
         print(as_json({"prompt": text}, output) if self.json_lines else "", flush=True)
         self.profile.add(self.pipeline, [output])
-        self.messages += [asked, {"role": "assistant", "content": output.text}]
+        self.messages += [message, {"role": "assistant", "content": output.text}]
         self.images = []
 
     def _tried(self, action: Callable[[str], None], argument: str) -> None:
         try:
             action(argument)
         except VlmError as error:
-            complain(error)
+            print_error(error)
             self.failed += 1
 
 
@@ -107,7 +107,7 @@ def turns() -> Iterator[str]:
         return
     for item in lines("stdin", sys.stdin.buffer):
         if item.error is not None:
-            complain(f"{item.place}: {item.error}.")
+            print_error(f"{item.place}: {item.error}.")
         else:
             yield item.text
 
@@ -127,12 +127,12 @@ def converse(
     pipeline: Pipeline,
     sampling: dict[str, Any],
     images: list[Any],
-    tuned: TunedPrompts | None,
+    tuned: SoftPrompts | None,
     json_lines: bool,
     profiling: bool,
 ) -> None:
     """The whole of --chat; exits with 2 if a turn failed."""
-    check_asked(pipeline, "--chat")
+    check_chat_model(pipeline, "--chat")
     [table] = tuned.per_request(1) if tuned is not None else [None]
     chat = Chat(pipeline, sampling, images, table, json_lines)
     failed = chat.run(turns())

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from vlm.errors import InputError
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.progress import Progress
 
 
-@verb
+@command
 def convert(
     source: Annotated[
         str,

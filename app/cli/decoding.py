@@ -40,14 +40,14 @@ def _explained(pipeline: Pipeline, dtype: str | None) -> str:
     return f"{name}: {picked.reason if name == picked.name else 'the engine was built for it'}"
 
 
-def asked_model() -> str | None:
+def packaged_chat_model() -> str | None:
     """The packaged model that is asked in words, where there is one."""
     from vlm.build.store import packaged_models
 
     return DEFAULT_ASKED_MODEL if DEFAULT_ASKED_MODEL in packaged_models() else None
 
 
-def check_asked(pipeline: Pipeline, what: str) -> None:
+def check_chat_model(pipeline: Pipeline, what: str) -> None:
     """InputError for a model that is not asked in words."""
     family = pipeline.family
     if family.prompt is None:

@@ -14,7 +14,7 @@ import typer
 from vlm.errors import InputError
 from vlm.processing.worker_process import Budget
 from vlm_app.cli import decoding
-from vlm_app.cli.errors import complain, verb
+from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.models import PACKAGED
@@ -25,7 +25,7 @@ DEFAULTS = DemoConfig()
 GRACE_SECONDS = 6  # for answers, models and workers to end
 
 
-@verb
+@command
 @takes(options=LOADING)
 def demo(
     *,
@@ -82,7 +82,7 @@ def demo(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Watchdog(GRACE_SECONDS)
     with running(pipelines, config) as address:
-        complain(f"the demo is at {address}")
+        print_error(f"the demo is at {address}")
         threading.Event().wait()
 
 

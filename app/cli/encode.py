@@ -10,7 +10,7 @@ import typer
 
 from vlm.errors import InputError
 from vlm_app.cli import decoding
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import Model
 from vlm_app.load_options import LoadOptions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".npz", ".safetensors")
 
 
-@verb
+@command
 @takes(options=LOADING)
 def encode(
     *,
@@ -76,8 +76,8 @@ def _inputs(texts: list[str], images: list[str]) -> list[dict[str, Any]]:
     items = list(from_arguments(texts))
     if not items:
         raise InputError("stdin is empty; `vlm encode -` reads a text a line from it.")
-    if wrong := next((item for item in items if item.error), None):
-        raise InputError(f"{wrong.place}: {wrong.error}.")
+    if failed := next((item for item in items if item.error), None):
+        raise InputError(f"{failed.place}: {failed.error}.")
     return [{"text": item.text} for item in items]
 
 

@@ -29,12 +29,12 @@ def debugging() -> bool:
     return bool(os.environ.get("VLM_DEBUG"))
 
 
-def complain(message: object) -> None:
+def print_error(message: object) -> None:
     """One line of `vlm: ...` on stderr."""
     print(f"vlm: {printable(str(message))}", file=sys.stderr, flush=True)
 
 
-def verb(function: Callable[..., Any]) -> Callable[..., Any]:
+def command(function: Callable[..., Any]) -> Callable[..., Any]:
     """Turns what a verb raises into a sentence and an exit code."""
 
     @functools.wraps(function)
@@ -50,7 +50,7 @@ def verb(function: Callable[..., Any]) -> Callable[..., Any]:
             _drop_output()  # its reader has gone
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
-            complain("interrupted.")
+            print_error("interrupted.")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
             if debugging():
@@ -72,7 +72,7 @@ def _warnings_in_a_line() -> Iterator[None]:
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
         if issubclass(category, VlmWarning):
-            complain(f"warning: {message}")
+            print_error(f"warning: {message}")
         else:
             shown(message, category, *rest, **more)
 
@@ -85,15 +85,15 @@ def _warnings_in_a_line() -> Iterator[None]:
 
 def _explain(error: Exception) -> int:
     if isinstance(error, VlmError):
-        complain(error)
+        print_error(error)
         return USER_ERROR
     if isinstance(error, OSError) and error.errno in REFUSED:
         what = f"{error.filename} cannot be used" if error.filename else "the output cannot be written"
-        complain(f"{what}: {error.strerror}; choose another place or make room there.")
+        print_error(f"{what}: {error.strerror}; choose another place or make room there.")
         if not error.filename:
             with contextlib.suppress(OSError, ValueError):  # stdout may have no file beneath
                 _drop_output()
         return USER_ERROR
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    complain(f"internal error, {reason}; `vlm --debug ...` shows where, please report it.")
+    print_error(f"internal error, {reason}; `vlm --debug ...` shows where, please report it.")
     return INTERNAL_ERROR

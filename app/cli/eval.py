@@ -11,7 +11,7 @@ import typer
 
 from vlm.errors import InputError
 from vlm_app.cli import text_options as texts
-from vlm_app.cli.errors import PARTLY_FAILED, complain, verb
+from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import Model, ReferenceDType, check_reference_dtype
 from vlm_app.cli.progress import Progress
@@ -30,7 +30,7 @@ WARM_UP = 200  # pairs before speed is taken
 Threshold = Annotated[float | None, typer.Option(help="Exit with 1 below this score (0 to 100).")]
 
 
-@verb
+@command
 @takes(sampling=SAMPLING, options=LOADING)
 def evaluate(
     *,
@@ -80,12 +80,12 @@ def evaluate(
 
         check_comparable(sampling)
     texts.check_output("--json", out, [data])
-    pairs, wrong = read_pairs(data, limit)
+    pairs, errors = read_pairs(data, limit)
     folder = _hf_folder(model) if compare_hf else None
     pipeline = texts.load_text_model(model, options)
-    asked = (src_lang, tgt_lang, prefix, truncate, suffix)
-    result = {"model": model, **_run(pipeline, task, asked, pairs, sampling, metrics, folder, reference_dtype)}
-    result["left_out"] = [*wrong, *result["left_out"]]
+    framing = (src_lang, tgt_lang, prefix, truncate, suffix)
+    result = {"model": model, **_run(pipeline, task, framing, pairs, sampling, metrics, folder, reference_dtype)}
+    result["left_out"] = [*errors, *result["left_out"]]
     _print(result)
     if out is not None:
         _write(out, result)
@@ -119,17 +119,17 @@ def _hf_folder(model: str) -> Path:
 
 
 def _run(
-    pipeline: Pipeline, task: str, asked: tuple[Any, ...], pairs: list[Any], sampling: dict[str, Any],
+    pipeline: Pipeline, task: str, framing: tuple[Any, ...], pairs: list[Any], sampling: dict[str, Any],
     metrics: tuple[str, ...], folder: Path | None, reference_dtype: str | None,
 ) -> dict[str, Any]:  # fmt: skip
     from vlm_app.text.evaluation import agreement, outputs, run_hugging_face, run_vlm
 
-    to_input = _to_input(pipeline, task, *asked)
+    to_input = _to_input(pipeline, task, *framing)
     if folder is not None:
         run_vlm(pipeline, pairs[:WARM_UP], to_input, sampling)  # kernels and graphs are made at first use
-    ours, pairs, wrong = run_vlm(pipeline, pairs, to_input, sampling)
+    ours, pairs, errors = run_vlm(pipeline, pairs, to_input, sampling)
     references, theirs = [pair.reference for pair in pairs], None
-    result = {"task": task, "pairs": len(pairs), "left_out": wrong, "dtype": pipeline.engine.build.dtype}
+    result = {"task": task, "pairs": len(pairs), "left_out": errors, "dtype": pipeline.engine.build.dtype}
     result |= {"device": str(pipeline.device), "sampling": sampling}
     result["vlm"] = {**ours.summary(metrics, references), "batch_size": pipeline.llm.max_batch_size}
     if folder is not None:
@@ -162,7 +162,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.console import Console
 
     for reason in result["left_out"]:
-        complain(f"left out: {reason}.")
+        print_error(f"left out: {reason}.")
     left_out = f" ({len(result['left_out'])} left out)" if result["left_out"] else ""
     print(f"{result['model']}, {result['task']}, {result['pairs']} pairs{left_out}, {result['dtype']}")
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 100).print(_table(result))
@@ -198,5 +198,5 @@ def _judge(scores: dict[str, float], thresholds: dict[str, float | None]) -> Non
     missed = [f"{name} {scores[name]:.2f} is below {least:g}" for name, least in thresholds.items()
               if least is not None and scores[name] < least]  # fmt: skip
     if missed:
-        complain("; ".join(missed) + ".")
+        print_error("; ".join(missed) + ".")
         raise typer.Exit(PARTLY_FAILED)

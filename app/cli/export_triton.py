@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import MODEL_HELP
 from vlm_app.cli.progress import Progress
@@ -15,7 +15,7 @@ from vlm_app.load_options import LoadOptions
 from vlm_app.triton.options import ExportConfig
 
 
-@verb
+@command
 @takes(options=LOADING)
 def export_triton(
     *,

@@ -10,15 +10,15 @@ import typer
 from vlm.errors import InputError, listed
 from vlm_app.cli import decoding
 from vlm_app.cli import text_options as texts
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import MODEL_HELP, Json
-from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
+from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, attach_prompt_tables
 from vlm_app.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 
 
-@verb
+@command
 @takes(sampling=SAMPLING, options=LOADING)
 def generate(
     *,
@@ -71,12 +71,12 @@ def generate(
         items = texts.ids_of(input_ids, out, {"prompts": prompt, "--file": file, **others})
     else:
         items = texts.items_of(prompt, file, out, of_json=partial(prompt_of, raw=raw_prompt))
-    tuned = TunedPrompts.read(prompt_table, tasks)
-    name = decoding.asked_model() if model is None else model
+    tuned = SoftPrompts.read(prompt_table, tasks)
+    name = decoding.packaged_chat_model() if model is None else model
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
     pipeline = decoding.load(name, options)
-    decoding.check_asked(pipeline, "vlm generate")
+    decoding.check_chat_model(pipeline, "vlm generate")
     if chat:
         from vlm_app.cli.chat import converse
 
@@ -85,7 +85,7 @@ def generate(
     put = {"suffix": suffix, "truncate": truncate}
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
-        pipeline, with_rows(tuned, items), lambda text: {key: text, **put}, out,
+        pipeline, attach_prompt_tables(tuned, items), lambda text: {key: text, **put}, out,
         texts.streams(prompt, out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
         alone=texts.is_alone(prompt),
     )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.options import Json
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vlm.config import BuildConfig
 
 
-@verb
+@command
 def inspect(
     model: Annotated[str, typer.Argument(help="A checkpoint, an engine or a Hugging Face folder; a packaged name.")],
     as_json: Json = False,
@@ -89,16 +89,16 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 def describe_folder(path: Path) -> dict[str, Any]:
     """What a Hugging Face folder would become; ConfigError when its model is not supported."""
     from vlm.artifacts.hf_folder import HFFolder
-    from vlm.artifacts.weights import Scoped
-    from vlm.convert.roles import named_tensors, role_configs, share_out
+    from vlm.artifacts.weights import PrefixView
+    from vlm.convert.roles import named_tensors, partition_tensors, role_configs
     from vlm.registry.registry import match_family
 
     folder = HFFolder(path)
     family = match_family(folder.config)
     role_configs(family, folder.config)
     tensors = named_tensors(folder.tensors, family)
-    owned = share_out(tensors, family.roles)
-    parts = {role: _role(part.model, Scoped(tensors, owned[role], "")) for role, part in family.roles.items()}
+    owned = partition_tensors(tensors, family.roles)
+    parts = {role: _role(part.model, PrefixView(tensors, owned[role], "")) for role, part in family.roles.items()}
     return {
         "kind": "hugging face folder",
         "path": str(path),
@@ -135,7 +135,7 @@ def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
-    """Of the stored weights, or of the graphs that hold them."""
+    """Describes a role by its stored weights, or by the graph that holds them."""
     from vlm.artifacts.weights import TensorFiles
     from vlm.backends.graphs.io import role_of
     from vlm.convert.roles import module_layout

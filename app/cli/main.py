@@ -28,7 +28,7 @@ from vlm_app.cli import (
     translate,
     verify,
 )
-from vlm_app.cli.errors import INTERRUPTED, complain
+from vlm_app.cli.errors import INTERRUPTED, print_error
 from vlm_app.cli.eval import evaluate
 from vlm_app.cli.option_groups import GroupedCommand
 
@@ -98,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(arguments)
     except KeyboardInterrupt:
-        complain("interrupted.")
+        print_error("interrupted.")
         sys.exit(INTERRUPTED)
 
 

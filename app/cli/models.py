@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.options import Json
 
 
-@verb
+@command
 def models(as_json: Json = False) -> None:
     """List model families, their published shapes and the packaged models.
 

@@ -11,7 +11,7 @@ import typer
 
 from vlm.errors import InputError, listed
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, complain, verb
+from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import DEFAULT_MODEL, MaxNewTokens, Model
 from vlm_app.cli.progress import Progress
@@ -33,7 +33,7 @@ from vlm_app.storage import is_remote, location, seen_file
 OCR_LOADING = LOADING.only(*(name for name in LOADING.options if name != "max_batch_size"))
 
 
-@verb
+@command
 @takes(options=OCR_LOADING)
 def ocr(
     *,
@@ -100,7 +100,7 @@ def ocr(
     part = Shard.parse(shard) if shard else None
     documents, unsearched = _find(paths, folder, config)
     if part:
-        documents = part.of(documents)
+        documents = part.select(documents)
     _check_places(ray, devices, engines)
     with Progress() as progress:
         where = _cluster_device(options.device) if ray else devices_of(devices or options.device)
@@ -162,7 +162,7 @@ def _report(summary: Summary, gpu_price: float | None) -> None:
     for line in totals(summary, gpu_price):
         print(line, file=sys.stderr)
     for line in complaints(summary):
-        complain(line)
+        print_error(line)
     if summary.stopped:
         raise summary.stopped
     if summary.interrupted:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
-from vlm_app.cli.errors import complain
+from vlm_app.cli.errors import print_error
 from vlm_app.cli.profiling import STAGES, Profile, tokens_of
 from vlm_app.text.job import output_fields
 
@@ -56,7 +56,7 @@ class Printer:
         self.done.append((given, output))
 
     def _fail(self, error: object) -> None:
-        complain(error)
+        print_error(error)
         self.failed += 1
 
     def _report(self, outputs: list[Output]) -> None:
@@ -88,7 +88,7 @@ def as_json(given: dict[str, Any], output: Output) -> str:
 
 
 def _names(given: dict[str, Any]) -> dict[str, Any]:
-    """Of an input. What came over stdin is `-`, a page of a document has its number beside it."""
+    """Returns the names of an input. What came over stdin is `-`, a page of a document has its number beside it."""
     if "input_ids" in given:
         return {"input_ids": given["input_ids"]}
     if "text" in given:
@@ -99,8 +99,8 @@ def _names(given: dict[str, Any]) -> dict[str, Any]:
     found = {"image": images[0]} if len(images) == 1 else {"images": images} if images else {}
     if any(numbers):
         found |= {"page": numbers[0]} if len(images) == 1 else {"pages": numbers}
-    asked = next((given[name] for name in ("prompt", "raw_prompt") if given.get(name) is not None), None)
-    return found if asked is None else {**found, "prompt": asked}
+    prompt = next((given[name] for name in ("prompt", "raw_prompt") if given.get(name) is not None), None)
+    return found if prompt is None else {**found, "prompt": prompt}
 
 
 def _name(source: Any) -> str:

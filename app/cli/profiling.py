@@ -14,7 +14,7 @@ STAGES = ("preprocess", "encode", "prefill", "decode")
 
 
 def tokens_of(outputs: list[Output]) -> int:
-    """Of all of them, alternatives included."""
+    """Counts the tokens of all outputs, alternatives included."""
     return sum(len(one.token_ids) for out in outputs for one in (out, *getattr(out, "alternatives", ())))
 
 

@@ -8,19 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from vlm_app.cli import decoding
-from vlm_app.cli.asked import Asked
-from vlm_app.cli.errors import USER_ERROR, verb
+from vlm_app.cli.errors import USER_ERROR, command
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, Json, ReferenceDType, check_reference_dtype
 from vlm_app.cli.outputs import Printer
 from vlm_app.cli.profiling import print_profile
 from vlm_app.cli.progress import Progress
+from vlm_app.cli.run_inputs import RunInputs
+from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, prepend
 from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, InputIds, Suffix, Truncate
-from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, put_first
 from vlm_app.load_options import LoadOptions
 
 
-@verb
+@command
 @takes(sampling=SAMPLING, options=LOADING)
 def run(
     *,
@@ -96,29 +96,29 @@ def run(
     """
     check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
     framing = {"suffix": suffix, "truncate": truncate or None}
-    asked = Asked.of(image or [], text or [], prompt, raw_prompt, chat, input_ids, framing, pages)
-    tuned = TunedPrompts.read(prompt_table, tasks)
-    name = asked.default_model() if model is None else model
+    run_inputs = RunInputs.from_options(image or [], text or [], prompt, raw_prompt, chat, input_ids, framing, pages)
+    tuned = SoftPrompts.read(prompt_table, tasks)
+    name = run_inputs.default_model() if model is None else model
     folder = None
     if check_accuracy:
         from vlm_app import accuracy
 
-        asked.check_comparable()
+        run_inputs.check_comparable()
         with Progress() as progress:
             sampling, folder = accuracy.greedy(sampling), accuracy.folder_of(name, progress=progress)
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if chat:
         from vlm_app.cli.chat import converse
 
-        asked.check_pages(pipeline)
-        converse(pipeline, sampling, asked.images, tuned, as_json, run_profiling)
+        run_inputs.check_pages(pipeline)
+        converse(pipeline, sampling, run_inputs.images, tuned, as_json, run_profiling)
         return
     printer = Printer(pipeline, sampling, raw=raw)
-    inputs = put_first(tuned, asked.inputs(pipeline))
+    inputs = prepend(tuned, run_inputs.inputs(pipeline))
     if not as_json and sampling.get("num_return_sequences", 1) == 1 and (raw or sys.stdout.isatty()):
         printer.stream(inputs)
     else:
-        printer.whole(inputs, as_json, asked.places)
+        printer.whole(inputs, as_json, run_inputs.places)
     if run_profiling and printer.done:
         print_profile(printer.profile, pipeline)
     if folder is not None and printer.done:

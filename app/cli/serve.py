@@ -11,7 +11,7 @@ import typer
 
 from vlm.errors import InputError, VlmError, listed
 from vlm.processing.worker_process import Budget
-from vlm_app.cli.errors import INTERNAL_ERROR, complain, verb
+from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.progress import Progress
 from vlm_app.load_options import LoadOptions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULTS = ServerConfig()
 
 
-@verb
+@command
 @takes(options=LOADING)
 def serve(
     *,
@@ -139,8 +139,8 @@ def serve(
         pipelines, repositories = _loaded(names, model_repository or [], options, warm_up, progress)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server hears it
     served = ", ".join(pipelines)
-    if reason := run(pipelines, config, lambda address: complain(f"serving {served} at {address}"), repositories):
-        complain(f"{reason}; start the server again.")
+    if reason := run(pipelines, config, lambda address: print_error(f"serving {served} at {address}"), repositories):
+        print_error(f"{reason}; start the server again.")
         raise typer.Exit(INTERNAL_ERROR)
 
 
@@ -172,7 +172,7 @@ def _loaded(
         try:
             pipelines[name] = repositories.load(name)
         except VlmError as error:
-            complain(error)
+            print_error(error)
     if not pipelines:
         raise InputError(f"no model of {listed(urls)} could be loaded.")
     return pipelines, repositories

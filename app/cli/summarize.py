@@ -7,14 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from vlm_app.cli import text_options as texts
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import Json, Model
-from vlm_app.cli.tuned import TableFile, TaskNumbers, TunedPrompts, with_rows
+from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, attach_prompt_tables
 from vlm_app.load_options import LoadOptions
 
 
-@verb
+@command
 @takes(sampling=SAMPLING, options=LOADING)
 def summarize(
     *,
@@ -53,7 +53,7 @@ def summarize(
         items = texts.ids_of(input_ids, out, {"texts": text, "--file": file, **others})
     else:
         items = texts.items_of(text, file, out, whole=not by_line)
-    items = with_rows(TunedPrompts.read(prompt_table, tasks), items)
+    items = attach_prompt_tables(SoftPrompts.read(prompt_table, tasks), items)
     pipeline = texts.load_text_model(model, options)
     from vlm_app.text.tasks import summary
 

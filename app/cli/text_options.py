@@ -14,7 +14,7 @@ import typer
 
 from vlm.errors import InputError, listed
 from vlm_app.cli import decoding
-from vlm_app.cli.errors import PARTLY_FAILED, complain
+from vlm_app.cli.errors import PARTLY_FAILED, print_error
 from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def ids_of(file: Path, out: Path | None, others: Mapping[str, object]) -> list[I
     texts by their names, that were given."""
     from vlm_app.text.token_ids import read_token_ids
 
-    if wrong := [name for name, value in others.items() if value not in (None, False, [])]:
-        raise InputError(f"--input-ids stands for the texts as the model reads them; leave {listed(wrong)} out.")
+    if unsupported := [name for name, value in others.items() if value not in (None, False, [])]:
+        raise InputError(f"--input-ids stands for the texts as the model reads them; leave {listed(unsupported)} out.")
     check_output("--out", out, [file])
     return read_token_ids(file)
 
@@ -148,7 +148,7 @@ def run_job(
     rate = _rate(report, ", ")
     print(f"{report.texts} {what}, {report.tokens} tokens in {report.seconds:.2f} s{rate}", file=sys.stderr)
     for failure in report.failures:
-        complain(failure)
+        print_error(failure)
     if report.failures:
         raise typer.Exit(PARTLY_FAILED)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm.errors import InputError, listed
-from vlm_app.cli.errors import complain, verb
+from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.options import Device, Json, ReferenceDType, Threads, check_reference_dtype
 from vlm_app.cli.progress import Progress
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DIFFERS = 1
 
 
-@verb
+@command
 def verify(
     engine: Annotated[str, typer.Argument(help="An engine directory; or what `vlm run --model` takes.")],
     against: Annotated[str, typer.Option("--against", help="The Hugging Face folder (or Hub id) it was made of.")],
@@ -77,7 +77,7 @@ def verify(
     else:
         print(f"{_table(found, allowed)}\n{_summary(found, allowed, build, reference_dtype or build.dtype)}")
     if differences := _differences(found, allowed):
-        complain(
+        print_error(
             f"{engine} differs from Hugging Face: {'; '.join(differences)}. Build it again, see whether"
             " --reference-dtype float32 says the same, or allow more with --tolerance."
         )
@@ -88,11 +88,11 @@ def _differences(found: list[Verified], allowed: Allowed) -> list[str]:
     """Says what is beyond what is allowed; empty where nothing is."""
     from vlm_app.verification import agreement
 
-    wrong, differences = [one for one in found if one.beyond(allowed)], []
-    if wrong:
-        worst = max(wrong, key=lambda one: one.mean_error)
-        reasons = listed(dict.fromkeys(reason for one in wrong for reason in one.beyond(allowed)))
-        differences.append(f"{len(wrong)} of {len(found)} requests are beyond the tolerance ({reasons}), most of all"
+    failed, differences = [one for one in found if one.beyond(allowed)], []
+    if failed:
+        worst = max(failed, key=lambda one: one.mean_error)
+        reasons = listed(dict.fromkeys(reason for one in failed for reason in one.beyond(allowed)))
+        differences.append(f"{len(failed)} of {len(found)} requests are beyond the tolerance ({reasons}), most of all"
                            f" {worst.request!r} with a mean error of {worst.mean_error:.2g}")  # fmt: skip
     if (same := agreement(found)) < allowed.agreement:
         differences.append(f"{same:.1f}% of the tokens agree where {allowed.agreement:g}% must")

@@ -31,7 +31,7 @@ class Clock:
         self._tokens = self._early = 0  # in all; of the first piece
         self._ending = ""
 
-    def saw(self, piece: Piece) -> None:
+    def observe(self, piece: Piece) -> None:
         self._last = time.perf_counter()
         if piece.delta is not None and not self._tokens:
             self._first, self._early = self._last, len(piece.delta.token_ids)
@@ -66,7 +66,7 @@ async def answers(
     request = await model.request(source, files, **sampling)
     async with aclosing(model.stream(request)) as pieces:
         async for piece in pieces:
-            clock.saw(piece)
+            clock.observe(piece)
             text = text + piece.text if piece.output is None else piece.output.text
             yield text, clock.line
 

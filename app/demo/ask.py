@@ -34,7 +34,7 @@ class Turn:
 
     @property
     def message(self) -> dict[str, Any]:
-        """As a pipeline takes it; the images come besides."""
+        """As a pipeline takes it; the images come apart from it."""
         return {"role": self.role, "content": [{"type": "image"}] * len(self.images) + _text(self.text)}
 
 
@@ -59,11 +59,11 @@ class AskTab:
             with gr.Column(scale=2, min_width=280):
                 model, sampling = self._settings(box)
         shown = [chat, timing, turns, box]
-        asked = box.submit(
+        submission = box.submit(
             guarded(self.answer), [box, turns, model], shown,
             inputs_kwargs=sampling, show_progress_on=timing, api_name="ask",
         )  # fmt: skip
-        private = {"cancels": [asked], "api_visibility": "private", "show_progress": "hidden"}
+        private = {"cancels": [submission], "api_visibility": "private", "show_progress": "hidden"}
         stop.click(None, **private)
         gr.on([new.click, chat.clear], forgotten, outputs=shown, **private)
 
@@ -90,7 +90,7 @@ class AskTab:
     ) -> AsyncIterator[tuple[list[dict[str, Any]], str, tuple[Turn, ...], dict[str, Any]]]:
         """The conversation with the answer as it grows, and the timing. A question that fails is as if it had not been
         asked."""
-        turns = (*turns, _asked(question))
+        turns = (*turns, _question_turn(question))
         source, paths = input_of(self.models[model], turns)
         files = [UploadedPage(path, 1) for path in paths]
         emptied = NOTHING
@@ -106,7 +106,7 @@ def forgotten() -> tuple[list[Any], str, tuple[Turn, ...], dict[str, Any]]:
     return [], "", (), NOTHING
 
 
-def _asked(question: dict[str, Any]) -> Turn:
+def _question_turn(question: dict[str, Any]) -> Turn:
     if not question["text"].strip():
         raise InputError("the question is empty; type one.")
     return Turn("user", question["text"], tuple(question["files"]))
@@ -116,7 +116,7 @@ def input_of(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, A
     """(an input of the pipeline, the files of its images)"""
     if takes_images(model) and not any(turn.images for turn in turns):
         raise InputError("there is no image yet; attach one, or take an example.")
-    if model.pipeline.converses:
+    if model.pipeline.supports_chat:
         return {"messages": [turn.message for turn in turns]}, tuple(path for turn in turns for path in turn.images)
     return {"prompt": turns[-1].text}, next((turn.images for turn in reversed(turns) if turn.images), ())
 

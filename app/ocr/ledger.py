@@ -119,7 +119,7 @@ class Ledger:
         return Record(*row[:-1], row[-1] and tuple(json.loads(row[-1]))) if row else None
 
     def restamp(self, document: int, seen: Seen) -> None:
-        """The file was written anew."""
+        """The file was written again."""
         change = "UPDATE documents SET stamp = ?, created = ? WHERE id = ?"
         self._database.execute(change, (seen.stamp, seen.modified, document))
 

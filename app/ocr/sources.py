@@ -41,7 +41,7 @@ class Shard:
     def name(self) -> str:
         return f".{self.index}-of-{self.count}"
 
-    def of(self, documents: Iterable[Document]) -> list[Document]:
+    def select(self, documents: Iterable[Document]) -> list[Document]:
         """Its documents. Where one belongs does not depend on the others."""
         return [document for document in documents if self._number(document) % self.count == self.index]
 

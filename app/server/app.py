@@ -41,7 +41,7 @@ def create_app(
     metrics, services = Metrics(), Services()
     limits = MediaLimits(config.max_images, config.max_image_pixels, config.media)
     workers = ImageWorkers(config.preprocess_workers, limits)
-    metrics.watch(lambda: {service.name: service.pipeline.llm for service in services})
+    metrics.register(lambda: {service.name: service.pipeline.llm for service in services})
     if workers.pool is not None:
         metrics.watch_workers(workers.pool)
     loaded = repositories.loaded if repositories else {}

@@ -43,7 +43,7 @@ class ServerConfig(ConnectionLimits):
     exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart
     grpc_port: int | None = None  # of KServe's protocol over gRPC; None: HTTP alone
 
-    allowed_hosts: tuple[str, ...] = ()  # names in Host besides the machine's own; "*": any. A loopback has no others
+    allowed_hosts: tuple[str, ...] = ()  # names in Host but the machine's own; "*": any. A loopback has no others
     allowed_origins: tuple[str, ...] = ()  # of web pages on other hosts that may ask; "*": any
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A client's connection: how slowly it may ask and read, how much it may send besides its body, who goes first when
+"""A client's connection: how slowly it may ask and read, how much it may send beyond its body, who goes first when
 there are too many."""
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Control:
         return [row for row in rows if row["state"] == "READY" or not only_ready]
 
     async def load(self, name: str) -> None:
-        """Looks at the repository anew; a model that has changed there takes the place of its predecessor."""
+        """Looks at the repository again; a model that has changed there takes the place of its predecessor."""
         repositories = self._checked(name)
         async with self._lock:
             await asyncio.to_thread(repositories.scan)

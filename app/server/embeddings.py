@@ -10,10 +10,10 @@ from fastapi import APIRouter, Request
 
 from vlm.api.outputs import Encoding
 from vlm.errors import LimitError
-from vlm.executor.packing import chunks
+from vlm.executor.packing import batched
 from vlm_app.server.data_uris import decode_data_uri, is_data_uri
 from vlm_app.server.json_bodies import JsonRoute
-from vlm_app.server.limits import unless_gone
+from vlm_app.server.limits import cancel_on_disconnect
 from vlm_app.server.messages import verbatim
 from vlm_app.server.openai_schema import EmbeddingBody
 from vlm_app.server.service import Service, Services
@@ -30,7 +30,7 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
     """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
     services: Services = http.app.state.services
     service = services[body.model]
-    found = await unless_gone(http, _vectors(service, body))
+    found = await cancel_on_disconnect(http, _vectors(service, body))
     rows = [_row(i, _shortened(vector, body), body.encoding_format) for i, (vector, _) in enumerate(found)]
     read = sum(count for _, count in found)
     usage = {"prompt_tokens": read, "total_tokens": read}
@@ -42,9 +42,9 @@ async def _vectors(service: Service, body: EmbeddingBody) -> list[tuple[Tensor, 
     engine goes on with what else it does."""
     found: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
-        for inputs in chunks(body.inputs, AT_ONCE):
+        for inputs in batched(body.inputs, AT_ONCE):
             sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
-            with service.admitted(len(inputs)):
+            with service.acquire_slot(len(inputs)):
                 encodings = await service.model.encode(sources, files)
             found += [(_vector(each), len(each.last_hidden_state)) for each in encodings]
     return found

@@ -14,7 +14,7 @@ import numpy as np
 
 from vlm.api.outputs import Encoding
 from vlm.errors import InputError, LimitError
-from vlm.executor.packing import chunks
+from vlm.executor.packing import batched
 from vlm_app.server.embeddings import AT_ONCE
 from vlm_app.server.ft_tensors import without_neutral
 from vlm_app.server.infer import Row, cut
@@ -51,7 +51,7 @@ class EncoderInference(Inference):
         found: list[Encoding] = []
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
-                for rows in chunks(self._rows, AT_ONCE):
+                for rows in batched(self._rows, AT_ONCE):
                     with self._service.admitted(len(rows)):
                         files: list[list[Any]] = [[] for _ in rows]
                         found += await self._service.model.encode(rows, files, attentions=self._attentions)

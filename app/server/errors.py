@@ -39,7 +39,7 @@ class RequestTimeout(VlmError):
     """A request has not ended within the time that it gave itself."""
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """Nobody waits for the answer any more."""
 
 
@@ -51,7 +51,7 @@ _STATUS = {
     RequestTimeout: 503,
     Unsupported: 501,
     OutOfMemoryError: 503,
-    ClientGone: 499,
+    ClientDisconnected: 499,
 }
 
 
@@ -127,5 +127,5 @@ def install(app: FastAPI) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return response(error, request.url.path)
 
-    for kind in (VlmError, HTTPException, RequestValidationError, ClientGone, Exception):
+    for kind in (VlmError, HTTPException, RequestValidationError, ClientDisconnected, Exception):
         app.add_exception_handler(kind, answer)

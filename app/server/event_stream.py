@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from vlm_app.server import errors
-from vlm_app.server.limits import unless_gone
+from vlm_app.server.limits import cancel_on_disconnect
 
 log = logging.getLogger("vlm.server")
 Item = dict[str, Any]
@@ -33,7 +33,7 @@ async def event_stream(http: Request, items: AsyncIterator[Item], last: str = ""
     Raises what comes before the first item: the status can still say what is wrong with the request.
     """
     try:
-        first = await unless_gone(http, anext(items))
+        first = await cancel_on_disconnect(http, anext(items))
     except BaseException:
         await items.aclose()
         raise

@@ -24,7 +24,7 @@ from vlm_app.server.event_stream import event_stream
 from vlm_app.server.inferences import read_inference
 from vlm_app.server.json_bodies import parse_json
 from vlm_app.server.kserve import service_of
-from vlm_app.server.limits import unless_gone
+from vlm_app.server.limits import cancel_on_disconnect
 from vlm_app.server.service import Service
 from vlm_app.server.tensor_specs import SCALARS, TensorSpec
 from vlm_app.server.tensors import request_from
@@ -38,21 +38,21 @@ DRAWS = ("runtime_top_k", "runtime_top_p", "beam_width")
 @router.post("/versions/{version}/generate")
 async def generate(name: str, http: Request, version: str | None = None) -> HttpResponse:
     """Gives all of the output at once."""
-    asked = await _asked(http, name, version)
-    if asked.stream:
+    generation = await _read_generation(http, name, version)
+    if generation.stream:
         raise InputError("the parameter stream is true; send the request to generate_stream.")
-    return JSONResponse(asked.shown(await unless_gone(http, asked.inference.outputs())))
+    return JSONResponse(generation.shown(await cancel_on_disconnect(http, generation.inference.outputs())))
 
 
 @router.post("/generate_stream")
 @router.post("/versions/{version}/generate_stream")
 async def generate_stream(name: str, http: Request, version: str | None = None) -> HttpResponse:
     """Sends events, each of which holds all of the output so far."""
-    asked = await _asked(http, name, version)
-    return await event_stream(http, asked.responses())
+    generation = await _read_generation(http, name, version)
+    return await event_stream(http, generation.responses())
 
 
-async def _asked(http: Request, name: str, version: str | None) -> Generation:
+async def _read_generation(http: Request, name: str, version: str | None) -> Generation:
     """Reads a request off the event loop, which answers everybody."""
     return await asyncio.to_thread(Generation, service_of(http, name, version), await http.body())
 

@@ -14,15 +14,15 @@ from vlm.api.outputs import Output
 from vlm.errors import InputError
 from vlm.processing.frontend import Frontend
 from vlm.processing.workers import ImageFile
-from vlm_app.server.asked import Asked
 from vlm_app.server.ft_tensors import without_neutral
+from vlm_app.server.generation_input import GenerationInput
 from vlm_app.server.messages import decode_data_uri
 from vlm_app.server.tensor_specs import IDS_IN, SCALARS, TEXT_IN, checked
 
 Row = dict[str, np.ndarray]  # one request's part of each tensor
 
 
-def read_batch(frontend: Frontend, inputs: dict[str, np.ndarray]) -> list[Asked]:
+def read_batch(frontend: Frontend, inputs: dict[str, np.ndarray]) -> list[GenerationInput]:
     """Requests of tensors (`input_ids`, `pixel_values`), or of texts and images. InputError with one sentence."""
     inputs = without_neutral(inputs)
     if by_ids := bool({"input_ids", "pixel_values"} & inputs.keys()):
@@ -35,12 +35,12 @@ def read_batch(frontend: Frontend, inputs: dict[str, np.ndarray]) -> list[Asked]
     return [_of_tensors(frontend, row) if by_ids else _of_text(frontend, row) for row in rows]
 
 
-def write_batch(frontend: Frontend, asked: list[Asked], outputs: list[list[Output]]) -> dict[str, np.ndarray]:
+def write_batch(frontend: Frontend, items: list[GenerationInput], outputs: list[list[Output]]) -> dict[str, np.ndarray]:
     """All that may be wanted: [batch, beams, …], rows padded at their ends.
 
     A prompt of a decoder alone stands before what has been generated.
     """
-    prompts = [prompt_of(frontend, each.source.get("decoder_prompt_token_ids", ())) for each in asked]
+    prompts = [prompt_of(frontend, each.source.get("decoder_prompt_token_ids", ())) for each in items]
     tokens = [[prompt + o.token_ids for o in row] for prompt, row in zip(prompts, outputs, strict=True)]
     logprobs = [[o.logprobs for o in row] for row in outputs]
     end, kind = frontend.config.eos_token_id, np.int32 if frontend.config.cross_attention else np.uint32
@@ -57,7 +57,7 @@ def write_batch(frontend: Frontend, asked: list[Asked], outputs: list[list[Outpu
 
 
 # --- inputs ---
-def _of_tensors(frontend: Frontend, row: Row) -> Asked:
+def _of_tensors(frontend: Frontend, row: Row) -> GenerationInput:
     source: dict[str, Any] = {}
     if "pixel_values" in row:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
@@ -71,7 +71,7 @@ def _of_tensors(frontend: Frontend, row: Row) -> Asked:
         source["encoder_input_ids" if frontend.encoder else "decoder_prompt_token_ids"] = ids
     if "decoder_input_ids" in row and frontend.config.cross_attention:
         source["decoder_prompt_token_ids"] = cut(row, "decoder_input_ids", "decoder_input_lengths")
-    return Asked({**source, **_start(frontend, row)}, [], _sampling(row))
+    return GenerationInput({**source, **_start(frontend, row)}, [], _sampling(row))
 
 
 def cut(row: Row, name: str, lengths: str) -> list[int]:
@@ -82,9 +82,9 @@ def cut(row: Row, name: str, lengths: str) -> list[int]:
     return row[name][:length].tolist()
 
 
-def _of_text(frontend: Frontend, row: Row) -> Asked:
+def _of_text(frontend: Frontend, row: Row) -> GenerationInput:
     source, files = read_text(frontend, row)
-    return Asked({**source, **_start(frontend, row)}, files, _sampling(row))
+    return GenerationInput({**source, **_start(frontend, row)}, files, _sampling(row))
 
 
 def read_text(frontend: Frontend, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:

@@ -36,19 +36,19 @@ class Inference:
     """A request that has been read for a model. Raises InputError with one sentence."""
 
     def __init__(self, service: Service, request: InferRequest, **sampling: Any):
-        """`sampling`: settings of every row besides those of its tensors."""
+        """`sampling`: settings of every row in addition to its tensors'."""
         self.parameters: Parameters = check(request.parameters)
         self._service, self._frontend = service, service.pipeline.frontend
         inputs = with_options(request.inputs, self.parameters.options)
         self._left_out = _left_out(request, inputs)
         self._typed = partial(service.tensors.typed, inputs=inputs, wanted=request.wanted)
         rows = read_batch(self._frontend, inputs)
-        self.asked = [replace(row, sampling={**row.sampling, **sampling}) for row in rows]
+        self.items = [replace(row, sampling={**row.sampling, **sampling}) for row in rows]
 
     async def outputs(self) -> Tensors:
         """Returns what comes of it, when all of it has ended. Raises RequestTimeout and the errors of Service."""
         async with self._within(time.monotonic()):
-            outputs = await self._service.outputs(self.asked)
+            outputs = await self._service.outputs(self.items)
         return await asyncio.to_thread(self._written, outputs)
 
     async def responses(self) -> AsyncIterator[Response]:
@@ -56,8 +56,8 @@ class Inference:
         if not self._service.decoupled:
             yield Response(await self.outputs(), last=True)
             return
-        began, found = time.monotonic(), PartialOutputs(self.asked)
-        async with aclosing(self._service.stream_all(self.asked)) as pieces:
+        began, found = time.monotonic(), PartialOutputs(self.items)
+        async with aclosing(self._service.stream_all(self.items)) as pieces:
             while not found.ended:
                 async with self._within(began):  # each step has a task of its own
                     number, piece = await anext(pieces)
@@ -66,7 +66,7 @@ class Inference:
             await anext(pieces, None)  # so that it counts as a success
 
     def _written(self, outputs: list[list[Output]]) -> Tensors:
-        found = write_batch(self._frontend, self.asked, outputs)
+        found = write_batch(self._frontend, self.items, outputs)
         return self._typed({name: array for name, array in found.items() if name not in self._left_out})
 
     @asynccontextmanager

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from vlm_app.server import tensors
 from vlm_app.server.descriptions import find, model_config, model_metadata, model_statistics, server_metadata
 from vlm_app.server.inferences import read_inference
-from vlm_app.server.limits import unless_gone
+from vlm_app.server.limits import cancel_on_disconnect
 from vlm_app.server.service import Service, Services
 
 router = APIRouter(prefix="/v2")
@@ -74,7 +74,7 @@ async def infer(name: str, http: Request, version: str | None = None) -> Respons
     # nothing of a request's size is worked on in the event loop, which answers everybody
     request = await asyncio.to_thread(tensors.read, content, http.headers.get(HEADER_LENGTH))
     inference = await asyncio.to_thread(read_inference, service, request)
-    outputs = await unless_gone(http, inference.outputs())
+    outputs = await cancel_on_disconnect(http, inference.outputs())
     body, size = await asyncio.to_thread(tensors.write, (name, service.version), request, outputs)
     if size is None:
         return Response(body, media_type="application/json")

@@ -11,7 +11,7 @@ from fastapi import Request
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vlm_app.server.errors import ClientGone, response
+from vlm_app.server.errors import ClientDisconnected, response
 
 T = TypeVar("T")
 BODIES = 16  # of the largest size, held for all requests together
@@ -70,14 +70,14 @@ class BodyLimit:
         return HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
 
 
-async def unless_gone(http: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; it is cancelled when the client goes. Raises ClientGone."""
+async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T:
+    """What `work` gives; it is cancelled when the client goes. Raises ClientDisconnected."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGone
+        raise ClientDisconnected
     finally:
         for each in (task, gone):
             each.cancel()

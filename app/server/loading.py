@@ -13,7 +13,7 @@ from vlm.api.loader import resolve_device
 from vlm.api.pipeline import Pipeline
 from vlm.api.warm_up import warm_up
 from vlm.build.store import Progress
-from vlm.engine.turns import turns_on
+from vlm.engine.fair_lock import device_lock
 from vlm.errors import VlmWarning
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.repository import Entry
@@ -48,7 +48,7 @@ class Loader:
         fraction = options.runtime_config().kv_cache_free_gpu_memory_fraction / self._left
         options = options.overridden_by(LoadOptions(runtime={"kv_cache_free_gpu_memory_fraction": fraction}))
         self._left = max(1, self._left - 1)  # whether it loads or not
-        with turns_on(resolve_device(options.device)):
+        with device_lock(resolve_device(options.device)):
             loaded = options.load(model, self._progress)
             if self._warm or (self._warm is None and loaded.device.type == "cuda"):
                 warm_up(loaded, self._progress)
@@ -79,6 +79,6 @@ class Loader:
 
     def freed(self) -> None:
         """Gives the memory of models that are no more back to the device."""
-        with turns_on(resolve_device(self._options.device)):
+        with device_lock(resolve_device(self._options.device)):
             gc.collect()
             torch.cuda.empty_cache()

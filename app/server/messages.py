@@ -26,7 +26,7 @@ def read_chat(
     check_conversation(messages, pipeline.frontend.inputs.max_tokens)
     files: list[bytes] = []
     turns = [_turn(number, message, files) for number, message in enumerate(messages, 1)]
-    if pipeline.converses:
+    if pipeline.supports_chat:
         if truncate:
             raise InputError("conversations are not cut; leave truncate_prompt_tokens out, and messages if need be.")
         return {"messages": turns, "continue_final_message": continued or None}, files

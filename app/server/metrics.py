@@ -36,14 +36,14 @@ class Metrics:
         self.outputs = Counter("vlm_outputs", "Outputs ended.", ("model", "reason"), registry=registry)
 
     def ended(self, model: str, sequence: Sequence) -> None:
-        """Of every sequence, those that were aborted too."""
+        """Counts a sequence that has ended, an aborted one too."""
         self.outputs.labels(model, sequence.finish_reason).inc()
         self.preemptions.labels(model).inc(sequence.preemptions)
         self.loop_stops.labels(model).inc(sequence.finish_reason == "loop")
         self.tokens.labels(model).inc(len(sequence.generated))
         self.prompt_tokens.labels(model).inc(prompt_tokens(sequence))
 
-    def watch(self, engines: Callable[[], dict[str, LLMEngine]]) -> None:
+    def register(self, engines: Callable[[], dict[str, LLMEngine]]) -> None:
         """Shows how full these are whenever it is asked."""
         self.registry.register(_Occupancy(engines))
 
@@ -59,7 +59,7 @@ class Stopwatch:
         self._first, self._next = metrics.first_token.labels(model), metrics.token.labels(model)
         self._began, self._last = time.perf_counter(), {}
 
-    def saw(self, piece: Piece) -> None:
+    def observe(self, piece: Piece) -> None:
         if piece.delta is None or not piece.delta.token_ids:
             return
         at, count = piece.delta.at, len(piece.delta.token_ids)

@@ -15,10 +15,10 @@ from vlm.api.async_pipeline import Piece
 from vlm.api.outputs import Output
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
-from vlm_app.server.asked import Asked
 from vlm_app.server.event_stream import event_stream
+from vlm_app.server.generation_input import GenerationInput
 from vlm_app.server.json_bodies import JsonRoute
-from vlm_app.server.limits import unless_gone
+from vlm_app.server.limits import cancel_on_disconnect
 from vlm_app.server.messages import read_chat, verbatim
 from vlm_app.server.openai_answers import Answer, LogProbs
 from vlm_app.server.openai_schema import ChatBody, CompletionBody, Sampling, StreamOptions
@@ -33,7 +33,7 @@ async def chat(body: ChatBody, http: Request) -> Response:
     service = _services(http)[body.model]
     how = {"continued": bool(body.continue_final_message), "truncate": body.truncate}
     source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
-    texts = Texts(service, [Asked(source, files, body.sampling())], _answer(body, "chat.completion"))
+    texts = Texts(service, [GenerationInput(source, files, body.sampling())], _answer(body, "chat.completion"))
     texts.wants_logprobs = bool(body.logprobs)
     return await _answered(http, body, texts)
 
@@ -42,8 +42,10 @@ async def chat(body: ChatBody, http: Request) -> Response:
 async def completions(body: CompletionBody, http: Request) -> Response:
     """What prompts are gone on with, or made of texts."""
     service, sampling = _services(http)[body.model], body.sampling()
-    asked = [Asked(verbatim(service.pipeline, prompt, body.truncate), [], sampling) for prompt in body.prompts]
-    texts = Texts(service, asked, _answer(body, "text_completion"))
+    items = [
+        GenerationInput(verbatim(service.pipeline, prompt, body.truncate), [], sampling) for prompt in body.prompts
+    ]
+    texts = Texts(service, items, _answer(body, "text_completion"))
     texts.wants_logprobs = body.logprobs is not None
     texts.echoes = [_text(service, prompt) for prompt in body.prompts] if body.echo else None
     return await _answered(http, body, texts)
@@ -63,8 +65,8 @@ async def model(name: str, http: Request) -> dict[str, Any]:
 class Texts:
     """The outputs of one HTTP request: of each of its inputs as many as were asked for."""
 
-    def __init__(self, service: Service, asked: list[Asked], answer: Answer):
-        self._service, self._asked, self.answer = service, asked, answer
+    def __init__(self, service: Service, items: list[GenerationInput], answer: Answer):
+        self._service, self._items, self.answer = service, items, answer
         self._logprobs: dict[int, LogProbs] = {}
         self.wants_logprobs = self.names_ids = False
         self.echoes: list[str] | None = None  # of each input what stands before its outputs
@@ -73,7 +75,7 @@ class Texts:
     def check_logprobs(self) -> None:
         """Raises LimitError for more log-probabilities than are held for one answer."""
         longest = self._service.pipeline.llm.max_seq_len
-        settings = [each.sampling for each in self._asked]
+        settings = [each.sampling for each in self._items]
         tokens = [min(s.get("max_new_tokens") or longest, longest) for s in settings]
         alternatives = [self._count * (1 + s.get("top_logprobs", 0)) for s in settings]
         if (count := sum(t * a for t, a in zip(tokens, alternatives, strict=True))) > MAX_LOGPROBS:
@@ -84,7 +86,7 @@ class Texts:
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece, dict[str, Any] | None]]:
         """(choice, piece, its log-probabilities), of all inputs as they come."""
-        async with aclosing(self._service.stream_all(self._asked)) as pieces:
+        async with aclosing(self._service.stream_all(self._items)) as pieces:
             async for number, piece in pieces:
                 index = number * self._count + piece.index
                 self.answer.usage.add(piece)
@@ -124,20 +126,20 @@ class Texts:
         if self.kept is None:
             return sorted(outputs)
         mean = lambda i: outputs[i].cumulative_logprob / max(1, len(outputs[i].logprobs))  # noqa: E731
-        rows = [range(n * self._count, (n + 1) * self._count) for n in range(len(self._asked))]
+        rows = [range(n * self._count, (n + 1) * self._count) for n in range(len(self._items))]
         return [index for row in rows for index in sorted(row, key=mean, reverse=True)[: self.kept]]
 
     @property
     def _count(self) -> int:
         """Outputs of each input."""
-        return self._asked[0].sampling.get("num_return_sequences") or 1
+        return self._items[0].sampling.get("num_return_sequences") or 1
 
     def _echo(self, index: int) -> str:
         return self.echoes[index // self._count] if self.echoes else ""
 
     def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any]:
         fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat, self.names_ids)
-        return self._logprobs.setdefault(index, fresh).of(piece)
+        return self._logprobs.setdefault(index, fresh).added_by(piece)
 
 
 async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
@@ -146,7 +148,7 @@ async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
     texts.names_ids = bool(body.return_tokens_as_token_ids)
     texts.kept = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
     if not body.stream:
-        return await asyncio.to_thread(JSONResponse, await unless_gone(http, texts.whole()))
+        return await asyncio.to_thread(JSONResponse, await cancel_on_disconnect(http, texts.whole()))
     return await event_stream(http, texts.chunks(body.stream_options or StreamOptions()), last="[DONE]")
 
 

@@ -101,7 +101,7 @@ class LogProbs:
         self._last: int | None = None
         self._offset = 0
 
-    def of(self, piece: Piece) -> dict[str, Any]:
+    def added_by(self, piece: Piece) -> dict[str, Any]:
         """What a piece adds; the token that ends an output is no part of it."""
         if piece.delta is not None:
             tokens, logprobs, top = piece.delta.token_ids, piece.delta.logprobs, piece.delta.top_logprobs

@@ -24,7 +24,7 @@ DTYPES = {"UINT32": np.uint32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": 
 
 @dataclass(frozen=True)
 class Parameters:
-    """What a request says besides its tensors."""
+    """Reads what a request says apart from its tensors."""
 
     timeout: float | None  # seconds
     empty_final: bool  # a stream's last response is an empty one

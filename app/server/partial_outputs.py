@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from vlm.api.async_pipeline import Piece
 from vlm.api.outputs import Output
-from vlm_app.server.asked import Asked
+from vlm_app.server.generation_input import GenerationInput
 
 NOTHING = Output("", "", [], "", [], 0)
 
@@ -14,9 +14,9 @@ NOTHING = Output("", "", [], "", [], 0)
 class PartialOutputs:
     """The outputs of each input, growing with their pieces."""
 
-    def __init__(self, asked: list[Asked]):
-        self._rows: list[dict[int, Output]] = [{0: NOTHING} for _ in asked]
-        self._left = [each.sampling.get("num_return_sequences") or 1 for each in asked]  # outputs that have not ended
+    def __init__(self, items: list[GenerationInput]):
+        self._rows: list[dict[int, Output]] = [{0: NOTHING} for _ in items]
+        self._left = [each.sampling.get("num_return_sequences") or 1 for each in items]  # outputs that have not ended
 
     def take(self, number: int, piece: Piece) -> bool:
         """Adds a piece of an input. Returns False in the midst of a search's outcomes, which come at once."""

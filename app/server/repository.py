@@ -66,7 +66,7 @@ def scan(url: str) -> dict[str, Entry | VlmError]:
     An ensemble is served by the engine among its steps, which reads texts too; its parts are no models of their own.
     Raises InputError for a repository that cannot be reached.
     """
-    tree = Tree.of(url)
+    tree = Tree.from_url(url)
     configs = {name: _tried(lambda name=name: _config(tree, name)) for name in tree.folders(PurePosixPath())}
     parts = {step for config in configs.values() for step in _steps(config)}
     whole = {name: config for name, config in configs.items() if name not in parts}
@@ -87,7 +87,7 @@ def _config(tree: Tree, name: str) -> Any:
 
 
 def _steps(config: Any) -> list[str]:
-    """Of an ensemble its models' names."""
+    """Returns the names of an ensemble's models."""
     is_one = config is not None and not isinstance(config, VlmError) and config.platform == "ensemble"
     return [step.model_name for step in config.ensemble_scheduling.step] if is_one else []
 
@@ -103,8 +103,8 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
         return _single(tree, name, version, config)
     found = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
     engines = [entry for entry in found if isinstance(entry, Entry)]
-    if wrong := [error for error in found if isinstance(error, ConfigError)]:
-        raise wrong[0]
+    if errors := [error for error in found if isinstance(error, ConfigError)]:
+        raise errors[0]
     if len(engines) != 1:
         raise ModelNotFoundError(
             f"{tree.root / name} is an ensemble with {len(engines)} engines of vlm among its steps; it needs one."

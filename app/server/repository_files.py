@@ -23,7 +23,7 @@ class Tree:
     stamps: dict[PurePosixPath, str]  # of each file below it; a stamp changes when the file is written
 
     @classmethod
-    def of(cls, url: str) -> Tree:
+    def from_url(cls, url: str) -> Tree:
         """InputError where it cannot be reached or holds nothing."""
         root = location(url)
         with reaching(root):

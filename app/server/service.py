@@ -13,8 +13,8 @@ from vlm.api.outputs import Output
 from vlm.api.pipeline import Pipeline
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.processing.workers import ImageWorkers
-from vlm_app.server.asked import Asked
 from vlm_app.server.errors import Busy
+from vlm_app.server.generation_input import GenerationInput
 from vlm_app.server.merge import merged
 from vlm_app.server.metrics import Metrics, Stopwatch
 from vlm_app.server.model_tensors import ModelTensors
@@ -69,7 +69,7 @@ class Service:
         await self.model.close()
 
     @contextmanager
-    def admitted(self, count: int) -> Iterator[None]:
+    def acquire_slot(self, count: int) -> Iterator[None]:
         """Room for so many outputs; Busy where there is none now, LimitError where there never is."""
         if count > self._max:
             raise LimitError(f"{count} outputs were asked for at once; {self.name} holds {self._max} at most.")
@@ -82,30 +82,30 @@ class Service:
         finally:
             self.held -= count
 
-    async def stream_all(self, asked: list[Asked]) -> AsyncIterator[tuple[int, Piece]]:
+    async def stream_all(self, items: list[GenerationInput]) -> AsyncIterator[tuple[int, Piece]]:
         """(number of the input, piece) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
-        with self.statistics.request(len(asked)) as times:
-            async with aclosing(merged([self._stream(each, times) for each in asked])) as pieces:
+        with self.statistics.request(len(items)) as times:
+            async with aclosing(merged([self._stream(each, times) for each in items])) as pieces:
                 async for numbered in pieces:
                     yield numbered
 
-    async def _stream(self, asked: Asked, times: RequestTimes) -> AsyncIterator[Piece]:
+    async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncIterator[Piece]:
         watch = Stopwatch(self._metrics, self.name)
-        with self.admitted(asked.count):
-            request = await self.model.request(asked.source, asked.files, **asked.sampling)
+        with self.acquire_slot(item.count):
+            request = await self.model.request(item.source, item.files, **item.sampling)
             prepared = times.prepared()
             async with aclosing(self.model.stream(request)) as pieces:
                 async for piece in pieces:
-                    watch.saw(piece)
+                    watch.observe(piece)
                     if piece.delta and piece.delta.sequence:
                         times.ended(prepared, piece.delta)
                     yield piece
 
-    async def outputs(self, asked: list[Asked]) -> list[list[Output]]:
-        """Of each input its outputs, when all have ended."""
-        found: list[dict[int, Output]] = [{} for _ in asked]
-        async with aclosing(self.stream_all(asked)) as pieces:
+    async def outputs(self, items: list[GenerationInput]) -> list[list[Output]]:
+        """Returns each input's outputs, when all have ended."""
+        found: list[dict[int, Output]] = [{} for _ in items]
+        async with aclosing(self.stream_all(items)) as pieces:
             async for number, piece in pieces:
                 if piece.output is not None:
                     found[number][piece.index] = piece.output

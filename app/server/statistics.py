@@ -53,7 +53,7 @@ class RequestTimes:
 
 
 class Statistics:
-    """Of one model, since it was loaded. Requests are counted in the event loop, steps in the engine's thread."""
+    """Counts one model's work since it was loaded: requests in the event loop, steps in the engine's thread."""
 
     def __init__(self) -> None:
         self._parts = {name: Durations() for name in PARTS}

@@ -69,7 +69,7 @@ def request_from(head: Any, data: memoryview) -> InferRequest:
 
 
 def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
-    """Of a model (name, version) the response's body, and the bytes of its JSON part where binary data follow it.
+    """Returns the body of a model's (name, version) response, and the bytes of its JSON part where binary data follow.
 
     InputError for an output that is wanted and not there.
     """
@@ -165,22 +165,22 @@ def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
     """Flat; nested lists are allowed."""
     if not isinstance(data, list):
         raise InputError(f"input {name} has no data, a list of values.")
-    wrong = InputError(f"input {name} has data that are not {kind}.")
+    error = InputError(f"input {name} has data that are not {kind}.")
     try:
         values = _flat(data)
         if kind == "BYTES":
             return _objects([text.encode("utf-8", "replace") for text in values])
         # of texts NumPy would make an array in which each takes as much as the longest
         if values and not set(map(type, values)) <= JSON_TYPES["INT" if "INT" in kind else kind[:2]]:
-            raise wrong
+            raise error
         found = np.array(values)
         limits = np.iinfo(DTYPES[kind]) if "INT" in kind else None
         if limits and found.size and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
-            raise wrong
+            raise error
         with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse
             return found.astype(DTYPES[kind])
     except (ValueError, TypeError, AttributeError, OverflowError):
-        raise wrong from None
+        raise error from None
 
 
 def _flat(values: list[Any]) -> list[Any]:

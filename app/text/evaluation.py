@@ -53,24 +53,24 @@ def run_vlm(
     """The outputs, the pairs that they belong to, and what is wrong with the others. InputError when all are wrong."""
     sampling = SCORED | sampling
     items = (Item(pair.place, None, pair.text) for pair in pairs)
-    outputs, kept, wrong, start = [], [], [], time.perf_counter()
+    outputs, kept, errors, start = [], [], [], time.perf_counter()
     for pair, (_, result) in zip(pairs, in_order(pipeline, items, to_input, sampling), strict=True):
         if isinstance(result, str):
-            wrong.append(f"{pair.place}: {result.rstrip('.')}")
+            errors.append(f"{pair.place}: {result.rstrip('.')}")
         else:
             outputs.append(result)
             kept.append(pair)
     seconds = time.perf_counter() - start
     if not kept:
-        raise InputError(f"no text of the data can be given to the model; {wrong[0]}.")
-    return Run([out.text for out in outputs], [out.token_ids for out in outputs], seconds), kept, wrong
+        raise InputError(f"no text of the data can be given to the model; {errors[0]}.")
+    return Run([out.text for out in outputs], [out.token_ids for out in outputs], seconds), kept, errors
 
 
 def check_comparable(sampling: dict[str, Any]) -> None:
     """InputError for options that Hugging Face is not run with beside us."""
     plain = SamplingParams()
-    if wrong := [n for n, value in sampling.items() if n not in COMPARED and value != getattr(plain, n)]:
-        names = [flag_of(SamplingParams, name) for name in wrong]
+    if unsupported := [n for n, value in sampling.items() if n not in COMPARED and value != getattr(plain, n)]:
+        names = [flag_of(SamplingParams, name) for name in unsupported]
         raise InputError(f"--compare-hf is of one likeliest output a text; leave {listed(names)} out.")
 
 

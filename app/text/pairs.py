@@ -27,24 +27,24 @@ def read_pairs(path: Path, limit: int | None = None) -> tuple[list[Pair], list[s
         raise InputError(f"{path} must be a .tsv (text, tab, reference) or .jsonl file.")
     try:
         with open_regular(path) as file:
-            pairs, wrong = _sorted(lines(str(path), file), path.suffix, limit)
+            pairs, errors = _sorted(lines(str(path), file), path.suffix, limit)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from None
     if not pairs:
-        raise InputError(f"{path} holds no pair of text and reference" + (f": {listed(wrong, 3)}." if wrong else "."))
-    return pairs, wrong
+        raise InputError(f"{path} holds no pair of text and reference" + (f": {listed(errors, 3)}." if errors else "."))
+    return pairs, errors
 
 
 def _sorted(items: Iterator[Item], suffix: str, limit: int | None) -> tuple[list[Pair], list[str]]:
     pairs: list[Pair] = []
-    wrong: list[str] = []
+    errors: list[str] = []
     for item in items:
         if len(pairs) == limit:
             break
         if item.error or item.text.strip():
             found = _pair(item, suffix)
-            (pairs if isinstance(found, Pair) else wrong).append(found)
-    return pairs, wrong
+            (pairs if isinstance(found, Pair) else errors).append(found)
+    return pairs, errors
 
 
 def _pair(item: Item, suffix: str) -> Pair | str:

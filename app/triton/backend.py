@@ -38,9 +38,9 @@ def engine_of(args: Mapping[str, str]) -> Path:
 
 
 def frontend_of(args: Mapping[str, str]) -> Frontend:
-    """Of an engine whose weights are elsewhere."""
+    """Returns the frontend of an engine whose weights are elsewhere."""
     folder = Path(args["model_repository"]) / args["model_version"] / FRONTEND_FOLDER
-    return Frontend.of(EngineDir(folder, Manifest.read(folder)))
+    return Frontend.from_engine(EngineDir(folder, Manifest.read(folder)))
 
 
 def config_of(args: Mapping[str, str]) -> dict[str, Any]:

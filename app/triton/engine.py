@@ -10,7 +10,7 @@ from typing import Any
 from vlm.api.async_pipeline import AsyncPipeline, Piece
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
-from vlm_app.server.asked import Asked
+from vlm_app.server.generation_input import GenerationInput
 from vlm_app.server.infer import read_batch, write_batch
 from vlm_app.server.merge import merged
 from vlm_app.server.partial_outputs import PartialOutputs
@@ -74,17 +74,17 @@ class Engine:
 
     async def _tensors(self, inputs: Tensors, every: bool) -> AsyncIterator[Tensors]:
         """A request's outputs: all of them when they have ended, or at every step the ones so far."""
-        asked = read_batch(self._frontend, inputs)
-        found = PartialOutputs(asked)
-        async with aclosing(merged([self._stream(each) for each in asked])) as pieces:
+        items = read_batch(self._frontend, inputs)
+        found = PartialOutputs(items)
+        async with aclosing(merged([self._stream(each) for each in items])) as pieces:
             async for number, piece in pieces:
                 if (every or piece.output is not None) and found.take(number, piece) and every:
-                    yield write_batch(self._frontend, asked, found.rows)
+                    yield write_batch(self._frontend, items, found.rows)
         if not every:
-            yield write_batch(self._frontend, asked, found.rows)
+            yield write_batch(self._frontend, items, found.rows)
 
-    async def _stream(self, asked: Asked) -> AsyncIterator[Piece]:
-        request = await self._model.request(asked.source, asked.files, **asked.sampling)
+    async def _stream(self, item: GenerationInput) -> AsyncIterator[Piece]:
+        request = await self._model.request(item.source, item.files, **item.sampling)
         async with aclosing(self._model.stream(request)) as pieces:
             async for piece in pieces:
                 yield piece

@@ -50,7 +50,7 @@ def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
             f"max_batch_size {config.max_batch_size} is more than the engine's {engine.build.max_batch_size}; rebuild"
             f" with --max-batch-size {config.max_batch_size}."
         )
-    made = configs(Frontend.of(engine), config)
+    made = configs(Frontend.from_engine(engine), config)
     names = {each["name"] for each in made.values()}
 
     def takes_it(folder: Path) -> bool:

@@ -59,5 +59,5 @@ class ExportConfig:
 
     @property
     def folders(self) -> dict[str, str]:
-        """Of the parts of the ensemble, by what they do."""
+        """Returns the folders of the ensemble's parts, by what they do."""
         return {part: f"{self.name}-{part}" for part in (BEFORE, ENGINE, AFTER)}

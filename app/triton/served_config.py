@@ -33,15 +33,15 @@ class ServedConfig:
     def from_proto(cls, config: Any, name: object) -> ServedConfig:
         """Reads a ModelConfig. Raises ConfigError with every reason why the model `name` cannot be served so."""
         words = {key: value.string_value for key, value in config.parameters.items()}
-        wrong = [
+        errors = [
             *config_fields.errors(config),
             *fastertransformer.errors(words),
             *_unknown_parameters(words, config.backend),
             *_unknown_tensors(config),
             *type_errors(_datatypes(config)),
         ]
-        if wrong:
-            raise ConfigError(f"{name}: {'; '.join(wrong)}.")
+        if errors:
+            raise ConfigError(f"{name}: {'; '.join(errors)}.")
         options = _options(config, words)
         return cls(
             options,

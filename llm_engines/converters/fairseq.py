@@ -30,7 +30,7 @@ from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_ch
 from vlm.artifacts.moses import Moses
 from vlm.artifacts.weights import TensorSource
 from vlm.convert.roles import module_layout
-from vlm.convert.rules import Drop, Rename, attempt
+from vlm.convert.rules import Drop, Rename, apply_rules
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.registry.registry import model_spec
 
@@ -116,7 +116,7 @@ def check_kind(options: dict[str, Any], folder: Path) -> None:
 
 
 def version(state: Mapping[str, Tensor], side: str) -> float:
-    """Of a side's layout; a file that does not say is of the first."""
+    """Returns the version of a side's layout; a file that does not say is of the first."""
     stored = state.get(f"{side}.version")
     return 1.0 if stored is None or not stored.numel() else float(stored.flatten()[0])
 
@@ -128,17 +128,17 @@ def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -
         default = options.get(f"encoder_{name}", default) if name in INHERITED else default
         return options.get(f"{side}_{name}", default)
 
-    wrong = [f"{n} is {options[n]!r}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
+    errors = [f"{n} is {options[n]!r}" for n, neutral in UNSUPPORTED.items() if options.get(n) not in neutral]
     width, heads = own("embed_dim", 512), own("attention_heads", 8)
     widths = {options.get(n, width) for n in ("encoder_embed_dim", "decoder_embed_dim", "decoder_output_dim",
                                               "decoder_input_dim")}  # fmt: skip
     if len(widths - {None}) > 1:
-        wrong.append(f"encoder and decoder differ in width ({listed(sorted(widths - {None}))})")
+        errors.append(f"encoder and decoder differ in width ({listed(sorted(widths - {None}))})")
     activation = options.get("activation_fn", "relu")
     if activation not in ACTIVATIONS:
-        wrong.append(f"activation_fn is {activation!r}, supported are {listed(ACTIVATIONS)}")
-    if wrong:
-        raise ConfigError(f"this FairSeq {side} cannot be run exactly: {'; '.join(wrong)}.")
+        errors.append(f"activation_fn is {activation!r}, supported are {listed(ACTIVATIONS)}")
+    if errors:
+        raise ConfigError(f"this FairSeq {side} cannot be run exactly: {'; '.join(errors)}.")
     pre_norm = bool(own("normalize_before", False))
     # the first releases did not normalize after the last layer
     final_norm = pre_norm and version >= (2 if side == "encoder" else 3)
@@ -205,9 +205,9 @@ def _convert_roles(
         tensors = {name: x for name, x in state.items() if name.startswith(f"{side}.")}
         _check_dictionary(tensors.get(f"{side}.embed_tokens.weight"), config, side)
         targets = {name: shape for name, (_, shape) in module_layout(model_spec(MODELS[side]), config).items()}
-        outcome = attempt(tensors, rules(config, side), targets)
+        outcome = apply_rules(tensors, rules(config, side), targets)
         reasons += outcome.reasons
-        roles[side] = RoleWeights(MODELS[side], config.to_dict(), TensorSource.of(outcome.tensors))
+        roles[side] = RoleWeights(MODELS[side], config.to_dict(), TensorSource.from_tensors(outcome.tensors))
     if reasons:
         raise CheckpointError(f"the weights in {folder} do not fit its options: {'; '.join(reasons)}.")
     return roles

@@ -36,9 +36,9 @@ class LanguageTokens:
             return cls(tokens, [*tokens.values(), "<mask>"], "suffix", **pair)
         if task != MULTI and not task.startswith("multilingual"):
             return None
-        if wrong := _wrong(options, task):
+        if errors := _errors(options, task):
             raise ConfigError(
-                f"this FairSeq model names its languages in a way that is not supported: {listed(wrong)}."
+                f"this FairSeq model names its languages in a way that is not supported: {listed(errors)}."
             )
         style = options.get("lang_tok_style") or "multilingual"
         tokens = {code: STYLES[style].format(code) for code in _codes(options)}
@@ -68,7 +68,7 @@ def _codes(options: dict[str, Any]) -> list[str]:
     return [str(code) for code in codes]
 
 
-def _wrong(options: dict[str, Any], task: str) -> list[str]:
+def _errors(options: dict[str, Any], task: str) -> list[str]:
     main = (options.get("langtoks") or {}).get("main") or (
         options.get("encoder_langtok"), "tgt" if options.get("decoder_langtok") else None)  # fmt: skip
     others = sorted(set(options.get("langtoks") or {}) - {"main"})

@@ -36,16 +36,18 @@ class TextFiles:
     @classmethod
     def from_folder(cls, folder: Path, options: dict[str, Any], tokenizer: str | None = None) -> TextFiles:
         """Finds them; what neither the options nor `tokenizer` say is as FairSeq's published models are used: Moses
-        with BPE codes, nothing besides SentencePiece. Raises ConfigError for another tokenization."""
+        with BPE codes, nothing but SentencePiece. Raises ConfigError for another tokenization."""
         bpe, name = _name(options.get("bpe")), tokenizer or _name(options.get("tokenizer"))
-        wrong = (
+        errors = (
             [f"its tokenizer is {name!r}, supported are {listed(TOKENIZERS)}"]
             if name not in (None, *TOKENIZERS)
             else []
         )
-        wrong += [f"its bpe is {bpe!r}, supported are {listed(BPES)}"] if bpe not in (None, *BPES) else []
-        if wrong:
-            raise ConfigError(f"the texts of this FairSeq model cannot be split as it was trained: {'; '.join(wrong)}.")
+        errors += [f"its bpe is {bpe!r}, supported are {listed(BPES)}"] if bpe not in (None, *BPES) else []
+        if errors:
+            raise ConfigError(
+                f"the texts of this FairSeq model cannot be split as it was trained: {'; '.join(errors)}."
+            )
         codes = _named(folder, CODES) if bpe != "sentencepiece" else None
         sentencepiece = _named(folder, SENTENCEPIECE) if codes is None else None
         takes_moses = codes is not None if name is None else TOKENIZERS[name]

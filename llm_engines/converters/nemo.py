@@ -25,7 +25,7 @@ from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_ch
 from vlm.artifacts.files import read_small
 from vlm.artifacts.weights import TensorSource
 from vlm.convert.roles import module_layout
-from vlm.convert.rules import attempt
+from vlm.convert.rules import apply_rules
 from vlm.errors import CheckpointError, ConfigError, VlmError
 from vlm.registry.registry import model_spec
 
@@ -139,13 +139,13 @@ def _role(folder: Path, config: dict[str, Any], size: int) -> RoleWeights:
     joined = str(config.get("activation")).startswith("fast")
     tensors, spec = RankFiles(folder, joined, config.get("tensor_model_parallel_size")), model_spec(MODEL)
     network = spec.parse(config | {"model_type": "nemo_gpt", "vocab_size": _vocabulary(tensors, folder, size)})
-    network = spec.adapt(network, tensors)
+    network = spec.config_from_weights(network, tensors)
     whole = {name: x[:size] if name in (EMBEDDING, HEAD) else x for name, x in tensors.items()}
     targets = {name: shape for name, (_, shape) in module_layout(spec, network).items()}
-    outcome = attempt(whole, spec.rules(network), targets)
+    outcome = apply_rules(whole, spec.rules(network), targets)
     if outcome.reasons:
         raise CheckpointError(f"the weights in {folder} do not fit its {CONFIG}: {'; '.join(outcome.reasons)}.")
-    return RoleWeights(MODEL, network.to_dict(), TensorSource.of(outcome.tensors))
+    return RoleWeights(MODEL, network.to_dict(), TensorSource.from_tensors(outcome.tensors))
 
 
 def _vocabulary(tensors: Mapping[str, Tensor], folder: Path, size: int) -> int:

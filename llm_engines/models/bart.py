@@ -36,7 +36,7 @@ POSITION_OFFSET = 2  # rows 0 and 1 of the position table are never used: a reli
 
 @dataclass(frozen=True)
 class BartConfig(ModelConfig):
-    """Of the encoder or of the decoder. The defaults are mBART's."""
+    """Holds the sizes of the encoder or of the decoder. The defaults are mBART's."""
 
     ffn_size: int
     activation: str = "gelu"
@@ -97,7 +97,7 @@ def _parse(hf: dict[str, Any], side: str) -> BartConfig:
     return BartConfig(**config)
 
 
-def adapt(config: BartConfig, tensors: Mapping[str, Tensor]) -> BartConfig:
+def config_from_weights(config: BartConfig, tensors: Mapping[str, Tensor]) -> BartConfig:
     """Returns the configuration with what the weights say: whether the head is tied, and whether a bias of the logits
     is one (published checkpoints hold zeros)."""
     bias = tensors.get("final_logits_bias")
@@ -130,7 +130,7 @@ class EncoderBlock(nn.Module):
     def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows) -> tuple[Tensor, Tensor | None]:
         """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
         adds it in one pass."""
-        rows.note(x, delta)
+        rows.record(x, delta)
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
             x, y = self.ffn_norm(x, self.attention(y, rows))
@@ -297,5 +297,5 @@ def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -
     return found
 
 
-SPEC = ModelSpec("bart", BartConfig, parse_decoder, BartDecoder, decoder_rules, adapt)
+SPEC = ModelSpec("bart", BartConfig, parse_decoder, BartDecoder, decoder_rules, config_from_weights)
 ENCODER_SPEC = ModelSpec("bart-encoder", BartConfig, parse_encoder, BartEncoder, encoder_rules)

@@ -112,7 +112,7 @@ def _ends(hf: dict[str, Any], default: int) -> dict[str, int]:
     return {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "decoder_start_token_id": bos}
 
 
-def adapt(config: GPT2Config, tensors: Mapping[str, Tensor]) -> GPT2Config:
+def config_from_weights(config: GPT2Config, tensors: Mapping[str, Tensor]) -> GPT2Config:
     """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
     head = HEADS[1] if config.source[0] == "nemo" else HEADS[0]
     tied = head not in tensors or (config.tied and is_tied(head, EMBEDDINGS, tensors))
@@ -268,4 +268,4 @@ def _head_rules(config: GPT2Config, embedding: str, head: str) -> list[Any]:
     return [Rename(embedding, "embedding.weight"), Rename(head, "head.weight")]
 
 
-SPEC = ModelSpec("gpt2", GPT2Config, parse, GPT2, rules, adapt)
+SPEC = ModelSpec("gpt2", GPT2Config, parse, GPT2, rules, config_from_weights)

@@ -100,7 +100,7 @@ def _window(hf: dict[str, Any]) -> int | None:
     return hf.get("sliding_window", 4096)
 
 
-def adapt(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
+def config_from_weights(config: LlamaConfig, tensors: Mapping[str, Tensor]) -> LlamaConfig:
     """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
     tied = HEAD not in tensors or (config.tied and is_tied(HEAD, [EMBEDDING], tensors))
     return dataclasses.replace(config, tied=tied)
@@ -193,4 +193,4 @@ def rules(config: LlamaConfig) -> list[Any]:
     return [*found, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]
 
 
-SPEC = ModelSpec("llama", LlamaConfig, parse, Llama, rules, adapt)
+SPEC = ModelSpec("llama", LlamaConfig, parse, Llama, rules, config_from_weights)

@@ -31,7 +31,7 @@ class _Numbers:
     """Reads numbers of a configuration and collects what is wrong with them."""
 
     values: dict[str, Any]
-    wrong: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     def __call__(self, name: str, default: Any = None, kind: type = int) -> Any:
         """A number above 0. PyYAML reads 1e-5 as a text."""
@@ -42,19 +42,19 @@ class _Numbers:
             found = 0
         if found > 0:
             return found
-        self.wrong.append(f"{name} is missing" if value is None else f"{name} is {value!r}")
+        self.errors.append(f"{name} is missing" if value is None else f"{name} is {value!r}")
         return 1
 
 
 def nemo_fields(config: dict[str, Any]) -> dict[str, Any]:
     """Fields of GPT2Config but for the token ids; ConfigError names every field that is missing or not supported."""
-    wrong = [f"{name} is {config[name]!r}" for name, neutral in UNSUPPORTED.items() if config.get(name) not in neutral]
+    errors = [f"{name} is {config[name]!r}" for name, neutral in UNSUPPORTED.items() if config.get(name) not in neutral]
     if (activation := config.get("activation", "gelu")) not in ACTIVATIONS:
-        wrong.append(f"activation is {activation!r}")
-    number = _Numbers(config, wrong)
+        errors.append(f"activation is {activation!r}")
+    number = _Numbers(config, errors)
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     if hidden % heads or number("kv_channels", hidden // heads) != hidden // heads:
-        wrong.append(f"kv_channels is {config.get('kv_channels')}, hidden_size {hidden}, num_attention_heads {heads}")
+        errors.append(f"kv_channels is {config.get('kv_channels')}, hidden_size {hidden}, num_attention_heads {heads}")
     limit = number("encoder_seq_length", 2048)
     fields = {
         "vocab_size": number("vocab_size"), "hidden_size": hidden, "num_layers": number("num_layers"),
@@ -67,8 +67,8 @@ def nemo_fields(config: dict[str, Any]) -> dict[str, Any]:
         "rotary": _rotary(config, number, hidden // heads),
         "source": ("nemo", config.get("normalization") or "layernorm", _layout(activation)),
     }  # fmt: skip
-    if wrong:
-        raise ConfigError(f"this NeMo GPT configuration cannot be run exactly: {'; '.join(wrong)}.")
+    if errors:
+        raise ConfigError(f"this NeMo GPT configuration cannot be run exactly: {'; '.join(errors)}.")
     return fields
 
 

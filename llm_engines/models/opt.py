@@ -77,7 +77,7 @@ def parse(hf: dict[str, Any]) -> OPTConfig:
     return OPTConfig(**config)
 
 
-def adapt(config: OPTConfig, tensors: Mapping[str, Tensor]) -> OPTConfig:
+def config_from_weights(config: OPTConfig, tensors: Mapping[str, Tensor]) -> OPTConfig:
     """Returns the configuration with what the weights say of the head: one that is not stored is the embedding's."""
     tied = HEAD not in tensors or (config.tied and is_tied(HEAD, [EMBEDDING], tensors))
     return dataclasses.replace(config, tied=tied)
@@ -181,4 +181,4 @@ def rules(config: OPTConfig) -> list[Any]:
     return [*found, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]
 
 
-SPEC = ModelSpec("opt", OPTConfig, parse, OPT, rules, adapt)
+SPEC = ModelSpec("opt", OPTConfig, parse, OPT, rules, config_from_weights)

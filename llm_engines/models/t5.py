@@ -33,7 +33,7 @@ DEFAULT_LENGTH = 512  # tokens; a limit of memory alone, positions are relative
 
 @dataclass(frozen=True)
 class T5Config(ModelConfig):
-    """Of the encoder or of the decoder."""
+    """Holds the sizes of the encoder or of the decoder."""
 
     d_kv: int
     ffn_size: int
@@ -114,7 +114,7 @@ def _feed_forward(reader: ConfigReader, default: str) -> tuple[str, bool]:
     return reader.activation("dense_act_fn", "relu"), bool(reader.get("is_gated_act", first == "gated"))
 
 
-def adapt(config: T5Config, tensors: Mapping[str, Tensor]) -> T5Config:
+def config_from_weights(config: T5Config, tensors: Mapping[str, Tensor]) -> T5Config:
     """Returns the configuration with what the weights say of the head, whatever the configuration says."""
     return dataclasses.replace(config, tied=is_tied("lm_head.weight", EMBEDDINGS, tensors))
 
@@ -128,7 +128,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.gated, self.activation = config.gated, config.activation
         self.up = Linear(config.hidden_size, config.ffn_size * (2 if config.gated else 1), bias=False)
-        self.down = Linear(config.ffn_size, config.hidden_size, bias=False, wide=True)
+        self.down = Linear(config.ffn_size, config.hidden_size, bias=False, out_fp32=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.up(x)
@@ -144,7 +144,7 @@ class EncoderBlock(nn.Module):
 
     def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
-        rows.note(x, delta)
+        rows.record(x, delta)
         x, y = self.attention_norm(x, delta)
         x, y = self.ffn_norm(x, self.attention(y, rows, bias))
         return x, self.ffn(y)
@@ -255,5 +255,5 @@ def _stack_rules(prefix: str, attention: dict[str, str], config: T5Config) -> li
     ]
 
 
-SPEC = ModelSpec("t5", T5Config, parse_decoder, T5Decoder, decoder_rules, adapt)
+SPEC = ModelSpec("t5", T5Config, parse_decoder, T5Decoder, decoder_rules, config_from_weights)
 ENCODER_SPEC = ModelSpec("t5-encoder", T5Config, parse_encoder, T5Encoder, encoder_rules)

@@ -314,7 +314,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_what_is_wrong_is_said(asked, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vlm_app.cli.decoding.asked_model", lambda: None)
+    monkeypatch.setattr("vlm_app.cli.decoding.packaged_chat_model", lambda: None)
     (tmp_path / "prompts.txt").write_text("w1")
     result = call("generate", *asked)
     assert says in one_sentence(result) and not result.stdout

@@ -147,7 +147,7 @@ def _streamed(asked, name: str, arrays: dict[str, np.ndarray]) -> list[str]:
 
 
 def test_sixteen_clients_at_once(served):
-    """Of several models and both protocols; nobody gets another's answer."""
+    """Asks several models over both protocols at once; nobody gets another's answer."""
     words = [f"translate English to German: The old ship has {number} rooms." for number in range(CLIENTS)]
 
     def ask(number: int) -> list[str]:

@@ -95,7 +95,7 @@ def test_metrics_and_tensors_are_those_of_the_server(address):
     from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
 
     metrics = Metrics()
-    metrics.watch(dict)
+    metrics.register(dict)
     metrics.watch_workers(SimpleNamespace(state=lambda: SimpleNamespace(busy=0), failures={}))
     known = {name for family in metrics.registry.collect() for name in (family.name, f"{family.name}_total")}
     assert set(re.findall(r"`(vlm_\w+)`", PAGE)) <= known

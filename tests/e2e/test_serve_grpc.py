@@ -491,7 +491,7 @@ def test_a_key_is_needed_but_for_health():
         assert found_text[0, 0] == b"Das alte Schiff ist klein."
         assert code_of(Answers(client).items.get()[1]) == "UNAUTHENTICATED"
         client.stop_stream(cancel_requests=True)
-        with pytest.raises(InferenceServerException) as caught, found.service("mini-t5").admitted(1):
+        with pytest.raises(InferenceServerException) as caught, found.service("mini-t5").acquire_slot(1):
             client.infer("mini-t5", [text(TEXT)], headers=key)
         assert code_of(caught.value) == "RESOURCE_EXHAUSTED"
 

@@ -155,7 +155,7 @@ def test_unknown_models_and_paths_are_404(client, served):
 def test_a_full_server_sheds_load(client, served):
     before = metric(served, "vlm_rejected_requests_total", model="mini-llava")
     service = served.service("mini-llava")
-    with service.admitted(3):
+    with service.acquire_slot(3):
         assert client.chat.completions.create(model="mini-llava", messages=asked(SIGN, SCENE)).choices
         assert "4 at most" in refusal(client, openai.RateLimitError, messages=asked(SIGN, SCENE), n=2)
         with pytest.raises(openai.RateLimitError) as caught:

@@ -66,7 +66,7 @@ def engine(tmp_path_factory) -> EngineDir:
 def test_the_manifest_says_what_may_run_it(engine):
     read = EngineDir.open(engine.path)
     assert read.build == BuildConfig("float16", 8, 128, None, "tensorrt", ("sm80", "sm86"))
-    info = PlanInfo.of(read.manifest.built_for)
+    info = PlanInfo.from_manifest(read.manifest.built_for)
     assert info.library == "tensorrt_rtx" and info.targets == ("sm80", "sm86") and info.version
     assert set(read.manifest.files) == {"decoder/rank0.plan", "processor/generation_config.json"}
     assert not list(engine.path.rglob("*onnx*"))

@@ -39,7 +39,7 @@ def test_translate_arguments_and_beams():
 
 
 def test_a_line_without_end_costs_itself(tmp_path):
-    """Of which no more is read than a text may have."""
+    """Reads no more of a line than a text may have."""
     (one, first), (two, second) = PAIRS[0], PAIRS[1]
     source = tmp_path / "lines.txt"
     source.write_bytes(b"\n".join((one.encode(), b"and " * 10**6, b"and " * 5 * 10**6, two.encode())))

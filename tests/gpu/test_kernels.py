@@ -22,10 +22,10 @@ NAMES = [
     "gated",
     "linear",
     "greedy",
-    "likeliest",
+    "topk_logprobs",
     "beam_search",
     "copy_blocks",
-    "advance",
+    "append_and_check_stop",
 ]
 
 

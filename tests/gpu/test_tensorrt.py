@@ -22,7 +22,7 @@ LENGTHS = (14, 3, 60, 1, 33, 9)
 @pytest.fixture(autouse=True)
 def builder():
     try:
-        return PlanBuilder.of(BuildConfig(backend="tensorrt"))
+        return PlanBuilder.from_config(BuildConfig(backend="tensorrt"))
     except EngineError as reason:
         pytest.skip(str(reason))
 

@@ -71,7 +71,7 @@ def test_likeliest_tokens_samples_and_encodings_equal_the_cpus(subject):
 
 
 def logprobs(engine, device: str, texts, outputs) -> torch.Tensor:
-    """Of given outputs, through encoder, cache and decoder: each token's, teacher-forced."""
+    """Returns the log-probabilities of given outputs, through encoder, cache and decoder, teacher-forced."""
     pipe, found = Pipeline(engine, RuntimeConfig(device=device)), []
     for text, tokens in zip(texts, outputs, strict=True):
         for end in range(1, len(tokens)):

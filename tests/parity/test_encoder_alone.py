@@ -64,7 +64,7 @@ def check(encodings, encoder, ids) -> None:
 
 
 def parameters(pipeline: Pipeline) -> int:
-    """Of all modules that it holds."""
+    """Counts the parameters of all modules that it holds."""
     parts = [getattr(pipeline.llm.executor, name, None) for name in ("visual", "encoder", "decoder")]
     return sum(p.numel() for part in parts if isinstance(part, torch.nn.Module) for p in part.parameters())
 

@@ -104,7 +104,7 @@ def test_gpt_next(options, ranks, tmp_path):
 
 
 def test_the_verbs_take_archives(tmp_path, monkeypatch):
-    """Plain and gzip, by whatever names tar gives its members; a changed archive is built anew."""
+    """Plain and gzip, by whatever names tar gives its members; a changed archive is built again."""
     monkeypatch.setenv("VLM_CACHE", str(tmp_path / "cache"))
     files = gpt2_files(tmp_path)
     folder = GPTNext(seed=3, **GPT2_LIKE).unpacked(tmp_path / "content", files, 2)

@@ -92,7 +92,7 @@ class Case:
 
     @torch.no_grad()
     def log_probabilities(self, i: int) -> list[torch.Tensor]:
-        """Of each greedy step, without the publication's own settings, [vocabulary]"""
+        """Returns each greedy step's logits [vocabulary], without the publication's own settings."""
         theirs = self.model.generation_config
         ids = {name: getattr(theirs, name) for name in TOKENS}
         out = self.model.generate(**self.theirs(i), generation_config=GenerationConfig(**ids), max_new_tokens=NEW,

@@ -11,7 +11,7 @@ import pytest
 import vlm
 from tests.server_kit import is_empty, until
 from vlm.api.async_pipeline import AsyncPipeline
-from vlm.engine.turns import Turns
+from vlm.engine.fair_lock import FairLock
 from vlm.errors import EngineError, LimitError
 from vlm.processing.workers import ImageWorkers, MediaLimits
 
@@ -124,17 +124,17 @@ def test_every_end_is_reported_once(t5):
 
 
 def test_turns_go_to_who_has_waited_longest():
-    turns, order = Turns(), []
+    lock, order = FairLock(), []
 
     def work(name: int) -> None:
-        with turns:
+        with lock:
             order.append(name)
 
-    with turns:
+    with lock:
         threads = [threading.Thread(target=work, args=(name,)) for name in range(5)]
         for waiting, thread in enumerate(threads, 2):
             thread.start()
-            until(lambda waiting=waiting: turns._next_ticket == waiting)
+            until(lambda waiting=waiting: lock._next_ticket == waiting)
     for thread in threads:
         thread.join()
     assert order == [0, 1, 2, 3, 4]

@@ -21,7 +21,7 @@ def toy(monkeypatch):
 def rewrite(checkpoint, role, changes):
     """Writes changed weights over a checkpoint's."""
     tensors = {name: tensor.clone() for name, tensor in checkpoint.weights(role).items()} | changes
-    write_tensors(checkpoint.weight_file(role), TensorSource.of(tensors))
+    write_tensors(checkpoint.weight_file(role), TensorSource.from_tensors(tensors))
 
 
 # --- convert

@@ -25,7 +25,7 @@ TENSORS = {
 
 
 def write(path, tensors=TENSORS, **changes):
-    roles = {"decoder": RoleWeights("voice", {"depths": [2, 2]}, TensorSource.of(tensors))}
+    roles = {"decoder": RoleWeights("voice", {"depths": [2, 2]}, TensorSource.from_tensors(tensors))}
     values = {"family": "toy", "roles": roles, "generation": {"num_beams": 2}, "source": "a test"} | changes
     return write_checkpoint(path, **values)
 
@@ -41,7 +41,7 @@ def folder(path, files):
 
 
 def test_writes_what_the_safetensors_library_reads(tmp_path):
-    entry = write_tensors(tmp_path / "a.safetensors", TensorSource.of(TENSORS))
+    entry = write_tensors(tmp_path / "a.safetensors", TensorSource.from_tensors(TENSORS))
     for read in (load_file(tmp_path / "a.safetensors"), TensorFiles([tmp_path / "a.safetensors"])):
         assert set(read) == set(TENSORS)
         for name, tensor in TENSORS.items():
@@ -51,8 +51,8 @@ def test_writes_what_the_safetensors_library_reads(tmp_path):
 
 
 def test_the_order_of_tensors_does_not_change_the_bytes(tmp_path):
-    first = write_tensors(tmp_path / "a", TensorSource.of(TENSORS))
-    assert write_tensors(tmp_path / "b", TensorSource.of(dict(reversed(TENSORS.items())))) == first
+    first = write_tensors(tmp_path / "a", TensorSource.from_tensors(TENSORS))
+    assert write_tensors(tmp_path / "b", TensorSource.from_tensors(dict(reversed(TENSORS.items())))) == first
 
 
 def test_a_mapped_tensor_may_be_changed_without_changing_the_file(tmp_path):

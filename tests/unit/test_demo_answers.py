@@ -33,14 +33,14 @@ def clock(monkeypatch):
 
 
 def test_the_rate_is_of_the_tokens_after_the_first_piece(clock):
-    clock.saw(piece(1, 2))
+    clock.observe(piece(1, 2))
     assert clock.line == "first token 250 ms · 2 tokens · 8 tokens/s · total 250 ms"
-    clock.saw(piece(3, 4, 5, 6, 7, 8, reason="eos", of=8))
+    clock.observe(piece(3, 4, 5, 6, 7, 8, reason="eos", of=8))
     assert clock.line == "first token 250 ms · 8 tokens · 3 tokens/s · total 2.25 s"
 
 
 def test_a_beam_searchs_tokens_come_at_once(clock):
-    clock.saw(piece(reason="length", of=5))
+    clock.observe(piece(reason="length", of=5))
     assert clock.line.startswith(
         "first token 250 ms · 5 tokens · 20 tokens/s · total 250 ms · ended because it reached"
     )
@@ -105,13 +105,13 @@ def test_languages_are_those_that_a_model_can_be_told():
 
 
 def test_a_decoder_alone_is_asked_without_images():
-    opt = fake("opt", converses=False)
+    opt = fake("opt", supports_chat=False)
     assert AskTab({"opt": opt}).title == "Ask"
     assert input_of(opt, (Turn("user", "Once"), Turn("assistant", "upon"), Turn("user", "a"))) == ({"prompt": "a"}, ())
 
 
 def test_a_conversation_keeps_its_images_in_their_places():
-    llava = fake("llava", converses=True)
+    llava = fake("llava", supports_chat=True)
     turns = (Turn("user", "One?", ("a.png",)), Turn("assistant", "1"), Turn("user", "Two?", ("b.png",)))
     source, files = input_of(llava, turns)
     assert files == ("a.png", "b.png") and [len(m["content"]) for m in source["messages"]] == [2, 1, 2]

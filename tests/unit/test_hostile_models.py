@@ -250,7 +250,7 @@ def test_one_archive_in_another_is_not_unpacked(tmp_path):
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    """Its files; each test writes the manifest anew."""
+    """Its files; each test writes the manifest again."""
     folder = tmp_path_factory.mktemp("engine")
     checkpoint = convert_folder(packaged_models()["mini-t5"], folder / "checkpoint")
     build_engine(checkpoint, folder / "engine", BuildConfig())

@@ -212,7 +212,7 @@ def _run_part(path, out, part):
 
 def test_the_parts_are_whole_with_names_that_are_no_utf8():
     documents = name_all(Source(Path(os.fsdecode(b"/in/\xff%d.png" % i))) for i in range(20))
-    parts = [Shard(i, 2).of(documents) for i in range(2)]
+    parts = [Shard(i, 2).select(documents) for i in range(2)]
     assert sum(map(len, parts)) == 20 and all(parts)
 
 

@@ -86,9 +86,9 @@ def test_the_time_of_a_file(tmp_path):
 # --- parts ---
 def test_parts_are_disjoint_whole_and_stable():
     targets = [Document(Path(f"/in/{i}.pdf"), (str(i),)) for i in range(40)]
-    parts = [Shard.parse(f"{i}/3").of(targets) for i in range(3)]
+    parts = [Shard.parse(f"{i}/3").select(targets) for i in range(3)]
     assert sorted(itertools.chain(*parts), key=targets.index) == targets and all(parts)
-    assert [Shard(i, 3).of(targets[::2]) for i in range(3)] == [
+    assert [Shard(i, 3).select(targets[::2]) for i in range(3)] == [
         [target for target in part if target in targets[::2]] for part in parts
     ]
     assert len({Shard(i, 3).name for i in range(3)}) == 3

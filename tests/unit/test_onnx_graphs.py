@@ -34,7 +34,7 @@ from vlm.ops import slot_attention as slots
 from vlm.ops.prefill_attention import tiles_of
 from vlm.registry.registry import model_spec
 from vlm.requests.request import Request
-from vlm.requests.sequence import Sequence, Span
+from vlm.requests.sequence import PrefillChunk, Sequence
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +149,7 @@ def test_beams_follow_their_parents():
     port = graph_io.Port("self_k_0", ("batch", 1, "cached", 1), torch.float32)
     cache = SlotCache(graph_io.GraphIO((port,), (), {"o": "self_k_0"}), 5, {"cached": 2}, torch.device("cpu"))
     cache.tensors["self_k_0"] += torch.arange(5.0)[:, None, None, None]
-    cache.follow(torch.tensor([[0, 2, 3]], dtype=torch.int32), torch.tensor([[2, 0, 0]]))
+    cache.reorder_cache(torch.tensor([[0, 2, 3]], dtype=torch.int32), torch.tensor([[2, 0, 0]]))
     assert cache.tensors["self_k_0"][:, 0, 0, 0].tolist() == [3.0, 1.0, 0.0, 0.0, 4.0]
     cache.copy(3, 1, 0, 1)
     assert cache.tensors["self_k_0"][1, 0, :, 0].tolist() == [0.0, 1.0]
@@ -170,17 +170,19 @@ def test_a_cache_grows_to_its_limit_and_keeps_what_it_holds():
     assert cache.tensors["cross_k_0"].shape == (2, 1, 4, 1)
 
 
-def spans(*places: tuple[int, int, int]) -> list[tuple[Sequence, Span]]:
+def chunks(*places: tuple[int, int, int]) -> list[tuple[Sequence, PrefillChunk]]:
     """(slot, start, end) each"""
     request = Request((1,))
-    return [(Sequence(i, request, 9, 0, [1], slots=[slot]), Span(0, a, b)) for i, (slot, a, b) in enumerate(places)]
+    return [
+        (Sequence(i, request, 9, 0, [1], slots=[slot]), PrefillChunk(0, a, b)) for i, (slot, a, b) in enumerate(places)
+    ]
 
 
 def test_neighbours_share_a_pass_where_their_padding_fits():
     slots_of = lambda found: [[s.slot for s, _ in group] for group in found]  # noqa: E731
-    assert slots_of(neighbours(spans((1, 0, 5), (0, 0, 4), (3, 0, 5)), 64)) == [[0, 1], [3]]
-    assert slots_of(neighbours(spans((0, 0, 5), (1, 0, 20)), 64)) == [[0], [1]], "padding would be most of it"
-    assert slots_of(neighbours(spans((0, 50, 60), (1, 0, 15)), 64)) == [[0], [1]], "it would end beyond the cache"
+    assert slots_of(neighbours(chunks((1, 0, 5), (0, 0, 4), (3, 0, 5)), 64)) == [[0, 1], [3]]
+    assert slots_of(neighbours(chunks((0, 0, 5), (1, 0, 20)), 64)) == [[0], [1]], "padding would be most of it"
+    assert slots_of(neighbours(chunks((0, 50, 60), (1, 0, 15)), 64)) == [[0], [1]], "it would end beyond the cache"
 
 
 # --- what is said ---

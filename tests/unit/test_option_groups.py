@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from vlm.errors import InputError
 from vlm.options import flag_of, option
-from vlm_app.cli.errors import verb
+from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import Group, GroupedCommand, takes
 
 
@@ -37,7 +37,7 @@ def program():
     app = typer.Typer(rich_markup_mode=None)
 
     @app.command(cls=GroupedCommand)
-    @verb
+    @command
     @takes(config=Group.from_fields("Shape", lambda given: given, Config))
     def show(*, first: str = "a", config: dict, last: int = 1) -> None:
         """Shows."""

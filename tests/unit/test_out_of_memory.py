@@ -108,7 +108,7 @@ def test_a_prefix_that_was_not_computed_is_not_shared(monkeypatch):
     pipeline = vlm.load("mini-llava", runtime=RuntimeConfig("cpu", block_size=4))
     ask = lambda: pipeline.request({"raw_prompt": PROMPT}, max_new_tokens=8)  # noqa: E731
     expected = pipeline.generate(raw_prompt=PROMPT, max_new_tokens=8).token_ids
-    pipeline.llm.scheduler.blocks.forget()
+    pipeline.llm.scheduler.blocks.reset_prefix_cache()
     with monkeypatch.context() as patch:
 
         def full(*arguments):

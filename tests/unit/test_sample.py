@@ -133,14 +133,14 @@ def test_temperature_zero_is_greedy_with_the_models_log_probability():
 
 
 def test_the_factual_nucleus_shrinks_and_is_reset():
-    """Lee et al. (arXiv:2206.04624): p_t = max(lowest, p · decay^t), whole again after the reset token."""
+    """Lee et al. (arXiv:2206.04624): p_t = max(top_p_min, p · top_p_decay^t), whole again after the reset token."""
     sent, p, found = [4, 9, 5, 6, 9, 7, 7, 7], 0.9, []
     zeros = torch.zeros(1)
-    state = sampling(zeros + 1, zeros.int(), zeros + p, zeros, zeros.long(), decay=zeros + 0.5, lowest=zeros + 0.2,
-                     reset_id=zeros.int() + 9)  # fmt: skip
+    state = sampling(zeros + 1, zeros.int(), zeros + p, zeros, zeros.long(), top_p_decay=zeros + 0.5,
+                     top_p_min=zeros + 0.2, top_p_reset_id=zeros.int() + 9)  # fmt: skip
     slots = torch.tensor([0])
     for length, token in enumerate(sent, 2):
-        found.append(float(state.of(slots).nucleus))
+        found.append(float(state.rows(slots).nucleus))
         history = SimpleNamespace(tokens=torch.full((1, 12), token), lengths=torch.tensor([length]))
         state.after(slots, history)
     torch.testing.assert_close(found, [0.9, 0.45, 0.9, 0.45, 0.225, 0.9, 0.45, 0.225])
@@ -149,6 +149,6 @@ def test_the_factual_nucleus_shrinks_and_is_reset():
 def test_a_nucleus_that_does_not_decay_stays_where_it_is():
     zeros = torch.zeros(1)
     state = sampling(
-        zeros + 1, zeros.int(), zeros + 0.1, zeros, zeros.long(), lowest=zeros + 0.3, decayed=zeros.int() + 5
+        zeros + 1, zeros.int(), zeros + 0.1, zeros, zeros.long(), top_p_min=zeros + 0.3, decayed=zeros.int() + 5
     )
     assert float(state.nucleus) == pytest.approx(0.1)

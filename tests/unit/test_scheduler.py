@@ -12,7 +12,7 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.prefix import block_keys
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
-from vlm.executor.burst import RowResult
+from vlm.executor.decode_burst import RowResult
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Hypothesis
@@ -59,7 +59,7 @@ class Invented:
     def launch(self, sequences, steps):
         rows = []
         for s in sequences:
-            assert len(s.slots) == len(s.self_blocks) == s.width and not s.work
+            assert len(s.slots) == len(s.self_blocks) == s.width and not s.pending_chunks
             own = [*s.spare_blocks, *(b for blocks in s.self_blocks for b in blocks[(len(s.tokens) - 1) // 4 :])]
             assert len(set(own)) == len(own) and 0 not in own, "what is written has two owners"
             for blocks in s.self_blocks:
@@ -221,17 +221,17 @@ def test_what_stands_behind_an_id_makes_it_equal_or_not():
 def test_room_is_made_by_the_longest_unused():
     blocks = BlockManager(3, 0)
     first, second = blocks.allocate(1, "self"), blocks.allocate(1, "self")
-    blocks.name(first[0], b"a")
-    blocks.name(second[0], b"b")
+    blocks.register(first[0], b"a")
+    blocks.register(second[0], b"b")
     blocks.free(second)
     blocks.free(first)
     assert blocks.available("self") == 3 and blocks.balanced
-    assert blocks.find([b"a", b"b"]) == first + second and blocks.unowned(first + second) == 2
+    assert blocks.lookup([b"a", b"b"]) == first + second and blocks.num_evictable(first + second) == 2
     taken = blocks.allocate(2, "self")
-    assert second[0] in taken and blocks.find([b"b"]) == [] and blocks.find([b"a"]) == first
-    blocks.take(first, "self")
+    assert second[0] in taken and blocks.lookup([b"b"]) == [] and blocks.lookup([b"a"]) == first
+    blocks.acquire(first, "self")
     assert blocks.available("self") == 0
-    blocks.take(first, "self")
+    blocks.acquire(first, "self")
     blocks.free([*first, *taken])
     assert not blocks.balanced
     blocks.free(first)

@@ -37,7 +37,7 @@ def test_plans_of_every_graph_and_type(tmp_path, dtype):
         assert (tmp_path / info.plans[name]).stat().st_size > 10_000
         shown = [done for description, done, _ in steps if description == f"Building {name}"]
         assert shown == sorted(shown) and 0 < shown[-1] <= 1000
-    assert PlanInfo.of(info.built_for()) == info
+    assert PlanInfo.from_manifest(info.built_for()) == info
 
 
 def test_one_plan_for_several_gpus(tmp_path):
@@ -76,7 +76,7 @@ def test_the_way_of_the_full_library(tmp_path):
     full = Library(FULL, installed()[RTX].module)
     builder = PlanBuilder(full, ("sm90",), tmp_path / "timings")
     for plan in ("first.plan", "second.plan"):
-        builder.build(trt_kit.decoder(tmp_path / "d.onnx"), tmp_path / plan, PlanLimits.of(build_config()))
+        builder.build(trt_kit.decoder(tmp_path / "d.onnx"), tmp_path / plan, PlanLimits.from_config(build_config()))
         assert (tmp_path / plan).stat().st_size > 10_000
     assert [file.name for file in (tmp_path / "timings").iterdir()] == [f"tensorrt-{full.version}-sm90.timing"]
 

@@ -178,7 +178,7 @@ def test_other_libraries():
 
 
 def test_the_manifest_keeps_it():
-    assert PlanInfo.of(info().built_for()) == info()
+    assert PlanInfo.from_manifest(info().built_for()) == info()
     assert info().built_for()["devices"] == ["cuda"]
     with pytest.raises(EngineError, match="does not say which TensorRT built it"):
-        PlanInfo.of({"devices": ["cpu", "cuda"]})
+        PlanInfo.from_manifest({"devices": ["cpu", "cuda"]})

@@ -86,6 +86,6 @@ def test_what_no_limit_fits(inputs, reason):
 
 
 def test_limits_come_from_the_build_and_the_runtime():
-    limits = PlanLimits.of(BuildConfig(max_batch_size=3, max_seq_len=20))
+    limits = PlanLimits.from_config(BuildConfig(max_batch_size=3, max_seq_len=20))
     assert (limits.max_batch_size, limits.max_seq_len, limits.max_encoder_input_len) == (3, 20, 0)
     assert limits.max_prefill_tokens == RuntimeConfig().max_prefill_tokens

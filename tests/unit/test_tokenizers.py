@@ -45,7 +45,7 @@ def saved(folder, fast, **config) -> Tokenizer:
 
 @pytest.mark.parametrize("model", ["mini-t5", "mini-llava"])
 def test_strings_are_found_in_the_end_of_a_long_output(model, monkeypatch):
-    """Of which the end alone is decoded; what it finds is what a look at all would find."""
+    """Decodes the end alone; what it finds is what a look at all would find."""
     tokenizer = Tokenizer.from_dir(packaged_models()[model])
     ids = tokenizer.encode("The old ship is small and the new house is big. " * 20)
     text, lengths = tokenizer.decode(ids), []

@@ -77,7 +77,8 @@ class Renderer:
 
 
 def _scale(rng: random.Random) -> float:
-    """Of the drawing to the model's image: few pages are drawn small, an A4 page at 150 dots an inch is six times."""
+    """Draws how many times the model's image a page is drawn: few are drawn small, an A4 page at 150 dots an inch
+    is six times."""
     chance = rng.random()
     return 1 if chance < 0.25 else 2 if chance < 0.4 else rng.uniform(1.2, 4.2)
 

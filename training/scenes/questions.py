@@ -33,7 +33,7 @@ def count(scene: Scene, draw: random.Random) -> Answered:
 
 
 def colour(scene: Scene, draw: random.Random) -> Answered:
-    """Of a shape that is there once."""
+    """Asks for the colour of a shape that is there once."""
     once = _alone(scene, lambda o: o.shape)
     if not once:
         return None
@@ -43,7 +43,7 @@ def colour(scene: Scene, draw: random.Random) -> Answered:
 
 
 def shape(scene: Scene, draw: random.Random) -> Answered:
-    """Of a colour that is there once."""
+    """Asks for the shape of a colour that is there once."""
     once = _alone(scene, lambda o: o.colour)
     if not once:
         return None
@@ -53,7 +53,7 @@ def shape(scene: Scene, draw: random.Random) -> Answered:
 
 
 def position(scene: Scene, draw: random.Random, which: float = 0.5, explained: bool = False) -> Answered:
-    """Of two objects that their names tell apart from all others; `which`: the share of questions for a name."""
+    """Asks about two objects that their names tell apart from all others; `which`: the share that asks for a name."""
     pairs = _alone(scene, lambda o: o.name)
     sideways = draw.random() < 0.5
     apart = [(a, b) for a in pairs for b in pairs if abs(_along(a, sideways) - _along(b, sideways)) >= MARGIN]
@@ -76,7 +76,7 @@ def position(scene: Scene, draw: random.Random, which: float = 0.5, explained: b
 
 
 def where(scene: Scene, draw: random.Random) -> Answered:
-    """Of an object with a name of its own, its place on a grid: what comparing positions is learnt from."""
+    """Asks for the place on a grid of an object with a name of its own: what comparing positions is learnt from."""
     once = _alone(scene, lambda o: o.name)
     if not once:
         return None

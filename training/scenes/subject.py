@@ -49,7 +49,7 @@ class Subject(ABC):
 
     @abstractmethod
     def loss(self, pixels: Tensor, ids: Tensor, labels: Tensor) -> Tensor:
-        """Of a batch: its mean over the tokens of answers."""
+        """Returns the loss of a batch: its mean over the tokens of answers."""
 
     @abstractmethod
     def answers(self, pixels: Tensor, questions: list[str], device: torch.device) -> list[str]:

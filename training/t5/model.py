@@ -74,7 +74,7 @@ def decoder_block(x: Tensor, memory: Tensor, bias: Tensor, cross_bias: Tensor, p
 
 
 def parameters_of(block: nn.Module) -> list[dict[str, Tensor]]:
-    """Of each sublayer by short name: q, k, v, o or wi_0, wi_1, wo; and norm."""
+    """Returns the weights of each sublayer by short name: q, k, v, o or wi_0, wi_1, wo; and norm."""
     found = []
     for layer in block.layer:
         named = {name.split(".")[-2]: p for name, p in layer.named_parameters() if "relative_attention" not in name}

@@ -6,7 +6,13 @@ from training.t5.notices import CAUSES, EVENTS, GOODS, MEETINGS, PLACES, SERVICE
 
 KINDS = {
     "moved": Kind(
-        {"what": lambda f: f.of(MEETINGS), "old": Facts.day, "new": Facts.day, "time": Facts.time, "room": Facts.room},
+        {
+            "what": lambda f: f.pick(MEETINGS),
+            "old": Facts.day,
+            "new": Facts.day,
+            "time": Facts.time,
+            "room": Facts.room,
+        },
         (
             (
                 "The {what} planned for {old} has been moved to {new}.",
@@ -26,9 +32,9 @@ KINDS = {
     ),
     "cancelled": Kind(
         {
-            "what": lambda f: f.of(MEETINGS + EVENTS),
+            "what": lambda f: f.pick(MEETINGS + EVENTS),
             "day": Facts.day,
-            "cause": lambda f: f.of(CAUSES),
+            "cause": lambda f: f.pick(CAUSES),
             "name": Facts.name,
         },
         (
@@ -45,7 +51,7 @@ KINDS = {
     ),
     "delivery": Kind(
         {
-            "goods": lambda f: f.of(GOODS),
+            "goods": lambda f: f.pick(GOODS),
             "code": Facts.code,
             "day": Facts.day,
             "begin": Facts.time,
@@ -76,9 +82,9 @@ KINDS = {
     ),
     "outage": Kind(
         {
-            "service": lambda f: f.of(SERVICES),
+            "service": lambda f: f.pick(SERVICES),
             "street": Facts.street,
-            "cause": lambda f: f.of(CAUSES),
+            "cause": lambda f: f.pick(CAUSES),
             "day": Facts.day,
             "begin": Facts.time,
             "end": Facts.later,
@@ -106,7 +112,7 @@ KINDS = {
             "day": Facts.day,
             "begin": Facts.time,
             "end": Facts.later,
-            "place": lambda f: f.of(PLACES),
+            "place": lambda f: f.pick(PLACES),
             "price": Facts.price,
         },
         (
@@ -132,7 +138,7 @@ KINDS = {
             "number": Facts.code,
             "total": Facts.price,
             "date": Facts.date,
-            "goods": lambda f: f.of(GOODS),
+            "goods": lambda f: f.pick(GOODS),
         },
         (
             (
@@ -164,10 +170,10 @@ KINDS = {
     ),
     "event": Kind(
         {
-            "what": lambda f: f.of(EVENTS),
+            "what": lambda f: f.pick(EVENTS),
             "day": Facts.day,
             "time": Facts.time,
-            "place": lambda f: f.of(PLACES),
+            "place": lambda f: f.pick(PLACES),
             "price": Facts.price,
         },
         (
@@ -188,7 +194,7 @@ KINDS = {
             "street": Facts.street,
             "begin": Facts.date,
             "end": Facts.later_date,
-            "cause": lambda f: f.of(CAUSES),
+            "cause": lambda f: f.pick(CAUSES),
             "other": Facts.street,
         },
         (
@@ -208,8 +214,8 @@ KINDS = {
     ),
     "found": Kind(
         {
-            "goods": lambda f: f.of(GOODS),
-            "place": lambda f: f.of(PLACES),
+            "goods": lambda f: f.pick(GOODS),
+            "place": lambda f: f.pick(PLACES),
             "day": Facts.weekday,
             "name": Facts.name,
             "number": Facts.number,
@@ -229,7 +235,7 @@ KINDS = {
         {
             "firm": Facts.firm,
             "town": Facts.town,
-            "role": lambda f: f.of(("cook", "driver", "nurse", "teacher", "clerk", "gardener", "baker", "editor")),
+            "role": lambda f: f.pick(("cook", "driver", "nurse", "teacher", "clerk", "gardener", "baker", "editor")),
             "pay": Facts.wage,
             "date": Facts.date,
         },

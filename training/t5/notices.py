@@ -134,7 +134,7 @@ class Facts:
     def small(self) -> str:
         return str(self.rng.randint(2, 16))
 
-    def of(self, values: tuple[str, ...]) -> str:
+    def pick(self, values: tuple[str, ...]) -> str:
         return self.rng.choice(values)
 
 
@@ -171,5 +171,5 @@ def notice(
 
 def distractor(facts: Facts, text: str) -> str:
     slots = ("time", "name", "number", "street", "price", "weekday", "date", "place", "town", "small")
-    draw = {"place": lambda: facts.of(PLACES)} | {slot: getattr(facts, slot) for slot in slots if slot != "place"}
+    draw = {"place": lambda: facts.pick(PLACES)} | {slot: getattr(facts, slot) for slot in slots if slot != "place"}
     return text.format(**{slot: facts.fresh(draw[slot]) for slot in slots if f"{{{slot}}}" in text})

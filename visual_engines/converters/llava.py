@@ -24,7 +24,7 @@ from vlm.artifacts.chat_template import read_template
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.files import read_json
 from vlm.artifacts.hf_folder import WHAT, HFFolder
-from vlm.artifacts.weights import Joined, Scoped
+from vlm.artifacts.weights import MergedView, PrefixView
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError
@@ -137,16 +137,16 @@ def _download(folder: Path, name: Any) -> Path:
 def _visual_tensors(tower: HFFolder) -> Mapping[str, Tensor]:
     """Returns the visual ones of a tower's tensors: a whole CLIP holds its text side too."""
     visual = [name for name in tower.tensors if name.startswith("vision_model.")]
-    return Scoped(tower.tensors, visual, "") if visual else tower.tensors
+    return PrefixView(tower.tensors, visual, "") if visual else tower.tensors
 
 
 def _part(root: HFFolder, prefix: str) -> Mapping[str, Tensor]:
-    return Scoped(root.tensors, [name for name in root.tensors if name.startswith(prefix)], prefix)
+    return PrefixView(root.tensors, [name for name in root.tensors if name.startswith(prefix)], prefix)
 
 
 def _language(root: HFFolder) -> Mapping[str, Tensor]:
     apart = (INNER_TOWER, PROJECTOR)
-    return Scoped(root.tensors, [name for name in root.tensors if not name.startswith(apart)], "")
+    return PrefixView(root.tensors, [name for name in root.tensors if not name.startswith(apart)], "")
 
 
 def _decoder(config: dict[str, Any]) -> dict[str, Any]:
@@ -169,14 +169,14 @@ def _as_llava(root: HFFolder, tower: Tower) -> tuple[dict[str, Any], Mapping[str
     named = ((name.partition("."), tensor) for name, tensor in _part(root, PROJECTOR).items())
     projector = {f"{layers.get(layer, layer)}.{kind}": tensor for (layer, _, kind), tensor in named}
     parts = {"vision_tower.": tower.tensors, "multi_modal_projector.": projector, "language_model.": _language(root)}
-    return config, Joined(parts)
+    return config, MergedView(parts)
 
 
 def _as_vila(root: HFFolder, tower: Tower) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """Returns what the VILA family takes, under the names of its modules."""
     config = vila_config(root.config, tower.config, root.config.get("mm_projector_type", "linear"), root.config)
     parts = {"vision_tower.": tower.tensors, "mm_projector.layers.": _part(root, PROJECTOR), "llm.": _language(root)}
-    return config, Joined(parts)
+    return config, MergedView(parts)
 
 
 def vila_config(root: dict[str, Any], vision: dict[str, Any], projector: str, language: dict[str, Any]) -> dict:

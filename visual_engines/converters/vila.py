@@ -11,7 +11,7 @@ from pathlib import Path
 from visual_engines.converters.llava import check_settings, processor_files, vila_config, vision_config
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.hf_folder import HFFolder
-from vlm.artifacts.weights import Joined
+from vlm.artifacts.weights import MergedView
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.errors import CheckpointError, listed
 from vlm.registry.registry import family
@@ -32,7 +32,7 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
     vision = vision_config(tower.config)
     config = vila_config(root, vision, parts["mm_projector"].config.get("mm_projector_type", "linear"), language.config)
     spec = family("vila")
-    tensors = Joined({f"{name}.": part.tensors for name, part in parts.items()})
+    tensors = MergedView({f"{name}.": part.tensors for name, part in parts.items()})
     roles = convert_roles(tensors, spec, role_configs(spec, config), folder)
     with processor_files(language, tower.path, root, vision.get("image_size", 224)) as files:
         return write_checkpoint(

@@ -87,7 +87,7 @@ def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
 
 
 class Attention(nn.Module):
-    """Of queries over themselves, or over an image's rows; then the sum with what went in is normalized."""
+    """Attends from queries to themselves, or to an image's rows; the sum with what went in is normalized."""
 
     def __init__(self, config: Blip2VisionConfig, source: int | None = None):
         super().__init__()

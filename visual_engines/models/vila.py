@@ -59,22 +59,22 @@ def parse(config: dict[str, Any]) -> VilaVisionConfig:
     """{"vision_tower": a Hugging Face tower's configuration, "mm_vision_select_layer", "mm_vision_select_feature",
     "mm_projector_type", "hidden_size": the language model's width} -> VilaVisionConfig; ConfigError for what is not
     done here."""
-    wrong = []
+    errors = []
     tower = vit.parse(config["vision_tower"], config.get("mm_vision_select_layer", -2))
     projector, rows = config.get("mm_projector_type", "linear"), config.get("mm_vision_select_feature", "patch")
     if projector not in ("linear", DOWNSAMPLE) and not DEPTH.fullmatch(projector):
-        wrong.append(f"mm_projector_type is {projector!r}, supported are linear, mlp2x_gelu (any depth), {DOWNSAMPLE}")
+        errors.append(f"mm_projector_type is {projector!r}, supported are linear, mlp2x_gelu (any depth), {DOWNSAMPLE}")
     if rows not in ("patch", "cls_patch"):
-        wrong.append(f"mm_vision_select_feature is {rows!r}, supported are patch, cls_patch")
+        errors.append(f"mm_vision_select_feature is {rows!r}, supported are patch, cls_patch")
     whole = rows == "cls_patch"
     if tower.class_token and whole and projector == DOWNSAMPLE:
-        wrong.append(f"{DOWNSAMPLE} takes a square of patches, without the class token")
+        errors.append(f"{DOWNSAMPLE} takes a square of patches, without the class token")
     if not tower.class_token and not whole:
-        wrong.append("mm_vision_select_feature is 'patch', but a SigLIP tower has no class token to leave out")
+        errors.append("mm_vision_select_feature is 'patch', but a SigLIP tower has no class token to leave out")
     if tower.grid[0] != tower.grid[1]:
-        wrong.append(f"the tower's grid {tower.grid} is no square")
-    if wrong:
-        raise ConfigError(f"this VILA configuration cannot be run exactly: {'; '.join(wrong)}.")
+        errors.append(f"the tower's grid {tower.grid} is no square")
+    if errors:
+        raise ConfigError(f"this VILA configuration cannot be run exactly: {'; '.join(errors)}.")
     return VilaVisionConfig(
         tower.image_size, tower.num_channels, tower, config["hidden_size"], projector, whole or not tower.class_token
     )

@@ -122,8 +122,8 @@ def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str =
         qkv_bias=bool(fields.get("qkv_bias", True)) if kind == KINDS[2] else True,
         final_norm=layers is None,
     )
-    if wrong := [layer for layer, n in zip(taken, counted, strict=True) if not 0 <= n <= depth]:
-        fields.errors.append(f"feature layer {wrong[0]} does not exist: there are {depth} layers")
+    if invalid := [layer for layer, n in zip(taken, counted, strict=True) if not 0 <= n <= depth]:
+        fields.errors.append(f"feature layer {invalid[0]} does not exist: there are {depth} layers")
     fields.multiple("hidden_size", config.width, "num_attention_heads", config.num_heads)
     fields.raise_errors()
     return config

@@ -44,7 +44,7 @@ class AsyncPipeline:
         self.pipeline.close()
 
     async def request(self, source: dict[str, Any], files: list[ImageFile], **sampling: Any) -> Request:
-        """An input of `Pipeline.generate`, its images (in the order of their places) besides.
+        """An input of `Pipeline.generate`, its images (in the order of their places) apart from it.
 
         Raises InputError and its kin with one sentence.
         """

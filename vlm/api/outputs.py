@@ -35,7 +35,7 @@ class Output:
 
     @property
     def cumulative_logprob(self) -> float:
-        """Of the whole output."""
+        """Returns the log-probability of the whole output."""
         return sum(self.logprobs)
 
 

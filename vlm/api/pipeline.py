@@ -24,8 +24,8 @@ from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
-from vlm.executor.packing import chunks, within
-from vlm.layers.attention import Trace
+from vlm.executor.packing import batched, batched_by_tokens
+from vlm.layers.attention import HiddenStateRecorder
 from vlm.processing.frontend import Frontend
 from vlm.processing.inputs import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
@@ -88,7 +88,7 @@ class Pipeline:
     def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None):
         self.engine = engine
         self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
-        self.frontend = Frontend.of(engine)
+        self.frontend = Frontend.from_engine(engine)
         self.family, self._inputs = self.frontend.family, self.frontend.inputs
         self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
         self.config: ModelConfig = self.llm.config
@@ -218,7 +218,7 @@ class Pipeline:
         return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
 
     @property
-    def converses(self) -> bool:
+    def supports_chat(self) -> bool:
         """Has it a template for conversations?"""
         return self._inputs.prompts is not None and self._inputs.prompts.template is not None
 
@@ -262,11 +262,11 @@ class Pipeline:
         """What the encoder takes in one pass."""
         executor = self.llm.executor
         if executor.encoder is None:
-            return iter(chunks(requests, executor.max_encoder_batch_size))
-        return within(requests, executor.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
+            return iter(batched(requests, executor.max_encoder_batch_size))
+        return batched_by_tokens(requests, executor.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
-        """Of an input's images: rows of a prompt table."""
+        """Returns the rows of a prompt table that an input's images become."""
         images = self._inputs.images(fields)
         if not images or more:
             what = "the last states of images" if self.llm.executor.visual else "no encoder"
@@ -280,13 +280,13 @@ class Pipeline:
                 raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
             features = executor.encode(torch.stack([r.pixel_values for r in requests]))
             return [Encoding(x.cpu()) for x in features]
-        trace = Trace(attentions) if hidden_states or attentions else None
+        recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
         texts = [r.encoder_input_ids for r in requests]
-        last = executor.encode_texts(requests, trace)
-        if trace is None:
+        last = executor.encode_texts(requests, recorder)
+        if recorder is None:
             return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]
-        states = zip(*(x.split([len(ids) for ids in texts]) for x in trace.hidden_states), strict=True)
-        weights = zip(*trace.attentions, strict=True) if attentions else ([] for _ in texts)
+        states = zip(*(x.split([len(ids) for ids in texts]) for x in recorder.hidden_states), strict=True)
+        weights = zip(*recorder.attentions, strict=True) if attentions else ([] for _ in texts)
         on_host = lambda tensors: tuple(t.cpu() for t in tensors)  # noqa: E731
         return [
             Encoding(x.cpu(), ids, on_host((*s, x)) if hidden_states else None, on_host(w) if attentions else None)

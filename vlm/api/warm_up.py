@@ -35,7 +35,7 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
         for sampling in WAYS:
             if not _run(pipeline, [_made_up(pipeline, next(numbers)) for _ in range(size)], sampling):
                 return
-    pipeline.llm.executor.relieve()
+    pipeline.llm.executor.free_cached_memory()
 
 
 def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, Any]) -> bool:

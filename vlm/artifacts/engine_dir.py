@@ -77,12 +77,12 @@ class Manifest(Config):
     def _invalid(self) -> list[str]:
         """Names the fields of other types than a build writes, and those that name files outside of the folder."""
         mappings = ("roles", "limits", "mapping", "generation", "built_on", "built_for", "files")
-        wrong = [name for name in mappings if not isinstance(getattr(self, name), dict)]
+        errors = [name for name in mappings if not isinstance(getattr(self, name), dict)]
         texts = ("family", "backend", "dtype", "source")
-        wrong += [name for name in texts if not isinstance(getattr(self, name), str)]
+        errors += [name for name in texts if not isinstance(getattr(self, name), str)]
         fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit}
-        fields = {name: is_fine for name, is_fine in fine.items() if name not in wrong}
-        return wrong + [
+        fields = {name: is_fine for name, is_fine in fine.items() if name not in errors}
+        return errors + [
             name for name, is_fine in fields.items() if not all(is_fine(*item) for item in getattr(self, name).items())
         ]
 
@@ -191,11 +191,13 @@ class EngineDir:
         return {name: tensors[name] for name in tensors}
 
     def _check_sizes(self) -> None:
-        wrong = [reason for name, entry in self.manifest.files.items() if (reason := self._misfit(name, entry["size"]))]
-        wrong += [f"{name} was added" for name in self._unlisted()]
-        self._refuse(wrong)
+        errors = [
+            reason for name, entry in self.manifest.files.items() if (reason := self._mismatch(name, entry["size"]))
+        ]
+        errors += [f"{name} was added" for name in self._unlisted()]
+        self._refuse(errors)
 
-    def _misfit(self, name: str, size: int) -> str | None:
+    def _mismatch(self, name: str, size: int) -> str | None:
         path = self.path / name
         if not path.is_file():
             return f"{name} is missing"
@@ -225,9 +227,9 @@ class EngineDir:
         except OSError as error:
             raise EngineError(f"{self.path / name} cannot be read: {error.strerror}.") from None
 
-    def _refuse(self, wrong: list[str]) -> None:
-        if wrong:
-            raise EngineError(f"the engine {self.path} is not as it was built: {listed(wrong)}; {REBUILD}.")
+    def _refuse(self, errors: list[str]) -> None:
+        if errors:
+            raise EngineError(f"the engine {self.path} is not as it was built: {listed(errors)}; {REBUILD}.")
 
 
 def built_on() -> dict[str, str]:

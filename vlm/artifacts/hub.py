@@ -61,8 +61,9 @@ def repo_id(name: str) -> str | None:
 
 
 def needed_files(names: Iterable[str]) -> list[str]:
-    """Of a repository's files: configurations, processor, and one set of weights, safetensors before pickles. Where
-    there are none beside its config.json, those of each folder that has a config.json of its own: a part each."""
+    """Picks of a repository's files the configurations, the processor, and one set of weights, safetensors before
+    pickles. Where there are none beside its config.json, those of each folder that has a config.json of its own: a
+    part each."""
     names = sorted(names)
     whole = _needed([name for name in names if "/" not in name])
     if "config.json" not in whole or _weights(whole):
@@ -225,7 +226,7 @@ def _meter(description: str, total: int, progress: Progress | None) -> type:
         def update(self, n: float | None = 1) -> bool | None:
             nonlocal furthest
             self._count += n or 0
-            if self._bytes and total and self._count > 2 * total + SLACK_BYTES:  # twice: begun anew after a break
+            if self._bytes and total and self._count > 2 * total + SLACK_BYTES:  # twice: begun again after a break
                 raise ModelNotFoundError(f"{description}: more than the listed {total:,} bytes came; it was ended.")
             if self._bytes and progress and self._count > furthest:
                 furthest = self._count

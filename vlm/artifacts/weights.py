@@ -84,13 +84,13 @@ def _is_lfs_pointer(path: Path) -> bool:
         return file.read(24) == b"version https://git-lfs."
 
 
-class Scoped(Mapping[str, Tensor]):
+class PrefixView(Mapping[str, Tensor]):
     """A part of a mapping's names, their prefix removed where they have it; reads as lazily as the mapping does."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], names: Iterable[str], prefix: str, outer: str = ""):
-        """`outer`: what names lose that lack the prefix"""
+    def __init__(self, tensors: Mapping[str, Tensor], names: Iterable[str], prefix: str, shared_prefix: str = ""):
+        """`shared_prefix`: what names lose that lack the prefix"""
         self._tensors = tensors
-        self._names = {name.removeprefix(prefix if name.startswith(prefix) else outer): name for name in names}
+        self._names = {name.removeprefix(prefix if name.startswith(prefix) else shared_prefix): name for name in names}
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[self._names[name]]
@@ -105,7 +105,7 @@ class Scoped(Mapping[str, Tensor]):
         return len(self._names)
 
 
-class Joined(Mapping[str, Tensor]):
+class MergedView(Mapping[str, Tensor]):
     """Several mappings as one, each one's names with a prefix before them; reads as lazily as they do."""
 
     def __init__(self, parts: Mapping[str, Mapping[str, Tensor]]):
@@ -133,7 +133,7 @@ class TensorSource:
     read: Callable[[str], Tensor]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> TensorSource:
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> TensorSource:
         return cls({name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()}, tensors.__getitem__)
 
     @property

@@ -49,7 +49,7 @@ def check_backend(build: BuildConfig) -> None:
     if build.backend == "tensorrt":
         from vlm.backends.tensorrt.builder import PlanBuilder
 
-        PlanBuilder.of(build)
+        PlanBuilder.from_config(build)
     if build.backend != "torch":
         from vlm.backends.onnxruntime.session import require
 
@@ -83,12 +83,12 @@ def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> Role
     model, weights = checkpoint.roles[role], checkpoint.weights(role)
     with invalid_values(checkpoint.path):
         expected = {name: shape for name, (_, shape) in module_layout(model_spec(model), config).items()}
-    stored = TensorSource.of(weights).layout
-    if wrong := sorted(
+    stored = TensorSource.from_tensors(weights).layout
+    if mismatched := sorted(
         n for n in expected.keys() | stored.keys() if n not in stored or stored[n][1] != expected.get(n)
     ):
         raise CheckpointError(
-            f"{checkpoint.weight_file(role)} does not fit its config.json in {listed(wrong)}; convert it again."
+            f"{checkpoint.weight_file(role)} does not fit its config.json in {listed(mismatched)}; convert it again."
         )
     layout = {n: (kind if old.is_floating_point else old, shape) for n, (old, shape) in stored.items()}
 

@@ -13,28 +13,28 @@ def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildCo
     """`None` becomes what the model allows; ConfigError for more than that."""
     decoder = configs.get("decoder")
     defaults: dict[str, int | None] = {"max_seq_len": None, "max_encoder_input_len": None}
-    allowed, wrong = dict(defaults), []
+    allowed, errors = dict(defaults), []
     if decoder is not None:
         defaults["max_seq_len"], allowed["max_seq_len"] = decoder.max_positions, decoder.position_limit
     elif build.max_seq_len is not None:
-        wrong.append("this model is an encoder alone: max_encoder_input_len is the limit, leave max_seq_len out")
+        errors.append("this model is an encoder alone: max_encoder_input_len is the limit, leave max_seq_len out")
     if "encoder" in configs:
         source = configs["encoder"]
         defaults["max_encoder_input_len"] = source.max_positions
         allowed["max_encoder_input_len"] = source.position_limit
     elif decoder.cross_attention:
-        rows, asked = configs["visual"].num_features, build.max_encoder_input_len
+        rows, limit = configs["visual"].num_features, build.max_encoder_input_len
         defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = rows
-        if asked is not None and asked < rows:
-            wrong.append(f"max_encoder_input_len is {asked}, but one image takes {rows} rows")
+        if limit is not None and limit < rows:
+            errors.append(f"max_encoder_input_len is {limit}, but one image takes {rows} rows")
     elif build.max_encoder_input_len is not None:
-        wrong.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
+        errors.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
     for name, most in allowed.items():
-        asked = getattr(build, name)
-        if asked is not None and most is not None and asked > most:
-            wrong.append(f"{name} is {asked}, this model allows at most {most}")
-    if wrong:
-        raise ConfigError("; ".join(wrong) + ".")
+        limit = getattr(build, name)
+        if limit is not None and most is not None and limit > most:
+            errors.append(f"{name} is {limit}, this model allows at most {most}")
+    if errors:
+        raise ConfigError("; ".join(errors) + ".")
     return dataclasses.replace(
         build, **{n: value if getattr(build, n) is None else getattr(build, n) for n, value in defaults.items()}
     )

@@ -65,13 +65,13 @@ def resolve(
     what conversion and build raise.
     """
     limits = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
-    asked = limits | {"max_encoder_input_len": max_encoder_input_len, "dtype": dtype, "backend": backend}
-    asked = {name: value for name, value in asked.items() if value is not None}
+    overrides = limits | {"max_encoder_input_len": max_encoder_input_len, "dtype": dtype, "backend": backend}
+    overrides = {name: value for name, value in overrides.items() if value is not None}
     source = locate(model, progress=progress)
     if source.kind == "engine":
-        _check_engine(source.path, asked)
+        _check_engine(source.path, overrides)
         return source.path
-    return _cached_engine(source, BuildConfig(**{"dtype": default_dtype, **asked}), cache_dir, progress)
+    return _cached_engine(source, BuildConfig(**{"dtype": default_dtype, **overrides}), cache_dir, progress)
 
 
 def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
@@ -127,21 +127,21 @@ def similar_names(name: str) -> list[str]:
     return [known[near] for near in difflib.get_close_matches(name.lower(), known, 3, 0.75)] or owned
 
 
-def _check_engine(path: Path, asked: dict[str, Any]) -> None:
+def _check_engine(path: Path, overrides: dict[str, Any]) -> None:
     """An engine serves smaller limits than its own; a larger one or another dtype needs a build."""
     build = EngineDir.open(path, verify=False).build
-    if build.max_seq_len is None and "max_seq_len" in asked:
+    if build.max_seq_len is None and "max_seq_len" in overrides:
         raise EngineError(
             f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out."
         )
-    short = {n: v for n, v in asked.items() if n in LIMITS and v > (getattr(build, n) or 0)}
-    other = {n: v for n, v in asked.items() if n not in LIMITS and v != getattr(build, n)}
+    short = {n: v for n, v in overrides.items() if n in LIMITS and v > (getattr(build, n) or 0)}
+    other = {n: v for n, v in overrides.items() if n not in LIMITS and v != getattr(build, n)}
     if not short and not other:
         return
     has = ", ".join(f"{name} {getattr(build, name)}" for name in (*short, *other))
     wants = ", ".join(f"{name} {value}" for name, value in (short | other).items())
     target = () if "backend" in other else build.target
-    options = " ".join(dataclasses.replace(build, **asked, target=target).options())
+    options = " ".join(dataclasses.replace(build, **overrides, target=target).options())
     error = LimitError if short else EngineError
     raise error(
         f"the engine {path} was built for {has}, asked is {wants}; rebuild it: vlm build MODEL -o {path} {options}."

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from vlm.artifacts.checkpoint import RoleWeights
-from vlm.artifacts.weights import Joined, Layout, Scoped, TensorSource
+from vlm.artifacts.weights import Layout, MergedView, PrefixView, TensorSource
 from vlm.config import Config
-from vlm.convert.rules import attempt
+from vlm.convert.rules import apply_rules
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.registry.registry import model_spec
 from vlm.registry.spec import FamilySpec, ModelSpec, Role
@@ -39,20 +39,20 @@ def convert_roles(
     tensors: Mapping[str, Tensor], spec: FamilySpec, configs: Mapping[str, Config], folder: Path
 ) -> dict[str, RoleWeights]:
     """A folder's tensors -> every role's. Raises one CheckpointError with every reason why they do not fit."""
-    owned, reasons = share_out(tensors, spec.roles), []
+    owned, reasons = partition_tensors(tensors, spec.roles), []
     used = {name for names in owned.values() for name in names}
     if strays := sorted(set(tensors) - used):
         reasons.append(f"tensors of no part of a {spec.name} model: {listed(strays)}")
     roles = {}
     for name, role in spec.roles.items():
         model = model_spec(role.model)
-        source = Scoped(tensors, owned[name], role.weight_prefix, role.outer)
-        config = model.adapt(configs[name], source)
+        source = PrefixView(tensors, owned[name], role.weight_prefix, role.shared_prefix)
+        config = model.config_from_weights(configs[name], source)
         targets = {target: shape for target, (_, shape) in module_layout(model, config).items()}
-        whole = [shared.removeprefix(role.outer) for shared in role.shared]
-        outcome = attempt(source, model.rules(config), targets, role.weight_prefix, whole)
+        whole = [name.removeprefix(role.shared_prefix) for name in role.shared_tensors]
+        outcome = apply_rules(source, model.rules(config), targets, role.weight_prefix, whole)
         reasons += outcome.reasons
-        roles[name] = RoleWeights(role.model, config.to_dict(), TensorSource.of(outcome.tensors))
+        roles[name] = RoleWeights(role.model, config.to_dict(), TensorSource.from_tensors(outcome.tensors))
     if reasons:
         raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(reasons)}.")
     return roles
@@ -69,7 +69,9 @@ def _renamed(tensors: Mapping[str, Tensor], beginnings: Mapping[str, str]) -> Ma
         return tensors
     others = [name for name in tensors if not name.startswith(tuple(beginnings))]
     olds = {new: old for old, new in beginnings.items()}
-    return Joined({**{new: Scoped(tensors, parts[new], olds[new]) for new in parts}, "": Scoped(tensors, others, "")})
+    return MergedView(
+        {**{new: PrefixView(tensors, parts[new], olds[new]) for new in parts}, "": PrefixView(tensors, others, "")}
+    )
 
 
 def with_base_prefix(tensors: Mapping[str, Tensor], prefixes: tuple[str, ...]) -> Mapping[str, Tensor]:
@@ -78,10 +80,10 @@ def with_base_prefix(tensors: Mapping[str, Tensor], prefixes: tuple[str, ...]) -
         return tensors
     heads = [name for name in tensors if name.startswith(HEADS)]
     inner = [name for name in tensors if not name.startswith(HEADS)]
-    return Joined({prefixes[0]: Scoped(tensors, inner, ""), "": Scoped(tensors, heads, "")})
+    return MergedView({prefixes[0]: PrefixView(tensors, inner, ""), "": PrefixView(tensors, heads, "")})
 
 
-def share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
+def partition_tensors(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
     """Each tensor goes to the role with the longest prefix of its name (to several, when they share that prefix), and
     to those that name it."""
     owned: dict[str, list[str]] = {role: [] for role in roles}
@@ -92,6 +94,6 @@ def share_out(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[st
             if len(roles[role].weight_prefix) == longest:
                 owned[role].append(name)
         for role, spec in roles.items():
-            if name in spec.shared and name not in owned[role]:
+            if name in spec.shared_tensors and name not in owned[role]:
                 owned[role].append(name)
     return owned

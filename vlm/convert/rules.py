@@ -207,7 +207,7 @@ class Drop(Rule):
 
 
 @dataclass
-class Conversion:
+class ConversionResult:
     """The outcome of applying rules: the targets filled, and every reason why the weights do not fit."""
 
     prefix: str = ""  # put before source names in reasons, but for
@@ -215,14 +215,14 @@ class Conversion:
     tensors: dict[str, Tensor] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     superfluous: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
 
     @property
     def reasons(self) -> list[str]:
         named = lambda names: listed(map(self.full, dict.fromkeys(names)))  # noqa: E731
         parts = [f"missing tensors {named(self.missing)}"] if self.missing else []
         parts += [f"unexpected tensors {named(self.superfluous)}"] if self.superfluous else []
-        return [*parts, listed(self.wrong)] if self.wrong else parts
+        return [*parts, listed(self.errors)] if self.errors else parts
 
     def full(self, name: str) -> str:
         """A source's name as its file has it."""
@@ -237,24 +237,24 @@ class Conversion:
         try:
             results = step.run(tensors)
         except (ValueError, RuntimeError, IndexError) as error:  # torch refuses the shapes: one more reason
-            self.wrong.append(f"{named}: {error}")
+            self.errors.append(f"{named}: {error}")
             return
         for name, result in zip(step.targets, results, strict=True):
             if tuple(result.shape) != tuple(targets[name]):
-                self.wrong.append(f"{named}: shape {list(result.shape)} should be {list(targets[name])}")
+                self.errors.append(f"{named}: shape {list(result.shape)} should be {list(targets[name])}")
             self.tensors[name] = result
 
 
-def attempt(
+def apply_rules(
     source: Mapping[str, Tensor],
     rules: Iterable[Rule],
     targets: Mapping[str, Sequence[int]],
     prefix: str = "",
     whole: Iterable[str] = (),
-) -> Conversion:
+) -> ConversionResult:
     """`convert`, but hands back the reasons instead of raising them. Source names that are not in `whole` are those of
     the file without `prefix`."""
-    outcome, rules, names = Conversion(prefix, frozenset(whole)), list(rules), sorted(source)
+    outcome, rules, names = ConversionResult(prefix, frozenset(whole)), list(rules), sorted(source)
     by_rule = [(rule, rule.steps(names)) for rule in rules]
     steps = [step for _, found in by_rule for step in found]
     _claims(outcome, steps, names, targets)
@@ -273,15 +273,15 @@ def attempt(
     return outcome
 
 
-def _claims(outcome: Conversion, steps: list[Step], names: list[str], targets: Mapping[str, Any]) -> None:
+def _claims(outcome: ConversionResult, steps: list[Step], names: list[str], targets: Mapping[str, Any]) -> None:
     """Every source tensor belongs to exactly one step, every target to at most one."""
     used = Counter(name for step in steps for name in step.sources)
     filled = Counter(name for step in steps for name in step.targets)
     outcome.superfluous += [name for name in names if name not in used]
     # a layer that the configuration does not count
     outcome.superfluous += [n for step in steps if not set(step.targets) <= set(targets) for n in step.sources]
-    outcome.wrong += [f"{outcome.full(name)} is used by {n} rules" for name, n in used.items() if n > 1]
-    outcome.wrong += [f"{name} is filled by {n} rules" for name, n in filled.items() if n > 1]
+    outcome.errors += [f"{outcome.full(name)} is used by {n} rules" for name, n in used.items() if n > 1]
+    outcome.errors += [f"{name} is filled by {n} rules" for name, n in filled.items() if n > 1]
 
 
 def convert(
@@ -291,7 +291,7 @@ def convert(
 
     Raises one CheckpointError with every reason: tensors missing, unexpected, or of the wrong shape.
     """
-    outcome = attempt(source, rules, targets)
+    outcome = apply_rules(source, rules, targets)
     if outcome.reasons:
         raise CheckpointError(f"the weights do not fit the model: {'; '.join(outcome.reasons)}.")
     return outcome.tensors

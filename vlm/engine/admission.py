@@ -78,8 +78,8 @@ class Admission:
         """Tokens that a sequence may have in all."""
         prompt, params = len(request.decoder_prompt_token_ids), request.params
         wanted = min(self.max_seq_len, max(params.max_length or self.max_seq_len, prompt + 1))
-        if params.usual_new_tokens is not None:
-            wanted = min(wanted, prompt + params.usual_new_tokens)
+        if params.default_max_new_tokens is not None:
+            wanted = min(wanted, prompt + params.default_max_new_tokens)
         if params.max_new_tokens is not None:
             wanted = prompt + params.max_new_tokens
         if wanted > self.max_seq_len or prompt >= self.max_seq_len:

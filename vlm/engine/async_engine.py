@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import torch
 
+from vlm.engine.fair_lock import device_lock
 from vlm.engine.llm_engine import LLMEngine
-from vlm.engine.turns import turns_on
 from vlm.errors import EngineError, OutOfMemoryError
 from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
 from vlm.requests.request import Request
@@ -70,7 +70,7 @@ class AsyncEngine:
         the engine's thread; `on_break` once, in the loop, with what the engine cannot recover from."""
         self.engine, self._on_end, self._on_break, self._on_step = engine, on_end, on_break, on_step
         self.error: Exception | None = None  # what has broken the engine
-        self._turns = turns_on(engine.executor.device)
+        self._device_lock = device_lock(engine.executor.device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._door, self._closed = Lock(), False  # closed: no command is carried out any more
         self._calls: dict[int, _Call] = {}  # by the engine's id; the thread's own
@@ -121,7 +121,7 @@ class AsyncEngine:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             try:
                 while self._obey():
-                    with self._turns:
+                    with self._device_lock:
                         updates = self._step()
                     self._hand_over([each for update in updates for each in self._taken(update)])
             except BaseException as error:  # panics of libraries written in Rust are no Exceptions
@@ -144,7 +144,7 @@ class AsyncEngine:
         while not self.engine.has_work or not self._commands.empty():
             if (command := self._commands.get()) is None:
                 return False
-            with self._turns:
+            with self._device_lock:
                 command()
         return True
 

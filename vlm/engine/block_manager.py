@@ -9,7 +9,8 @@ class BlockManager:
     """Reference-counted blocks of one pool under two quotas, for self- and for cross-attention.
 
     A block may have a key, which says what it holds: it is found by it while it has owners, and after that until the
-    room is needed, the longest unused first. Block 0 belongs to nobody: spare rows of a batch write there.
+    room is needed, the longest unused first. Block 0 is the null block, which
+    belongs to nobody: padding rows of a batch write there.
     """
 
     def __init__(self, num_self: int, num_cross: int):
@@ -24,7 +25,7 @@ class BlockManager:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the pool, the spare one included."""
+        """Blocks of the pool, the null block included."""
         return sum(self.quota.values()) + 1
 
     def available(self, kind: str) -> int:
@@ -57,13 +58,13 @@ class BlockManager:
                     self._free.append(block)
 
     # --- blocks by what they hold ---
-    def name(self, block: int, key: bytes) -> None:
+    def register(self, block: int, key: bytes) -> None:
         """From now on the block is found by `key`, unless another one is."""
         if key not in self._by_key and block not in self._keys:
             self._by_key[key], self._keys[block] = block, key
 
-    def find(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of these keys, up to the first that there is none of. They change no owner: see `take`."""
+    def lookup(self, keys: Iterable[bytes]) -> list[int]:
+        """The blocks of these keys, up to the first that there is none of. They change no owner: see `acquire`."""
         found = []
         for key in keys:
             if (block := self._by_key.get(key)) is None:
@@ -71,12 +72,12 @@ class BlockManager:
             found.append(block)
         return found
 
-    def unowned(self, blocks: Iterable[int]) -> int:
+    def num_evictable(self, blocks: Iterable[int]) -> int:
         """How many of these count against the quota once they are taken."""
         return sum(block in self._kept for block in blocks)
 
-    def take(self, blocks: Iterable[int], kind: str) -> None:
-        """One more owner for blocks that `find` gave."""
+    def acquire(self, blocks: Iterable[int], kind: str) -> None:
+        """One more owner for blocks that `lookup` gave."""
         for block in blocks:
             if block in self._kept:
                 del self._kept[block]
@@ -85,7 +86,7 @@ class BlockManager:
             else:
                 self._owners[block] += 1
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """No block is found by what it holds any more."""
         self._free += self._kept
         self._kept, self._by_key, self._keys = {}, {}, {}

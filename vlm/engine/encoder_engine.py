@@ -37,7 +37,7 @@ class EncoderEngine:
 
     def recover(self) -> list[Update]:
         """After an encoding that ran out of memory."""
-        self.executor.relieve()
+        self.executor.free_cached_memory()
         return []
 
     def reason_of(self, sequence: Sequence, token_ids: list[int]) -> str:

@@ -6,10 +6,10 @@ import itertools
 
 from vlm.config import ModelConfig
 from vlm.engine.admission import Admission
-from vlm.engine.scheduler import Plan, Scheduler, Starved
+from vlm.engine.scheduler import OutOfBlocks, Plan, Scheduler
 from vlm.errors import EngineError, InputError, LimitError
 from vlm.executor.base_executor import Executor
-from vlm.executor.burst import Burst, RowResult
+from vlm.executor.decode_burst import DecodeBurst, RowResult
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence, Update
@@ -46,7 +46,7 @@ class LLMEngine:
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
         self._aborted: set[int] = set()
-        self._in_flight: Burst | None = None
+        self._in_flight: DecodeBurst | None = None
         self._updates: list[Update] = []  # not yet reported
         self._at_work: list[Sequence] = []  # what the executor was given last
 
@@ -65,7 +65,7 @@ class LLMEngine:
             raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
         sequence = self._admission.sequence(next(self._ids), request, len(self._stop_ids(request)))
         params = request.params
-        if self.scheduler.never_fits(sequence.max_length, sequence.num_features, params.num_beams):
+        if self.scheduler.exceeds_capacity(sequence.max_length, sequence.num_features, params.num_beams):
             raise LimitError(
                 f"a sequence of {sequence.max_length} tokens over {sequence.num_features} encoder rows does not fit the"
                 " KV cache; ask for fewer new tokens",
@@ -102,11 +102,11 @@ class LLMEngine:
 
     def recover(self) -> list[Update]:
         """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
-        ran besides waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
+        ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
         """
-        self.executor.relieve()
+        self.executor.free_cached_memory()
         self._updates += self._collect()
-        self.scheduler.start_over()
+        self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
             self._forget(sequence, "memory")
             self._updates.append(Update(sequence, (), True))
@@ -124,7 +124,7 @@ class LLMEngine:
     def _schedule(self) -> Plan:
         try:
             return self.scheduler.schedule(in_flight=self._in_flight is not None)
-        except Starved:
+        except OutOfBlocks:
             self._updates += self._collect()
             return self.scheduler.schedule(in_flight=False)
 
@@ -135,7 +135,7 @@ class LLMEngine:
     def _admit(self, sequences: list[Sequence]) -> None:
         self.executor.admit(sequences, [self._stop_ids(s.request) for s in sequences])
 
-    def _apply(self, burst: Burst) -> list[Update]:
+    def _apply(self, burst: DecodeBurst) -> list[Update]:
         """Takes a burst's tokens over into its sequences and releases the ended ones."""
         # the others were released while the burst ran: they had ended one burst earlier
         rows = [(s, row) for s, row in zip(burst.sequences, burst.collect(), strict=True) if not s.finished]

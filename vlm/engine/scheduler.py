@@ -2,7 +2,7 @@
 preempts when none are left.
 
 It touches no tensors. A sequence holds a slot a beam and its cross blocks from admission to its end, and grows its self
-blocks burst by burst. Its prompt enters the cache in spans, of which a step takes a limited number of tokens; it joins
+blocks burst by burst. Its prompt enters the cache in chunks, of which a step takes a limited number of tokens; it joins
 the bursts when none is left.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.prefix import block_keys
-from vlm.requests.sequence import Sequence, Span
+from vlm.requests.sequence import PrefillChunk, Sequence
 
 
 @dataclass
@@ -22,13 +22,13 @@ class Plan:
     """One step's work."""
 
     admitted: list[Sequence] = field(default_factory=list)  # to encode
-    prefills: list[tuple[Sequence, Span]] = field(default_factory=list)
+    prefills: list[tuple[Sequence, PrefillChunk]] = field(default_factory=list)
     running: list[Sequence] = field(default_factory=list)  # rows of the burst, those prefilled in this step included
     steps: int = 0  # decode steps of the burst
     preempted: list[Sequence] = field(default_factory=list)
 
 
-class Starved(Exception):
+class OutOfBlocks(Exception):
     """Blocks ran out while a burst is under way: collect it first, then schedule again."""
 
 
@@ -58,9 +58,9 @@ class Scheduler:
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.config.block_size)
 
-    def never_fits(self, length: int, num_features: int, width: int = 1) -> bool:
+    def exceeds_capacity(self, length: int, num_features: int, width: int = 1) -> bool:
         """Would a sequence of this final length not fit the pool even alone?"""
-        # a beam has a spare block besides
+        # a beam has a spare block, too
         self_need, cross_need = width * (self.blocks_for(length) + (width > 1)), self.blocks_for(num_features)
         return self_need > self.blocks.quota["self"] or cross_need > self.blocks.quota["cross"]
 
@@ -68,16 +68,16 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self, in_flight: bool) -> Plan:
-        """The next step. Raises Starved, with nothing changed, when blocks are short while results are `in_flight`."""
+        """Plans the next step. Raises OutOfBlocks, nothing changed, when blocks are short with results `in_flight`."""
         plan = Plan()
         active = self._decoding()
         if in_flight and sum(map(self._need, active)) > self.blocks.available("self"):
-            raise Starved
+            raise OutOfBlocks
         for sequence in active:
             self._reserve(sequence, plan)
         room = self.config.max_prefill_tokens
         for sequence in self.running:
-            room = self._take_work(sequence, plan, room)
+            room = self._plan_chunks(sequence, plan, room)
         if not plan.preempted:
             self._admit(plan, room)
         plan.running = self._decoding()
@@ -86,13 +86,13 @@ class Scheduler:
             sequence.scheduled = min(sequence.scheduled + plan.steps, sequence.max_length)
         return plan
 
-    def start_over(self) -> None:
+    def requeue_all(self) -> None:
         """After a step that failed: nobody runs, and no block's content is trusted. The running ones wait again."""
         for sequence in reversed(list(self.running)):
             self.release(sequence, computed=False)
             sequence.preemptions += 1
             self.waiting.appendleft(sequence)
-        self.blocks.forget()
+        self.blocks.reset_prefix_cache()
 
     @property
     def idle(self) -> bool:
@@ -101,14 +101,14 @@ class Scheduler:
 
     def release(self, sequence: Sequence, computed: bool = True) -> None:
         """Takes a sequence out of the running ones and returns all that it holds."""
-        if computed and self.config.prefix_sharing and sequence.width == 1 and not sequence.work:
-            self._name(sequence, 0, len(sequence.tokens) - 1)
+        if computed and self.config.prefix_sharing and sequence.width == 1 and not sequence.pending_chunks:
+            self._register(sequence, 0, len(sequence.tokens) - 1)
         self.running.remove(sequence)
         self._slots += sequence.slots
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
             self.blocks.free(blocks)
         sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
-        sequence.work, sequence.table = [], None
+        sequence.pending_chunks, sequence.table = [], None
 
     # --- prompts ---
     def _admit(self, plan: Plan, room: int) -> None:
@@ -122,7 +122,7 @@ class Scheduler:
             sequence.first_scheduled_time = sequence.first_scheduled_time or time.perf_counter()
             self.running.append(sequence)
             plan.admitted.append(sequence)
-            room = self._take_work(sequence, plan, room)
+            room = self._plan_chunks(sequence, plan, room)
 
     def _allocate(self, sequence: Sequence) -> bool:
         """Blocks for the prompt and the first burst; False, with nothing changed, when there are not enough."""
@@ -133,9 +133,11 @@ class Scheduler:
         known = self._known(sequence, prompt)
         need = each - len(known) + (width - 1) * (each - whole) + (width if width > 1 else 0)
         cross = self.blocks_for(sequence.num_features)
-        if need + self.blocks.unowned(known) > self.blocks.available("self") or cross > self.blocks.available("cross"):
+        if need + self.blocks.num_evictable(known) > self.blocks.available("self") or cross > self.blocks.available(
+            "cross"
+        ):
             return False
-        self.blocks.take(known, "self")
+        self.blocks.acquire(known, "self")
         first = known + self.blocks.allocate(each - len(known), "self")
         sequence.self_blocks = [first]
         for _ in range(width - 1):
@@ -144,7 +146,9 @@ class Scheduler:
         sequence.spare_blocks = self.blocks.allocate(width if width > 1 else 0, "self")
         sequence.cross_blocks = self.blocks.allocate(cross, "cross")
         begins = [len(known) * size] + [whole * size] * (width - 1)
-        sequence.work = [Span(beam, begin, prompt) for beam, begin in enumerate(begins) if begin < prompt]
+        sequence.pending_chunks = [
+            PrefillChunk(beam, begin, prompt) for beam, begin in enumerate(begins) if begin < prompt
+        ]
         return True
 
     def _known(self, sequence: Sequence, prompt: int) -> list[int]:
@@ -153,34 +157,34 @@ class Scheduler:
         if not self.config.prefix_sharing or sequence.request.params.return_context_logits:
             return []
         self._make_keys(sequence, prompt)
-        return self.blocks.find(sequence.keys[: prompt // self.config.block_size])
+        return self.blocks.lookup(sequence.keys[: prompt // self.config.block_size])
 
     def _make_keys(self, sequence: Sequence, length: int) -> None:
         if len(sequence.keys) < length // self.config.block_size:
             tokens, config = sequence.tokens[:length], self.config
             sequence.keys = block_keys(tokens, config.block_size, config.vocab_size, sequence.contents)
 
-    def _name(self, sequence: Sequence, start: int, end: int) -> None:
+    def _register(self, sequence: Sequence, start: int, end: int) -> None:
         """The whole blocks between two places of the first beam, once their computation is on its way."""
         self._make_keys(sequence, end)
         for column in range(start // self.config.block_size, end // self.config.block_size):
-            self.blocks.name(sequence.self_blocks[0][column], sequence.keys[column])
+            self.blocks.register(sequence.self_blocks[0][column], sequence.keys[column])
 
-    def _take_work(self, sequence: Sequence, plan: Plan, room: int) -> int:
+    def _plan_chunks(self, sequence: Sequence, plan: Plan, room: int) -> int:
         """Plans as much of a prompt as there is room for; returns what is left of the room."""
-        while sequence.work and room > 0:
-            span = sequence.work[0]
-            end = min(span.end, span.start + room)
-            plan.prefills.append((sequence, Span(span.beam, span.start, end)))
-            sequence.work[:1] = [Span(span.beam, end, span.end)] if end < span.end else []
-            room -= end - span.start
-            if self.config.prefix_sharing and span.beam == 0:
-                self._name(sequence, span.start, end)
+        while sequence.pending_chunks and room > 0:
+            chunk = sequence.pending_chunks[0]
+            end = min(chunk.end, chunk.start + room)
+            plan.prefills.append((sequence, PrefillChunk(chunk.beam, chunk.start, end)))
+            sequence.pending_chunks[:1] = [PrefillChunk(chunk.beam, end, chunk.end)] if end < chunk.end else []
+            room -= end - chunk.start
+            if self.config.prefix_sharing and chunk.beam == 0:
+                self._register(sequence, chunk.start, end)
         return room
 
     # --- bursts ---
     def _decoding(self) -> list[Sequence]:
-        return [s for s in self.running if not s.work and s.scheduled < s.max_length]
+        return [s for s in self.running if not s.pending_chunks and s.scheduled < s.max_length]
 
     def _steps(self, plan: Plan) -> int:
         longest = max((s.max_length - s.scheduled for s in plan.running), default=0)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.executor.batch_state import BatchState
-from vlm.executor.burst import Burst, hypotheses_of, to_host
-from vlm.executor.choice import BeamRows, Choice
-from vlm.executor.chooser import Chooser, DecodeRows
+from vlm.executor.decode_burst import DecodeBurst, hypotheses_of, to_host
 from vlm.executor.encoders import Encoders
 from vlm.executor.logits_recorder import LogitsRecorder
 from vlm.executor.memory import memory_errors
-from vlm.executor.packing import bucket_of, chunks, within
-from vlm.requests.sequence import Hypothesis, Sequence, Span
+from vlm.executor.packing import batched, batched_by_tokens, bucket_of
+from vlm.executor.sampler import DecodeRows, Sampler
+from vlm.executor.sampling_plan import BeamRows, SamplingPlan
+from vlm.requests.sequence import Hypothesis, PrefillChunk, Sequence
 
 
 class Executor(Encoders):
@@ -42,15 +42,15 @@ class Executor(Encoders):
     ):
         super().__init__(visual, encoder, state.device, dtype, runtime)
         self.config, self.state = config, state
-        self.logits = LogitsRecorder(state.spare + 1, self.device)
-        self.chooser = Chooser(state, self.logits)
-        self.rows = torch.full((2, state.spare + 1), state.spare, dtype=torch.int32, device=self.device)
-        self.beam_rows = BeamRows(state.spare, self.device)
+        self.logits = LogitsRecorder(state.padding_slot + 1, self.device)
+        self.sampler = Sampler(state, self.logits)
+        self.rows = torch.full((2, state.padding_slot + 1), state.padding_slot, dtype=torch.int32, device=self.device)
+        self.beam_rows = BeamRows(state.padding_slot, self.device)
 
     # --- what a subclass does ---
     @abstractmethod
-    def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
-        """Puts spans of prompts into the cache: all tokens but the last, which the first decode step takes."""
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+        """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
 
     @abstractmethod
     def _encode_texts(self, sequences: list[Sequence]) -> None:
@@ -61,7 +61,7 @@ class Executor(Encoders):
         """Encoder output of these sequences, one after the other -> their cross K/V. features [R, hidden]"""
 
     @abstractmethod
-    def _decode(self, rows: DecodeRows, choice: Choice, steps: int) -> None:
+    def _decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
         """Takes every row `steps` tokens further."""
 
     # --- calls ---
@@ -73,29 +73,29 @@ class Executor(Encoders):
         with self.timer("encode"), self._memory_errors(sequences):
             self._make_tables([s for s in sequences if s.contents])
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
-            for chunk in within(texts, self.max_encoder_tokens, lambda s: s.num_features):
+            for chunk in batched_by_tokens(texts, self.max_encoder_tokens, lambda s: s.num_features):
                 self._encode_texts(chunk)
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
-            for chunk in chunks(others, self.max_encoder_batch_size):
+            for chunk in batched(others, self.max_encoder_batch_size):
                 self._write_cross_kv(chunk, self._features(chunk))
 
     @torch.inference_mode()
-    def launch(self, sequences: list[Sequence], steps: int) -> Burst:
+    def launch(self, sequences: list[Sequence], steps: int) -> DecodeBurst:
         """Starts `steps` decode steps of these sequences; returns before they are done."""
         sequences = sorted(sequences, key=lambda s: s.width > 1)
         self.state.update_tables(sequences)
-        choice = Choice.of(sequences)
-        if choice.top and self.state.top is None:
+        plan = SamplingPlan.from_sequences(sequences)
+        if plan.top and self.state.top is None:
             self.state.allocate_top()
-        if choice.logits:
+        if plan.logits:
             self.logits.begin(sequences, steps, self.config.vocab_size, self.state.slots)
         rows, single = self._rows(sequences)
-        beams = self.beam_rows.fill(sequences, choice) if choice.groups else None
+        beams = self.beam_rows.fill(sequences, plan) if plan.groups else None
         leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
         start = self.state.slots.lengths[leaders].long()
         with self.timer("decode"):
-            self._decode(DecodeRows(rows, single, beams), choice, steps)
-        return self._fetch(sequences, leaders, start, steps, choice)
+            self._decode(DecodeRows(rows, single, beams), plan, steps)
+        return self._fetch(sequences, leaders, start, steps, plan)
 
     @torch.inference_mode()
     def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
@@ -117,7 +117,7 @@ class Executor(Encoders):
             yield
 
     def _features(self, sequences: list[Sequence]) -> Tensor:
-        """Of images, or given -> [sum of num_features, hidden]"""
+        """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
         images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
         encoded = iter(self.encode(torch.stack(images))) if images else iter(())
         given = lambda x: x.to(self.device, self.dtype, non_blocking=True)  # noqa: E731
@@ -138,27 +138,29 @@ class Executor(Encoders):
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
-        """The slots of a batch, padded to its bucket with the spare one; and again without those of beams."""
-        spare = self.state.spare
+        """The slots of a batch, padded to its bucket with the padding slot; and again without those of beams."""
+        padding_slot = self.state.padding_slot
         slots = [slot for s in sequences for slot in s.slots]
-        extra = [spare] * (bucket_of(len(slots), spare) - len(slots))
-        single = [slot if s.width == 1 else spare for s in sequences for slot in s.slots]
+        extra = [padding_slot] * (bucket_of(len(slots), padding_slot) - len(slots))
+        single = [slot if s.width == 1 else padding_slot for s in sequences for slot in s.slots]
         rows = self.rows[:, : len(slots) + len(extra)]
         rows.copy_(torch.tensor([slots + extra, single + extra], dtype=torch.int32), non_blocking=True)
         return rows[0], rows[1]
 
-    def _fetch(self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, choice: Choice) -> Burst:
+    def _fetch(
+        self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, plan: SamplingPlan
+    ) -> DecodeBurst:
         """Starts the copy of a burst's results to the host."""
         state = self.state.slots
         at = (start[:, None] + torch.arange(steps, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
         head = torch.stack((state.lengths[slots], state.finish[slots]), 1)
         tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
         result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
-        likeliest = self.state.top[slots[:, None], at] if choice.top else None
-        logits = self.logits.burst(sequences, steps) if choice.logits else None
+        top = self.state.top[slots[:, None], at] if plan.top else None
+        logits = self.logits.burst(sequences, steps) if plan.logits else None
         if not self.asynchronous:
-            return Burst(sequences, result, likeliest, None if logits is None else logits.clone(), None)
-        parts = [None if part is None else to_host(part) for part in (result, likeliest, logits)]
+            return DecodeBurst(sequences, result, top, None if logits is None else logits.clone(), None)
+        parts = [None if part is None else to_host(part) for part in (result, top, logits)]
         ready = torch.cuda.Event()
         ready.record()
-        return Burst(sequences, *parts, ready)
+        return DecodeBurst(sequences, *parts, ready)

@@ -16,21 +16,21 @@ from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import power_of_two
 from vlm.executor.rule_table import RuleTable, rules_of
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.ops.beam_state import AT_ONCE, NEVER, NONE, UNTIL_BETTER, BeamState
-from vlm.ops.controls import ControlState
+from vlm.ops.beam_state import NONE, BeamState, EarlyStopping
+from vlm.ops.logits_processors import PenaltyState
 from vlm.ops.sample import SamplingState
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SequenceState
 from vlm.requests.loops import MAX_PERIOD, loop_runs_of
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
 
 STOP_IDS = 16  # end tokens a request that there is room for at first
 Put = Callable[[Tensor, list], object]  # (per-slot tensor, its values for the slots that are filled)
-EARLY = {False: UNTIL_BETTER, True: AT_ONCE, "never": NEVER}
+EARLY = {False: EarlyStopping.HEURISTIC, True: EarlyStopping.WHEN_FULL, "never": EarlyStopping.NEVER}
 
 
 class BatchState:
-    """Per-slot tensors for `num_slots` sequences and one spare slot, which pads a batch to its bucket."""
+    """Per-slot tensors for `num_slots` sequences and one padding slot, which pads a batch to its bucket."""
 
     def __init__(
         self,
@@ -41,27 +41,27 @@ class BatchState:
         embedding_size: int = 1,
         dtype: torch.dtype = torch.float32,
     ):
-        self.spare, self.device = num_slots, device
+        self.padding_slot, self.device = num_slots, device
         size = num_slots + 1
         ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
-        self.slots = SlotState(
+        self.slots = SequenceState(
             tokens=ints(max_seq_len),
             logprobs=torch.zeros(size, max_seq_len, device=device),
             lengths=ints() + 1,
             prompt_lengths=ints(),
             max_lengths=ints() + max_seq_len,
-            finish=ints() + 1,  # the spare slot never advances
+            finish=ints() + 1,  # the padding slot never advances
             stop_ids=ints(STOP_IDS) - 1,
-            forced_first=ints() - 1,
-            forced_last=ints() - 1,
+            forced_bos=ints() - 1,
+            forced_eos=ints() - 1,
             detect_loops=ints(),
             loop_runs=ints(MAX_PERIOD),
         )
         self.sampling = SamplingState.empty(size, device)
         self.top: torch.Tensor | None = None  # [S, max_seq_len, 2, MAX_TOP_LOGPROBS] int32: ids, values (bits)
         self.beams = BeamState.empty(size, max_seq_len, device)
-        self.controls = ControlState.empty(size, device)
-        self.rules = RuleTable(self.spare, device)
+        self.penalties = PenaltyState.empty(size, device)
+        self.rules = RuleTable(self.padding_slot, device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
         # the embedding of a prompt's last token where that is a row of its table
@@ -96,8 +96,8 @@ class BatchState:
         put(state.max_lengths, [s.max_length for s in sequences])
         put(state.finish, [0] * len(sequences))
         put(state.stop_ids, _padded(stop_ids, state.stop_ids.shape[1], -1))
-        put(state.forced_first, [_or_none(p.forced_bos_token_id) for p in params])
-        put(state.forced_last, [_forced_last(p.forced_eos_token_id) for p in params])
+        put(state.forced_bos, [_or_none(p.forced_bos_token_id) for p in params])
+        put(state.forced_eos, [_forced_eos(p.forced_eos_token_id) for p in params])
         put(state.detect_loops, [int(p.loop_detection) for p in params])
         if any(p.loop_detection for p in params):
             put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
@@ -106,22 +106,22 @@ class BatchState:
         put(self.cross_tables, _padded([s.cross_blocks for s in sequences], blocks, 0))
 
     def _admit_sampling(self, sequences: list[Sequence], put: Put) -> None:
-        params, controls, sampling = [s.request.params for s in sequences], self.controls, self.sampling
+        params, penalties, sampling = [s.request.params for s in sequences], self.penalties, self.sampling
         put(sampling.temperature, [p.temperature for p in params])
         put(sampling.top_p, [p.top_p for p in params])
         put(sampling.min_p, [p.min_p for p in params])
         put(sampling.top_k, [p.top_k for p in params])
         put(sampling.seeds, [s.seed for s in sequences])
-        put(sampling.decay, [p.top_p_decay for p in params])
-        put(sampling.lowest, [p.top_p_min for p in params])
-        put(sampling.reset_id, [_or_none(p.top_p_reset_id) for p in params])
+        put(sampling.top_p_decay, [p.top_p_decay for p in params])
+        put(sampling.top_p_min, [p.top_p_min for p in params])
+        put(sampling.top_p_reset_id, [_or_none(p.top_p_reset_id) for p in params])
         put(sampling.decayed, [_since(s.generated, p.top_p_reset_id) for s, p in zip(sequences, params, strict=True)])
-        put(controls.repetition, [p.repetition_penalty for p in params])
-        put(controls.presence, [p.presence_penalty for p in params])
-        put(controls.frequency, [p.frequency_penalty for p in params])
+        put(penalties.repetition, [p.repetition_penalty for p in params])
+        put(penalties.presence, [p.presence_penalty for p in params])
+        put(penalties.frequency, [p.frequency_penalty for p in params])
         shortest = lambda s, p: max(s.prompt_length + p.min_new_tokens, p.min_length)  # noqa: E731
-        put(controls.min_lengths, [shortest(s, p) for s, p in zip(sequences, params, strict=True)])
-        put(controls.ngrams, [p.no_repeat_ngram_size for p in params])
+        put(penalties.min_lengths, [shortest(s, p) for s, p in zip(sequences, params, strict=True)])
+        put(penalties.ngrams, [p.no_repeat_ngram_size for p in params])
         self._admit_filters(params, put)
         self._admit_rare(sequences, put)
 
@@ -131,14 +131,14 @@ class BatchState:
                 put(getattr(self.sampling, name), [getattr(p, name) for p in params])
 
     def _admit_rare(self, sequences: list[Sequence], put: Put) -> None:
-        params, controls = [s.request.params for s in sequences], self.controls
+        params, penalties = [s.request.params for s in sequences], self.penalties
         if self._changes("rare", any(p.rare for p in params)):
             decays = [p.exponential_decay_length_penalty or (0, 1.0) for p in params]
             starts = [s.prompt_length + start for s, (start, _) in zip(sequences, decays, strict=True)]
-            put(controls.decay_starts, starts)
-            put(controls.decay_factors, [factor for _, factor in decays])
-            put(controls.clean, [p.remove_invalid_values for p in params])
-            put(controls.normalize, [p.renormalize_logits for p in params])
+            put(penalties.decay_starts, starts)
+            put(penalties.decay_factors, [factor for _, factor in decays])
+            put(penalties.clean, [p.remove_invalid_values for p in params])
+            put(penalties.normalize, [p.renormalize_logits for p in params])
 
     def _admit_rules(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
         """What requests say about tokens; and room for as many ends as they have."""
@@ -150,7 +150,7 @@ class BatchState:
         if self._changes("input", any(s.request.params.encoder_repetition_penalty != 1.0 for s in sequences)):
             for sequence in sequences:
                 slots = self._index(sequence.slots)
-                self.controls.input_repetition[slots] = sequence.request.params.encoder_repetition_penalty
+                self.penalties.input_repetition[slots] = sequence.request.params.encoder_repetition_penalty
         most, there = max(map(len, stop_ids)), self.slots.stop_ids
         if most > there.shape[1]:
             grown = torch.full((len(there), power_of_two(most)), -1, dtype=torch.int32, device=self.device)
@@ -169,12 +169,12 @@ class BatchState:
         put(state.scores, [0.0 if beam == 0 else NONE for beam in beams])
         put(state.hypothesis_scores, [NONE] * len(beams))
         put(state.ended, [False] * len(beams))
-        put(state.improvable, [True] * len(beams))
+        put(state.can_improve, [True] * len(beams))
         put(state.length_penalty, [p.length_penalty for p in params])
         put(state.early_stopping, [EARLY[p.early_stopping] for p in params])
         put(state.diversity, [p.diversity_rate for p in params])
-        spare = [s.spare_blocks[beam] if s.spare_blocks else 0 for s, beam in zip(sequences, beams, strict=True)]
-        put(state.spare_blocks, spare)
+        spare_blocks = [s.spare_blocks[beam] if s.spare_blocks else 0 for s, beam in zip(sequences, beams, strict=True)]
+        put(state.spare_blocks, spare_blocks)
 
     def update_tables(self, sequences: list[Sequence]) -> None:
         """Uploads what the self block tables have grown by; the rest may have been changed by a beam search."""
@@ -203,16 +203,16 @@ class BatchState:
         target.index_copy_(0, slots, new)
 
 
-def _since(tokens: list[int], reset_id: int | None) -> int:
-    """Tokens after the last `reset_id`"""
-    return tokens[::-1].index(reset_id) if reset_id in tokens else len(tokens)
+def _since(tokens: list[int], top_p_reset_id: int | None) -> int:
+    """Tokens after the last `top_p_reset_id`"""
+    return tokens[::-1].index(top_p_reset_id) if top_p_reset_id in tokens else len(tokens)
 
 
 def _or_none(token: int | None) -> int:
     return -1 if token is None else token
 
 
-def _forced_last(token: int | tuple[int, ...] | None) -> int:
+def _forced_eos(token: int | tuple[int, ...] | None) -> int:
     """Several that may end an output are rules, one alone is part of the slot's state."""
     return -1 if token is None or isinstance(token, tuple) else token
 

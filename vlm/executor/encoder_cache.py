@@ -21,7 +21,7 @@ class EncoderCache:
         self._features: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def features(self, images: Items[Image], encode: Callable[[list[Tensor]], Items[Tensor]]) -> dict[bytes, Tensor]:
-        """Of each image by its key; those that are not there are encoded, each once."""
+        """Returns each image's features by its key; those that are not there are encoded, each once."""
         wanted = {image.key: image for image in images}
         found = {key: self._features[key] for key in wanted if key in self._features}
         missing = [image for key, image in wanted.items() if key not in found]

@@ -13,10 +13,10 @@ from torch import Tensor
 from vlm.config import RuntimeConfig
 from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.graph_pool import GraphPool
-from vlm.executor.packing import PackedTexts, chunks
+from vlm.executor.packing import PackedTexts, batched
 from vlm.executor.timing import DeviceTimer
 from vlm.executor.virtual_rows import virtual_rows
-from vlm.layers.attention import PackedRows, Trace
+from vlm.layers.attention import HiddenStateRecorder, PackedRows
 from vlm.layers.embedding import Virtual
 from vlm.requests.prompt_table import Image
 from vlm.requests.request import Request
@@ -40,8 +40,8 @@ class Encoders(ABC):
         """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
 
     @abstractmethod
-    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
-        """Returns each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
+    def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
+        """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
 
     # --- calls ---
     @torch.inference_mode()
@@ -50,7 +50,7 @@ class Encoders(ABC):
         features = self.encoder_cache.features(images, self._encode_images)
         return [features[image.key] for image in images]
 
-    def relieve(self) -> None:
+    def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later."""
         self.encoder_cache.clear()
         if self.device.type == "cuda":
@@ -67,7 +67,7 @@ class Encoders(ABC):
 
     def _encode_images(self, pixels: list[Tensor]) -> list[Tensor]:
         """[C, H, W] each -> [num_features, hidden] each"""
-        batches = chunks(pixels, self.max_encoder_batch_size)
+        batches = batched(pixels, self.max_encoder_batch_size)
         # a graph's output is overwritten by its next run
         return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
 
@@ -91,13 +91,13 @@ class TorchEncoders(Encoders):
         return self.graphs.run(key, pixels)
 
     @torch.inference_mode()
-    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
-        """Returns each request's hidden rows [T, hidden] of the encoder; the trace takes what else is asked for."""
+    def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
+        """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
         texts = [request.encoder_input_ids for request in requests]
-        packed_texts = PackedTexts.of(texts, [0] * len(texts))
+        packed_texts = PackedTexts.from_texts(texts, [0] * len(texts))
         token_ids, positions, _, tiles = packed_texts.tensors(self.device)
         virtual = virtual_rows(
             list(zip(self._tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
         )
-        rows = PackedRows(positions, tiles, trace, Virtual(*virtual) if virtual else None)
+        rows = PackedRows(positions, tiles, recorder, Virtual(*virtual) if virtual else None)
         return list(self.encoder(token_ids, rows).split(packed_texts.lengths))

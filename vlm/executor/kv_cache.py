@@ -21,7 +21,7 @@ class CacheShape:
 
     @property
     def num_blocks(self) -> int:
-        return self.num_self + self.num_cross + 1  # the spare block
+        return self.num_self + self.num_cross + 1  # the null block
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -45,7 +45,7 @@ def plan_cache(
     Raises OutOfMemoryError when not even one sequence of full length fits.
     """
     self_table, cross_table = -(-max_seq_len // runtime.block_size), -(-max_encoder_len // runtime.block_size)
-    # a beam has a spare block besides
+    # a beam has a spare block, too
     need_self, need_cross = batch_size * (self_table + (batch_size > 1)), batch_size * cross_table
     size = block_bytes(model, runtime.block_size, dtype)
     total = runtime.max_kv_blocks

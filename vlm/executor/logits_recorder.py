@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vlm.executor.packing import power_of_two
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SequenceState
 from vlm.requests.sequence import Sequence
 
 
@@ -23,7 +23,7 @@ class LogitsRecorder:
     def layout(self) -> tuple[int, ...]:
         return () if self.kept is None else tuple(self.kept.shape)
 
-    def begin(self, sequences: list[Sequence], steps: int, vocab_size: int, state: SlotState) -> None:
+    def begin(self, sequences: list[Sequence], steps: int, vocab_size: int, state: SequenceState) -> None:
         """Makes room for a burst and says which slots are to be kept, in the order of their sequences."""
         slots = [s.slot for s in sequences if s.request.params.returns_logits]
         rows, longest = (self.kept.shape[0] - 1, self.kept.shape[1]) if self.kept is not None else (0, 0)
@@ -36,7 +36,7 @@ class LogitsRecorder:
         self.places[at] = torch.arange(len(slots), dtype=torch.int32, device=self.device)
         self.starts.copy_(state.lengths)
 
-    def record(self, logits: Tensor, slots: Tensor, state: SlotState) -> None:
+    def record(self, logits: Tensor, slots: Tensor, state: SequenceState) -> None:
         """Records the logits [R, V] of the rows `slots` [R]; one that has ended writes where nobody reads"""
         step = (state.lengths[slots] - self.starts[slots]).clamp(0, self.kept.shape[1] - 1)
         self.kept[self.places[slots].long(), step.long()] = logits.float()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlm.ops import prefill_attention
 from vlm.ops.packed_attention import tiles_of
-from vlm.requests.sequence import Sequence, Span
+from vlm.requests.sequence import PrefillChunk, Sequence
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class PackedTexts:
     lengths: list[int]
 
     @classmethod
-    def of(cls, texts: list[tuple[int, ...]], slots: list[int]) -> PackedTexts:
+    def from_texts(cls, texts: list[tuple[int, ...]], slots: list[int]) -> PackedTexts:
         lengths = [len(text) for text in texts]
         return cls(
             [token for text in texts for token in text],
@@ -41,12 +41,12 @@ class PackedTexts:
     def rows(self) -> int:
         return len(self.token_ids)
 
-    def padded(self, spare: int) -> PackedTexts:
-        """With rows of the spare slot and empty tiles up to the next size of a graph."""
+    def padded(self, padding_slot: int) -> PackedTexts:
+        """Returns the texts with rows of the padding slot and empty tiles up to the next size of a graph."""
         extra, tiles = graph_rows(self.rows) - self.rows, graph_tiles(len(self.tiles)) - len(self.tiles)
-        zeros, spares, empty = [0] * extra, [spare] * extra, [(0, 0, 0)] * tiles
+        zeros, padding, empty = [0] * extra, [padding_slot] * extra, [(0, 0, 0)] * tiles
         return PackedTexts(
-            self.token_ids + zeros, self.positions + zeros, self.slots + spares, self.tiles + empty, self.lengths
+            self.token_ids + zeros, self.positions + zeros, self.slots + padding, self.tiles + empty, self.lengths
         )
 
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -67,45 +67,45 @@ def graph_tiles(tiles: int) -> int:
 
 
 @dataclass(frozen=True)
-class PackedSpans:
+class PackedChunks:
     """Parts of prompts one after the other, on the host."""
 
     tokens: list[int]
     positions: list[int]
     slots: list[int]
-    spans: list[tuple[int, int, int]]  # slot, first position, rows
+    chunks: list[tuple[int, int, int]]  # slot, first position, rows
 
     @classmethod
-    def of(cls, prefills: list[tuple[Sequence, Span]]) -> PackedSpans:
-        spans = [(s.slots[span.beam], span.start, span.end - span.start) for s, span in prefills]
+    def from_prefills(cls, prefills: list[tuple[Sequence, PrefillChunk]]) -> PackedChunks:
+        chunks = [(s.slots[chunk.beam], chunk.start, chunk.end - chunk.start) for s, chunk in prefills]
         return cls(
-            [token for s, span in prefills for token in s.tokens[span.start : span.end]],
-            [start + i for _, start, rows in spans for i in range(rows)],
-            [slot for slot, _, rows in spans for _ in range(rows)],
-            spans,
+            [token for s, chunk in prefills for token in s.tokens[chunk.start : chunk.end]],
+            [start + i for _, start, rows in chunks for i in range(rows)],
+            [slot for slot, _, rows in chunks for _ in range(rows)],
+            chunks,
         )
 
     @property
     def rows(self) -> int:
         return len(self.tokens)
 
-    def tensors(self, device: torch.device, spare: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """token ids, positions, slots [R] and tiles [T, 4], int32; with the spare slot, padded to a graph's size"""
-        tiles = prefill_attention.tiles_of(self.spans, **({} if device.type == "cuda" else {"rows": None}))
+    def tensors(self, device: torch.device, padding_slot: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """token ids, positions, slots [R] and tiles [T, 4], int32; with the padding slot, padded to a graph's size"""
+        tiles = prefill_attention.tiles_of(self.chunks, **({} if device.type == "cuda" else {"rows": None}))
         parts = [self.tokens, self.positions, self.slots, tiles]
-        if spare is not None:
+        if padding_slot is not None:
             extra = graph_rows(self.rows) - self.rows
             empty = [(0, 0, 0, 0)] * (graph_tiles(len(tiles)) - len(tiles))
-            more = ([0] * extra, [0] * extra, [spare] * extra, empty)
+            more = ([0] * extra, [0] * extra, [padding_slot] * extra, empty)
             parts = [part + added for part, added in zip(parts, more, strict=True)]
         return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
 
 
-def chunks(items: list, size: int) -> list[list]:
+def batched(items: list, size: int) -> list[list]:
     return [items[i : i + size] for i in range(0, len(items), size)]
 
 
-def within(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
+def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
     """Groups of at most `most` rows, an item that has more of them alone."""
     group, held = [], 0
     for item in items:

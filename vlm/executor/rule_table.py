@@ -111,8 +111,8 @@ def _input_ids(sequence: Sequence) -> tuple[int, ...]:
 class RuleTable:
     """The device's table of the rules of all slots, which grows as requests need it."""
 
-    def __init__(self, spare: int, device: torch.device):
-        self.spare, self.device = spare, device
+    def __init__(self, padding_slot: int, device: torch.device):
+        self.padding_slot, self.device = padding_slot, device
         self._held: dict[int, PackedRules] = {}  # by slot
         self._allocate(SMALLEST, SMALLEST)
 
@@ -135,7 +135,7 @@ class RuleTable:
         if count > self.capacity[0] or prefixes > self.capacity[1]:
             self._allocate(_room(count, self.capacity[0]), _room(prefixes, self.capacity[1]))
         capacity = self.capacity
-        rules = np.tile(np.array([[self.spare], [-1], [-1], [-1], [0]], np.int32), capacity[0])
+        rules = np.tile(np.array([[self.padding_slot], [-1], [-1], [-1], [0]], np.int32), capacity[0])
         rules[0, :count] = np.concatenate([np.empty(0, np.int32), *slots])
         rules[1:, :count] = joined.rules
         rest = np.tile(np.array([[capacity[0]], [0], [0]], np.int32), capacity[1])
@@ -147,7 +147,7 @@ class RuleTable:
         new = lambda rows, size: torch.zeros((rows, size), dtype=torch.int32, device=self.device)  # noqa: E731
         self._rules: Tensor = new(5, rules)
         self._prefixes: Tensor = new(3, prefixes)
-        self._rules[0], self._rules[1:4], self._prefixes[0] = self.spare, -1, rules
+        self._rules[0], self._rules[1:4], self._prefixes[0] = self.padding_slot, -1, rules
         slots, tokens, kinds, places, values = self._rules
         self.rules = TokenRules(slots, tokens, kinds, places, values.view(torch.float32), *self._prefixes)
 

@@ -51,7 +51,7 @@ class SlotCache:
         return True
 
     def inputs(self, slots: slice) -> dict[str, Tensor]:
-        """Of a run of slots, no copies."""
+        """Returns the cache's tensors of a run of slots, no copies."""
         return {name: tensor[slots] for name, tensor in self.tensors.items()}
 
     def outputs(self, slots: slice) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ class SlotCache:
             held = self.tensors[name]
             held[target, :, start:end] = held[source, :, start:end]
 
-    def follow(self, slots: Tensor, parents: Tensor) -> None:
+    def reorder_cache(self, slots: Tensor, parents: Tensor) -> None:
         """Every beam's slot takes over what its parent's holds. slots, parents [G, W], see `beam_search.step`"""
         slots = slots.long()
         sources, targets = slots.gather(1, parents).flatten(), slots.flatten()

@@ -16,7 +16,7 @@ from vlm.config import Config, ModelConfig
 from vlm.errors import InputError
 from vlm.executor.encoders import Encoders
 from vlm.executor.virtual_rows import virtual_rows
-from vlm.layers.attention import Trace
+from vlm.layers.attention import HiddenStateRecorder
 from vlm.requests.request import Request
 
 Tensors = Mapping[str, Tensor]
@@ -52,9 +52,9 @@ class SlotEncoders(Encoders):
         return self.visual(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())["features"]
 
     @torch.inference_mode()
-    def encode_texts(self, requests: list[Request], trace: Trace | None) -> list[Tensor]:
+    def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         """Returns each request's hidden rows [T, hidden] of the encoder; InputError where more is asked for."""
-        if trace is not None:
+        if recorder is not None:
             raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
         texts = [r.encoder_input_ids for r in requests]
         hidden = self._hidden(list(zip(self._tables(requests), texts, strict=True)))

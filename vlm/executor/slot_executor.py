@@ -17,12 +17,12 @@ from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.executor.base_executor import Executor
 from vlm.executor.batch_state import BatchState
-from vlm.executor.choice import Choice
-from vlm.executor.chooser import DecodeRows
+from vlm.executor.sampler import DecodeRows
+from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import Network, SlotEncoders, Tensors
 from vlm.executor.slot_packing import alike, neighbours
-from vlm.requests.sequence import Sequence, Span
+from vlm.requests.sequence import PrefillChunk, Sequence
 
 MOST_PASSES = 256  # runs of slots whose decode steps are kept ready
 
@@ -48,7 +48,7 @@ class SlotExecutor(Executor, SlotEncoders):
         self.decoder, self.cross = networks["decoder"], networks.get("cross")
         self.cache = cache
         self._passes: dict[tuple[int, int], DecodePass] = {}
-        self._logits_of = torch.empty(state.spare + 1, config.vocab_size, device=self.device)
+        self._logits_of = torch.empty(state.padding_slot + 1, config.vocab_size, device=self.device)
 
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
@@ -56,9 +56,9 @@ class SlotExecutor(Executor, SlotEncoders):
         self._reserve(CROSSED, max(s.num_features for s in sequences))
         super().admit(sequences, stop_ids)
 
-    def relieve(self) -> None:
+    def free_cached_memory(self) -> None:
         """Also gives back what the caches have grown by, or tried to: all that they held is computed again."""
-        super().relieve()
+        super().free_cached_memory()
         if self.cache.reset():
             self._passes.clear()
 
@@ -68,26 +68,26 @@ class SlotExecutor(Executor, SlotEncoders):
 
     # --- prompts ---
     @torch.inference_mode()
-    def prefill(self, prefills: list[tuple[Sequence, Span]]) -> None:
-        """Computes the first beams' spans; the other beams of a search copy them."""
-        first = [(s, span) for s, span in prefills if span.beam == 0]
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+        """Computes the first beams' chunks; the other beams of a search copy them."""
+        first = [(s, chunk) for s, chunk in prefills if chunk.beam == 0]
         with self.timer("prefill"):
             for group in neighbours(first, self.state.slots.tokens.shape[1]):
                 self._prefill(group)
-            for sequence, span in prefills:
-                if span.beam:
-                    self.cache.copy(sequence.slot, sequence.slots[span.beam], span.start, span.end)
-        for sequence in {s for s, _ in prefills if not s.work}:
+            for sequence, chunk in prefills:
+                if chunk.beam:
+                    self.cache.copy(sequence.slot, sequence.slots[chunk.beam], chunk.start, chunk.end)
+        for sequence in {s for s, _ in prefills if not s.pending_chunks}:
             sequence.table = None
 
-    def _prefill(self, group: list[tuple[Sequence, Span]]) -> None:
+    def _prefill(self, group: list[tuple[Sequence, PrefillChunk]]) -> None:
         slots = slice(group[0][0].slot, group[-1][0].slot + 1)
-        reach = max(span.start for _, span in group) + max(span.end - span.start for _, span in group)
+        reach = max(chunk.start for _, chunk in group) + max(chunk.end - chunk.start for _, chunk in group)
         self._reserve(CACHED, reach)
-        inputs = self._tokens([(s.table, s.tokens[span.start : span.end]) for s, span in group], self.config)
+        inputs = self._tokens([(s.table, s.tokens[chunk.start : chunk.end]) for s, chunk in group], self.config)
         inputs |= {
-            "starts": self._integers([span.start for _, span in group]),
-            "counts": self._integers([span.end - span.start for _, span in group]),
+            "starts": self._integers([chunk.start for _, chunk in group]),
+            "counts": self._integers([chunk.end - chunk.start for _, chunk in group]),
             "cross_lengths": self.state.cross_lengths[slots].long(),
         }
         self._bound(slots, inputs)()
@@ -118,16 +118,16 @@ class SlotExecutor(Executor, SlotEncoders):
                     self.cache.write(name, slot, own[:, : sequence.num_features])
 
     # --- decode ---
-    def _decode(self, rows: DecodeRows, choice: Choice, steps: int) -> None:
-        used = rows.all[rows.all != self.state.spare]
+    def _decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
+        used = rows.all[rows.all != self.state.padding_slot]
         first, end = int(used.min()), int(used.max()) + 1
         reach = int(self.state.slots.lengths[first:end].max()) + steps
         self._reserve(CACHED, min(reach, self.state.slots.tokens.shape[1]))
         at = (rows.all.long() - first).clamp(max=end - first - 1)
         for _ in range(steps):
             logits = self._logits(first, end)[at]
-            if (parents := self.chooser.choose(logits, rows, choice)) is not None:
-                self.cache.follow(rows.beams.slots, parents)
+            if (parents := self.sampler.sample(logits, rows, plan)) is not None:
+                self.cache.reorder_cache(rows.beams.slots, parents)
 
     def _logits(self, first: int, end: int) -> Tensor:
         """The next logits of a run of slots, [end - first, vocabulary] float32."""

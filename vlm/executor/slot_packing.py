@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from vlm.requests.sequence import Sequence, Span
+from vlm.requests.sequence import PrefillChunk, Sequence
 
 UNEVEN = 2  # sequences are padded to at most so many times their length
 
 
-def neighbours(spans: list[tuple[Sequence, Span]], max_seq_len: int) -> list[list[tuple[Sequence, Span]]]:
+def neighbours(
+    chunks: list[tuple[Sequence, PrefillChunk]], max_seq_len: int
+) -> list[list[tuple[Sequence, PrefillChunk]]]:
     """Groups whose slots follow one another, of lengths that are alike, and whose padding fits the cache."""
-    groups: list[list[tuple[Sequence, Span]]] = []
-    for one in sorted(spans, key=lambda one: one[0].slot):
+    groups: list[list[tuple[Sequence, PrefillChunk]]] = []
+    for one in sorted(chunks, key=lambda one: one[0].slot):
         group = groups[-1] if groups else []
-        lengths = [span.end - span.start for _, span in (*group, one)]
-        fits = max(span.start for _, span in (*group, one)) + max(lengths) <= max_seq_len
+        lengths = [chunk.end - chunk.start for _, chunk in (*group, one)]
+        fits = max(chunk.start for _, chunk in (*group, one)) + max(lengths) <= max_seq_len
         follows = bool(group) and group[-1][0].slot + 1 == one[0].slot
         if follows and fits and max(lengths) <= UNEVEN * min(lengths):
             group.append(one)

@@ -55,8 +55,8 @@ class PagedRows:
 
 
 @dataclass
-class Trace:
-    """What an encoder keeps besides its output, where someone asks for it."""
+class HiddenStateRecorder:
+    """Records what an encoder computes on the way to its output, where someone asks for it."""
 
     keep_attentions: bool = False
     hidden_states: list[Tensor] = field(default_factory=list)  # [R, hidden]: what goes into each block
@@ -69,18 +69,18 @@ class PackedRows:
 
     positions: Tensor  # [R] int32
     tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
-    trace: Trace | None = None
+    recorder: HiddenStateRecorder | None = None
     virtual: Virtual | None = None  # what stands for ids beyond the vocabulary
 
-    def note(self, x: Tensor, delta: Tensor | None) -> None:
+    def record(self, x: Tensor, delta: Tensor | None) -> None:
         """What goes into a block: the stream and what is still to be added to it."""
-        if self.trace is not None:
-            self.trace.hidden_states.append(x if delta is None else x + delta)
+        if self.recorder is not None:
+            self.recorder.hidden_states.append(x if delta is None else x + delta)
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
         """q, k, v [R, H, D] -> [R, H, D], each row over all rows of its sequence"""
-        if self.trace is not None and self.trace.keep_attentions:
-            self.trace.attentions.append(attention_weights(q, k, self.tiles, scale, bias))
+        if self.recorder is not None and self.recorder.keep_attentions:
+            self.recorder.attentions.append(attention_weights(q, k, self.tiles, scale, bias))
         return packed_attention(q, k, v, self.tiles, scale, bias)
 
 

@@ -38,8 +38,8 @@ def unseen(dtype: torch.dtype) -> float:
 
 @dataclass
 class SlotRows:
-    """Of a decoder: token s of sequence b stands at starts[b] + s, and sees all before it. The lists hold, once the
-    decoder has run, the caches with the new keys and values."""
+    """Lays out a decoder's rows: token s of sequence b stands at starts[b] + s, and sees all before it. The lists hold,
+    once the decoder has run, the caches with the new keys and values."""
 
     starts: Tensor  # [B] int64
     span: int  # S
@@ -90,7 +90,7 @@ class SlotRows:
 
 @dataclass
 class CrossRows:
-    """Of an encoder's output on its way into the cross caches."""
+    """Lays out the rows of an encoder's output on their way into the cross caches."""
 
     batch: int
     caches: Caches = field(default_factory=list)
@@ -103,7 +103,7 @@ class CrossRows:
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Of an encoder: `lengths` rows of each sequence count."""
+    """Lays out an encoder's rows: `lengths` rows of each sequence count."""
 
     lengths: Tensor  # [B] int64
     span: int  # S
@@ -114,8 +114,8 @@ class PaddedRows:
         """[R] int64"""
         return torch.arange(self.span, device=self.lengths.device).expand(self.lengths.shape[0], -1).flatten()
 
-    def note(self, x: Tensor, delta: Tensor | None) -> None:
-        """Nothing is kept besides the output."""
+    def record(self, x: Tensor, delta: Tensor | None) -> None:
+        """Records nothing: a graph gives its output alone."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
         """As `PackedRows.attention`."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.beam_state import AT_ONCE, NEVER, NONE, BeamState, Groups
-from vlm.ops.likeliest import likeliest
-from vlm.ops.slot_state import SlotState
+from vlm.ops.beam_state import NONE, BeamState, EarlyStopping, Groups
+from vlm.ops.sequence_state import SequenceState
+from vlm.ops.topk_logprobs import topk_logprobs
 from vlm.requests.finish import LENGTH, RUNNING
 
 KERNEL_CANDIDATES = 256  # of a group, up to which a step is a kernel: more come of long lists of end tokens
@@ -34,7 +34,7 @@ class Candidates:
 def candidates(
     logits: Tensor,
     normalized: bool,
-    state: SlotState,
+    state: SequenceState,
     beams: BeamState,
     groups: Groups,
     stops: Tensor | None = None,
@@ -47,7 +47,7 @@ def candidates(
     keep = exist.sum(1) * (1 + (state.stop_ids[leaders] >= 0).sum(1)).clamp(min=2)
     if stops is not None:
         keep = keep + (stops.sum(1)[groups.rows.long()] * exist).sum(1)
-    best, token, normalizer = likeliest(logits, most)  # of a row: what is added to it is the same for all
+    best, token, normalizer = topk_logprobs(logits, most)  # of a row: what is added to it is the same for all
     best = best if normalized else best - normalizer[:, None]
     slots, rows = groups.slots.long(), groups.rows.long()
     best, token = _forced(best[rows], token[rows], state, slots, state.lengths[leaders][:, None])
@@ -62,12 +62,12 @@ def candidates(
     return Candidates(scores, ranked, order // most, pick(token), pick(best))
 
 
-def _forced(best: Tensor, token: Tensor, state: SlotState, slots: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+def _forced(best: Tensor, token: Tensor, state: SequenceState, slots: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
     """Leaves one candidate to a beam that must take a certain token. best, token [G, W, K]; slots [G, W]"""
     first = torch.arange(best.shape[2], device=best.device) == 0
     for must, here in (
-        (state.forced_first[slots], length == 1),
-        (state.forced_last[slots], length + 1 == state.max_lengths[slots]),
+        (state.forced_bos[slots], length == 1),
+        (state.forced_eos[slots], length + 1 == state.max_lengths[slots]),
     ):
         here = (here & (must >= 0))[..., None]
         best = torch.where(here, torch.where(first, 0.0, float("-inf")), best)
@@ -76,7 +76,12 @@ def _forced(best: Tensor, token: Tensor, state: SlotState, slots: Tensor, length
 
 
 def step(
-    logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups, stops: Tensor | None = None
+    logits: Tensor,
+    normalized: bool,
+    state: SequenceState,
+    beams: BeamState,
+    groups: Groups,
+    stops: Tensor | None = None,
 ) -> Tensor:
     """Takes every running group one token further, in place; returns the parents [G, W] of its beams, by which the
     key/value cache follows. logits [R, V]; `normalized`: they are log-probabilities; `stops` [R, V] bool: tokens that
@@ -89,7 +94,12 @@ def step(
 
 
 def reference_step(
-    logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups, stops: Tensor | None = None
+    logits: Tensor,
+    normalized: bool,
+    state: SequenceState,
+    beams: BeamState,
+    groups: Groups,
+    stops: Tensor | None = None,
 ) -> Tensor:
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
@@ -110,8 +120,8 @@ def reference_step(
         alive & exist, found.parents.gather(1, chosen), torch.arange(slots.shape[1], device=slots.device)
     )
     put = lambda target, values: _put(target, slots, values, alive & exist)  # noqa: E731
-    put(state.tokens, new.tokens.gather(1, _wide(chosen, new.tokens)))
-    put(state.logprobs, new.logprobs.gather(1, _wide(chosen, new.logprobs)))
+    put(state.tokens, new.tokens.gather(1, _expand_index(chosen, new.tokens)))
+    put(state.logprobs, new.logprobs.gather(1, _expand_index(chosen, new.logprobs)))
     put(beams.scores, (found.scores + ends * NONE).gather(1, chosen))
     put(state.lengths, (length + 1).expand_as(slots))
     _decide(ends | ~there, state, beams, groups, alive)
@@ -126,7 +136,7 @@ class _Histories:
     def continued(self, found: Candidates, length: Tensor) -> _Histories:
         """Each candidate's history with its token at `length` [G, 1]."""
         at = length.long().clamp(max=self.tokens.shape[2] - 1)[..., None].expand(-1, found.tokens.shape[1], -1)
-        pick = lambda x: x.gather(1, _wide(found.parents, x))  # noqa: E731
+        pick = lambda x: x.gather(1, _expand_index(found.parents, x))  # noqa: E731
         return _Histories(
             pick(self.tokens).scatter(2, at, found.tokens.int()[..., None]),
             pick(self.logprobs).scatter(2, at, found.logprobs[..., None]),
@@ -134,7 +144,13 @@ class _Histories:
 
 
 def _update_hypotheses(
-    found: Candidates, ends: Tensor, new: _Histories, state: SlotState, beams: BeamState, groups: Groups, alive: Tensor
+    found: Candidates,
+    ends: Tensor,
+    new: _Histories,
+    state: SequenceState,
+    beams: BeamState,
+    groups: Groups,
+    alive: Tensor,
 ) -> None:
     """The best of the old hypotheses and of the candidates that end now."""
     slots, exist = groups.slots.long(), groups.beams
@@ -144,14 +160,14 @@ def _update_hypotheses(
     just = ends & (torch.arange(count, device=slots.device) < width)
     generated = _generated(state, leaders) + 1
     scores = found.scores / generated ** beams.length_penalty[leaders][:, None]
-    full = (ended | ~exist).all(1, keepdim=True) & (beams.early_stopping[leaders][:, None] == AT_ONCE)
+    full = (ended | ~exist).all(1, keepdim=True) & (beams.early_stopping[leaders][:, None] == EarlyStopping.WHEN_FULL)
     scores = scores + full * NONE
-    scores = scores + ~beams.improvable[leaders][:, None] * NONE
+    scores = scores + ~beams.can_improve[leaders][:, None] * NONE
     scores = scores + ~just * NONE
     old = beams.hypothesis_scores[slots].masked_fill(~exist, float("-inf"))
     scores, best = torch.cat([old, scores], 1).topk(slots.shape[1], dim=-1)
 
-    both = lambda a, b: torch.cat([a, b], 1).gather(1, _wide(best, a) if a.ndim == 3 else best)  # noqa: E731
+    both = lambda a, b: torch.cat([a, b], 1).gather(1, _expand_index(best, a) if a.ndim == 3 else best)  # noqa: E731
     lengths = (state.lengths[leaders][:, None] + 1).expand(-1, count)
     put = lambda target, values: _put(target, slots, values, alive & exist)  # noqa: E731
     put(beams.hypotheses, both(beams.hypotheses[slots], new.tokens))
@@ -161,30 +177,30 @@ def _update_hypotheses(
     put(beams.hypothesis_scores, scores)
 
 
-def _decide(ends: Tensor, state: SlotState, beams: BeamState, groups: Groups, alive: Tensor) -> None:
+def _decide(ends: Tensor, state: SequenceState, beams: BeamState, groups: Groups, alive: Tensor) -> None:
     """Can a running beam still improve on the hypotheses? Then the group goes on. Lengths are the new ones."""
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
     early, penalty = beams.early_stopping[leaders][:, None], beams.length_penalty[leaders][:, None]
     longest = (state.max_lengths[leaders] - state.prompt_lengths[leaders])[:, None]
-    length = torch.where((early == NEVER) & (penalty > 0), longest, _generated(state, leaders))
+    length = torch.where((early == EarlyStopping.NEVER) & (penalty > 0), longest, _generated(state, leaders))
     best_running = beams.scores[leaders][:, None] / length**penalty
     ended, scores = beams.ended[slots], beams.hypothesis_scores[slots]
     worst = torch.where(ended, scores.masked_fill(~exist, float("inf")).amin(1, keepdim=True), NONE)
     better = ((best_running > worst) & exist).any(1, keepdim=True)
-    improvable = beams.improvable[leaders][:, None] & better
-    full = (ended | ~exist).all(1, keepdim=True) & (early == AT_ONCE)
-    goes_on = improvable & ~full & ~ends.all(1, keepdim=True)
-    _put(beams.improvable, leaders[:, None], improvable, alive)
+    can_improve = beams.can_improve[leaders][:, None] & better
+    full = (ended | ~exist).all(1, keepdim=True) & (early == EarlyStopping.WHEN_FULL)
+    goes_on = can_improve & ~full & ~ends.all(1, keepdim=True)
+    _put(beams.can_improve, leaders[:, None], can_improve, alive)
     _put(state.finish, slots, torch.where(goes_on, RUNNING, LENGTH).expand_as(slots), alive & exist)
 
 
-def _generated(state: SlotState, leaders: Tensor) -> Tensor:
+def _generated(state: SequenceState, leaders: Tensor) -> Tensor:
     """[G, 1] tokens after the prompt"""
     return (state.lengths[leaders] - state.prompt_lengths[leaders])[:, None]
 
 
-def _wide(index: Tensor, like: Tensor) -> Tensor:
+def _expand_index(index: Tensor, like: Tensor) -> Tensor:
     """[G, n] -> [G, n, T]"""
     return index[..., None].expand(-1, -1, like.shape[2])
 
@@ -196,7 +212,9 @@ def _put(target: Tensor, slots: Tensor, values: Tensor, where: Tensor) -> None:
     target[slots] = torch.where(where, values.to(target.dtype), target[slots])
 
 
-def follow(cache: Tensor, tables: Tensor, state: SlotState, beams: BeamState, groups: Groups, parents: Tensor) -> None:
+def reorder_cache(
+    cache: Tensor, tables: Tensor, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor
+) -> None:
     """Makes every beam's block table that of its parent: whole blocks are shared, the last partial one is copied.
 
     A copy goes to the beam's spare block, and the block it had becomes the spare one: what is read in this step is
@@ -205,22 +223,22 @@ def follow(cache: Tensor, tables: Tensor, state: SlotState, beams: BeamState, gr
     copy_blocks(cache, *_pairs(tables, cache.shape[4], state, beams, groups, parents))
 
 
-def _pairs(tables: Tensor, size: int, state: SlotState, beams: BeamState, groups: Groups, parents: Tensor):
+def _pairs(tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor):
     """Brings the tables up to date -> the blocks to copy and where to, [G · W] int32 each; equal: none."""
     if tables.is_cuda:
-        from vlm.ops.kernels.beam_search import follow as kernel
+        from vlm.ops.kernels.beam_search import reorder_cache as kernel
 
         return kernel(tables, size, state, beams, groups, parents)
-    return reference_follow(tables, size, state, beams, groups, parents)
+    return reference_reorder_cache(tables, size, state, beams, groups, parents)
 
 
-def reference_follow(
-    tables: Tensor, size: int, state: SlotState, beams: BeamState, groups: Groups, parents: Tensor
+def reference_reorder_cache(
+    tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor
 ) -> tuple[Tensor, Tensor]:
     slots = groups.slots.long()
     filled = (state.lengths[slots] - 1)[..., None]  # tokens in the cache
     column = torch.arange(tables.shape[1], device=tables.device)
-    theirs = tables[slots].gather(1, _wide(parents, tables[slots]))
+    theirs = tables[slots].gather(1, _expand_index(parents, tables[slots]))
     own = tables[slots]
     moved = parents != torch.arange(slots.shape[1], device=slots.device)
     last = (filled[..., 0] // size).clamp(max=tables.shape[1] - 1).long()[..., None]

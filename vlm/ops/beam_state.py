@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 NONE = -1.0e9  # the score of what does not exist; finite, as in the original
-UNTIL_BETTER, AT_ONCE, NEVER = range(3)  # early_stopping: False, True, "never"
+
+
+class EarlyStopping(IntEnum):
+    """Says when a group whose hypotheses are complete ends, as `early_stopping` has it."""
+
+    HEURISTIC = 0  # False: once no running beam is likely to beat a hypothesis
+    WHEN_FULL = 1  # True: at once
+    NEVER = 2  # "never": once no running beam can beat a hypothesis
 
 
 @dataclass(frozen=True)
@@ -21,7 +29,7 @@ class BeamState:
     hypothesis_lengths: Tensor  # [S] int32
     hypothesis_scores: Tensor  # [S] float32, NONE while there is none
     ended: Tensor  # [S] bool: there is one
-    improvable: Tensor  # [S] bool, of a group: may a running beam still beat a hypothesis?
+    can_improve: Tensor  # [S] bool, of a group: may a running beam still beat a hypothesis?
     length_penalty: Tensor  # [S] float32, of a group
     early_stopping: Tensor  # [S] int32, of a group
     diversity: Tensor  # [S] float32, of a group
@@ -42,12 +50,12 @@ class BeamState:
 class Groups:
     """`G` groups of at most `W` beams in a batch of `R` rows."""
 
-    slots: Tensor  # [G, W] int32; the spare slot where a group is narrower, or is none
+    slots: Tensor  # [G, W] int32; the padding slot where a group is narrower, or is none
     rows: Tensor  # [G, W] int32: each beam's row of the logits
-    spare: int
+    padding_slot: int
     most: int  # candidates of the widest group
 
     @property
     def beams(self) -> Tensor:
         """[G, W] bool"""
-        return self.slots != self.spare
+        return self.slots != self.padding_slot

@@ -7,16 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, wide: bool = False) -> Tensor:
-    """x [R, K], weight [N, K], bias [N] -> x weightᵀ + bias [R, N]; float32 sums are kept as they are when `wide`"""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_fp32: bool = False) -> Tensor:
+    """x [R, K], weight [N, K], bias [N] -> x weightᵀ + bias [R, N]; `out_fp32` keeps float32 sums as they are"""
     if x.is_cuda and x.dtype != torch.float32:
         if len(x) == 1:
             from vlm.ops.kernels.linear import linear as kernel
 
-            return kernel(x, weight, bias, torch.float32 if wide else x.dtype)
-        if wide and x.dtype == torch.float16:
+            return kernel(x, weight, bias, torch.float32 if out_fp32 else x.dtype)
+        if out_fp32 and x.dtype == torch.float16:
             product = torch.mm(x, weight.t(), out_dtype=torch.float32)
             return product if bias is None else product + bias
-    if wide and x.dtype == torch.float16:
+    if out_fp32 and x.dtype == torch.float16:
         return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
     return F.linear(x, weight, bias)

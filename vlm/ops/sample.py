@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops import entropy_filters
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SequenceState
 
 _MASK = 0xFFFFFFFF
 
@@ -34,7 +34,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class SamplingState:
-    """Of each slot, or of each row of a batch. A temperature of 0 is greedy."""
+    """Holds the sampling settings of each slot, or of each row of a batch. A temperature of 0 is greedy."""
 
     temperature: Tensor  # [S] float32
     top_k: Tensor  # [S] int32, 0: off
@@ -42,9 +42,9 @@ class SamplingState:
     min_p: Tensor  # [S] float32
     seeds: Tensor  # [S] int64
     # the factual nucleus of Lee et al. (arXiv:2206.04624)
-    decay: Tensor  # [S] float32: top_p shrinks by it with each token
-    lowest: Tensor  # [S] float32: to no less than this
-    reset_id: Tensor  # [S] int32: and is whole again after this token, -1: never
+    top_p_decay: Tensor  # [S] float32: top_p shrinks by it with each token
+    top_p_min: Tensor  # [S] float32: to no less than this
+    top_p_reset_id: Tensor  # [S] int32: and is whole again after this token, -1: never
     decayed: Tensor  # [S] int32: tokens since then
     # vlm.ops.entropy_filters
     top_h: Tensor  # [S] float32, 0: off
@@ -62,20 +62,20 @@ class SamplingState:
             floats() + 1, floats(), floats(),
         )  # fmt: skip
 
-    def of(self, slots: Tensor) -> SamplingState:
-        """That of the rows `slots` [R] int64."""
+    def rows(self, slots: Tensor) -> SamplingState:
+        """Returns the settings of the rows `slots` [R] int64."""
         return SamplingState(*(getattr(self, field.name)[slots] for field in fields(self)))
 
     @property
     def nucleus(self) -> Tensor:
         """[S] top_p as it is now"""
-        shrunk = torch.maximum(self.top_p * self.decay**self.decayed, self.lowest)
-        return torch.where((self.decayed == 0) | (self.decay == 1.0), self.top_p, shrunk)
+        shrunk = torch.maximum(self.top_p * self.top_p_decay**self.decayed, self.top_p_min)
+        return torch.where((self.decayed == 0) | (self.top_p_decay == 1.0), self.top_p, shrunk)
 
-    def after(self, slots: Tensor, state: SlotState) -> None:
+    def after(self, slots: Tensor, state: SequenceState) -> None:
         """Counts the token that each of the rows `slots` [R] int64 has just got."""
         last = state.tokens[slots, (state.lengths[slots] - 1).long()]
-        self.decayed[slots] = torch.where(last == self.reset_id[slots], 0, self.decayed[slots] + 1)
+        self.decayed[slots] = torch.where(last == self.top_p_reset_id[slots], 0, self.decayed[slots] + 1)
 
 
 def sample(logits: Tensor, how: SamplingState, positions: Tensor, by_entropy: bool = False) -> Tensor:
@@ -96,7 +96,7 @@ def sample(logits: Tensor, how: SamplingState, positions: Tensor, by_entropy: bo
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:
-    """Of each row's token [R] under its logits [R, V] -> [R] float32"""
+    """Returns the log-probability of each row's token [R] under its logits [R, V]: [R] float32."""
     logits = logits.float()
     return logits.gather(-1, token[:, None])[:, 0] - logits.logsumexp(-1)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SequenceState
 
 # add a value; stands in the input; never; one of these, all alike; never, at last; ends a beam; one of these
 BIAS, SEEN, BAN, FORCE, SUPPRESS, END, ALLOW = range(7)
@@ -63,7 +63,7 @@ class RowRules:
         return flat.view(self.shape[0] + 1, self.shape[1] + 1)[:-1, :-1]
 
 
-def row_rules(rules: TokenRules, state: SlotState, slots: Tensor, vocab_size: int) -> RowRules:
+def row_rules(rules: TokenRules, state: SequenceState, slots: Tensor, vocab_size: int) -> RowRules:
     """Finds the rules that hold for the rows `slots` [R] int64."""
     rows = torch.full_like(state.lengths, len(slots)).scatter_(0, slots, torch.arange(
         len(slots), dtype=torch.int32, device=slots.device))  # fmt: skip
@@ -73,7 +73,7 @@ def row_rules(rules: TokenRules, state: SlotState, slots: Tensor, vocab_size: in
     return RowRules(rules, torch.where(holds, row * (vocab_size + 1) + token, nowhere), (len(slots), vocab_size))
 
 
-def _hold(rules: TokenRules, state: SlotState) -> Tensor:
+def _hold(rules: TokenRules, state: SequenceState) -> Tensor:
     """Returns [E] bool: the history ends in what must stand before the token, at the place that was named"""
     count = len(rules.slots)
     rule = rules.prefix_rules.long()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Frontend:
-    """Of one engine. Used by several threads at once."""
+    """Turns one engine's inputs into requests and its outputs into texts. Used by several threads at once."""
 
     family: FamilySpec
     config: ModelConfig  # the decoder's, or that of an encoder alone
@@ -40,7 +40,7 @@ class Frontend:
     generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
-    def of(cls, engine: EngineDir) -> Frontend:
+    def from_engine(cls, engine: EngineDir) -> Frontend:
         """Raises EngineError for a damaged processor."""
         family, configs = registry.family(engine.family), registry.configs_of(engine)
         encoder, vision = configs.get("encoder"), configs.get("visual")

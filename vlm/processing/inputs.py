@@ -67,7 +67,7 @@ class InputReader:
         params = self._without_bad_words(params)
         stops = self._stops(params) if params.stop and self.tokenizer else None
         if self.prompts is not None:
-            return self._asked(fields, params, stops)
+            return self._chat_request(fields, params, stops)
         given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
         if fields.get("images") is not None:
             pixels = self._pixels(fields["images"])
@@ -93,7 +93,7 @@ class InputReader:
         found = [tuple(self.tokenizer.encode(form)) for form in written]
         return replace(params, bad_words=(), bad_words_ids=tuple(dict.fromkeys((*params.bad_words_ids, *found))))
 
-    def _asked(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
+    def _chat_request(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
         """A prompt, with images in it or not."""
         if "messages" in fields:
             check_conversation(fields["messages"], self.max_tokens)
@@ -119,8 +119,8 @@ class InputReader:
             text = self._prompt_text(prompt, limit)
             whole = self.prompts.of_prompt(text + suffix, len(images))
             ids = self.prompts.ids(whole, len(images), rows, limit=limit, cut=text)
-        strange = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
-        if given := sorted(strange & fields.keys()):
+        unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
+        if given := sorted(unknown & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
         ids = given_ids or (None if ids is None else [*_rows_of(table, self.prompts.vocab_size), *ids])
         if not ids:
@@ -162,19 +162,19 @@ class InputReader:
         return text
 
     def _prompt_limit(self, params: SamplingParams) -> int:
-        """Tokens that a prompt may have: an encoder's, or what a decoder holds besides the new ones."""
+        """Tokens that a prompt may have: an encoder's, or what a decoder holds apart from the new ones."""
         if self.has_encoder:
             return self.max_encoder_len
-        new = params.max_new_tokens or params.usual_new_tokens or params.min_new_tokens
+        new = params.max_new_tokens or params.default_max_new_tokens or params.min_new_tokens
         return max(1, self.max_seq_len - max(1, new))
 
     def images(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Those of a prompt; `sources`: of its conversation."""
         if (pixels := fields.get("pixel_values")) is not None:
-            return tuple(Image.of(self._checked_pixels(x)) for x in (pixels if pixels.ndim == 4 else [pixels]))
+            return tuple(Image.from_pixels(self._checked_pixels(x)) for x in (pixels if pixels.ndim == 4 else [pixels]))
         given = fields.get("images") or sources or []
         given = given if isinstance(given, list | tuple) else [given]
-        return tuple(Image.of(self.image_processor([load_image(source)])[0]) for source in given)
+        return tuple(Image.from_pixels(self.image_processor([load_image(source)])[0]) for source in given)
 
     def check_images(self, count: int) -> None:
         """Raises LengthError for more images than a request can hold, before any of them is read."""
@@ -201,8 +201,8 @@ class InputReader:
         if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
         asked = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
-        if asked == () and (stray := [k for k in ("raw_prompt", "messages") if k in fields]):
-            raise InputError(f"{self.family.name} is not asked in words: it takes no {listed(stray)}.")
+        if asked == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
+            raise InputError(f"{self.family.name} is not asked in words: it takes no {listed(unknown)}.")
         for names in (asked, _SOURCES if self.prompts is None else ("images", "pixel_values")):
             if len(given := [k for k in names if k in fields]) > 1:
                 raise InputError(f"{listed(given)} were given together; an input has one of them.")
@@ -313,4 +313,4 @@ def _table(fields: dict[str, Any]) -> PromptTable | None:
     rows = torch.as_tensor(rows)
     if rows.ndim != 2 or not rows.is_floating_point():
         raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
-    return PromptTable.of(rows)
+    return PromptTable.from_rows(rows)

@@ -115,8 +115,8 @@ class Prompts:
         _check_count(placed, num_images, optional=not placed)
         if self.form.question is not None:
             # a whole sentence is asked; anything else (nothing, "a photo of") is gone on with
-            asked = prompt.rstrip().endswith(("?", ".", "!")) and "Answer:" not in prompt
-            return self.form.question.format(prompt=prompt.strip()) if asked else prompt
+            is_question = prompt.rstrip().endswith(("?", ".", "!")) and "Answer:" not in prompt
+            return self.form.question.format(prompt=prompt.strip()) if is_question else prompt
         if self.template is None:
             return prompt if placed else PLACEHOLDER * num_images + prompt
         parts = (*([] if placed else [PLACEHOLDER] * num_images), *split_text(prompt))

@@ -261,7 +261,7 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str:
-    """Of a special token as settings write it: a text, or a mapping with one."""
+    """Returns the text of a special token as settings write it: a text, or a mapping with one."""
     text = (token.get("content") if isinstance(token, dict) else token) or ""
     if not isinstance(text, str):
         raise TypeError(f"a token is a text, not {text!r}")

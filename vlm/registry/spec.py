@@ -23,7 +23,7 @@ class ModelSpec:
     module: Callable[[Any], Any]  # config -> torch.nn.Module whose state_dict names are the rules' targets
     rules: Callable[[Any], list[Any]]  # config -> weight rules (vlm.convert.rules)
     # what only the weights tell (tied or not, a bias that is there): config and tensors by name -> config
-    adapt: Callable[[Any, Mapping[str, Any]], Any] = lambda config, tensors: config
+    config_from_weights: Callable[[Any, Mapping[str, Any]], Any] = lambda config, tensors: config
 
     def skeleton(self, config: Config) -> Any:
         """The module on torch's meta device: shapes and types alone."""
@@ -79,13 +79,13 @@ class Role:
     model: str  # a ModelRef's name
     config_key: str | None = None  # sub-config in config.json; None: the whole
     weight_prefix: str = ""  # "encoder." for `encoder.embeddings…`
-    shared: tuple[str, ...] = ()  # tensors without that prefix which this role takes too,
-    outer: str = ""  # … and what their names lose
+    shared_tensors: tuple[str, ...] = ()  # tensors without that prefix which this role takes too,
+    shared_prefix: str = ""  # … and what their names lose
 
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a family that is asked in words reads its prompts."""
+    """How a family of chat models reads its prompts."""
 
     images: str = "inline"  # where an image stands: "inline", at its placeholder, or "first", before the text
     template: str | None = None  # Jinja, of a conversation, where the model's folder has none

@@ -6,5 +6,5 @@ import hashlib
 
 
 def content_key(data: bytes) -> bytes:
-    """Of an image's pixels or a table's rows."""
+    """Returns a key of an image's pixels or of a table's rows."""
     return hashlib.blake2b(data, digest_size=16).digest()

@@ -57,7 +57,7 @@ def model_defaults(generation: dict[str, Any], do_sample: bool | None = None) ->
     if generation.get("stop_strings"):
         found["stop"] = _strings(generation["stop_strings"])
     if generation.get("max_new_tokens") is not None:
-        found["usual_new_tokens"] = generation["max_new_tokens"]
+        found["default_max_new_tokens"] = generation["max_new_tokens"]
         found.pop("max_length", None)
     if "min_new_tokens" in found:
         found.pop("min_length", None)
@@ -128,11 +128,11 @@ def _give_way(
     if beams > 1:
         drop("stop")
     if given.get("max_length") is not None:
-        drop("usual_new_tokens")
+        drop("default_max_new_tokens")
     if given.get("min_new_tokens") is not None:
         drop("min_length")
     if (most := given.get("max_new_tokens")) is not None:
-        drop("max_length", "usual_new_tokens")
+        drop("max_length", "default_max_new_tokens")
         defaults["min_new_tokens"] = min(defaults.get("min_new_tokens", 0), most)
 
 

@@ -24,7 +24,7 @@ class Image:
     key: bytes  # of its content
 
     @classmethod
-    def of(cls, pixel_values: Tensor) -> Image:
+    def from_pixels(cls, pixel_values: Tensor) -> Image:
         return cls(pixel_values, content_key(pixel_values.contiguous().numpy().tobytes()))
 
 
@@ -36,7 +36,7 @@ class PromptTable:
     key: bytes
 
     @classmethod
-    def of(cls, rows: Tensor) -> PromptTable:
+    def from_rows(cls, rows: Tensor) -> PromptTable:
         return cls(rows, content_key(rows.float().contiguous().cpu().numpy().tobytes()))
 
     def __len__(self) -> int:

@@ -43,7 +43,7 @@ def read_logit_bias(text: str) -> tuple[tuple[int, float], ...]:
 @dataclass(frozen=True)
 class SamplingParams:
     """Temperature 0 is greedy. The defaults switch every filter and penalty off; they are applied in Hugging Face's
-    order, whose names and meanings they have (`vlm.ops.controls`, then `vlm.ops.sample`)."""
+    order, whose names and meanings they have (`vlm.ops.logits_processors`, then `vlm.ops.sample`)."""
 
     max_new_tokens: int | None = option(
         None, "Tokens to generate at most.", default="the model's, or as many as the engine holds"
@@ -51,7 +51,7 @@ class SamplingParams:
     max_length: int | None = option(
         None, "The same with the prompt's; --max-new-tokens comes before it.", default="the model's"
     )
-    usual_new_tokens: int | None = None  # a model's own limit: so many, or as many as the engine holds
+    default_max_new_tokens: int | None = None  # a model's own limit: so many, or as many as the engine holds
     temperature: float = option(0.0, "0 is greedy; above it tokens are drawn at random.", default=f"{MODELS}, or 0")
     top_k: int = option(0, "Draw from the k likeliest; 0: all.", default=f"{MODELS}, or 0")
     top_p: float = option(1.0, "Draw from the likeliest that make up p.", default=f"{MODELS}, or 1")
@@ -122,7 +122,7 @@ class SamplingParams:
         check(self)
 
     @cached_property
-    def controlled(self) -> bool:
+    def needs_processors(self) -> bool:
         """Does anything but temperature and the filters of a draw shape the choice?"""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         lengths = self.min_new_tokens or self.min_length or self.exponential_decay_length_penalty

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Span:
+class PrefillChunk:
     """Tokens of a prompt that are to enter the cache of one of a sequence's slots."""
 
     beam: int
@@ -45,7 +45,7 @@ class Sequence:
     spare_blocks: list[int] = field(default_factory=list)  # with several beams: one a slot, for copies
     cross_blocks: list[int] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)  # what each row of its prompt table is made of
-    work: list[Span] = field(default_factory=list)  # of the prompt, not yet computed
+    pending_chunks: list[PrefillChunk] = field(default_factory=list)  # of the prompt, not yet computed
     keys: list[bytes] = field(default_factory=list)  # of the prompt's whole blocks, where they are shared
     table: Tensor | None = None  # [n, hidden] on the device, while there is work
     scheduled: int = 0  # upper bound of len(tokens) once every launched burst has run

@@ -66,9 +66,9 @@ def _raw(tensor: Any, content: bytes) -> tuple[dict[str, Any], bytes]:
 def _typed(tensor: Any) -> tuple[dict[str, Any], bytes]:
     """Returns the values as JSON would have them; those of BYTES as binary data, which need be no text."""
     field = CONTENTS.get(tensor.datatype)
-    if strange := [own.name for own, _ in tensor.contents.ListFields() if own.name != field]:
+    if unknown := [own.name for own, _ in tensor.contents.ListFields() if own.name != field]:
         place = field or "raw_input_contents"
-        raise InputError(f"input {tensor.name} is {tensor.datatype} in {strange[0]}; its place is {place}.")
+        raise InputError(f"input {tensor.name} is {tensor.datatype} in {unknown[0]}; its place is {place}.")
     values = getattr(tensor.contents, field) if field else []
     if len(values) > MAX_VALUES:
         raise LimitError(f"input {tensor.name} has more than {MAX_VALUES:,} values; send them as raw_input_contents.")

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.backends.graphs.bf16_to_fp32 import bf16_to_fp32
 from vlm.backends.graphs.export import examples
 from vlm.backends.graphs.io import GraphIO
 from vlm.backends.graphs.networks import GRAPHS
-from vlm.backends.graphs.widen import widen
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.errors import EngineError, listed
 from vlm.ops.slot_attention import ATTENTION
@@ -27,10 +27,10 @@ SIZES = ({"batch": 2, "span": 5}, {"batch": 1, "span": 1, "rows": 1}, {"batch": 
 def check(name: str, network: nn.Module, io: GraphIO, path: Path, quantized: bool = False) -> None:
     """Raises EngineError with every reason why the graph at `path` cannot be trusted."""
     compared = _numbers(name, network, io, path, QUANTIZED) if quantized else numbers(name, network, io, path)
-    wrong = structure(path, name) + compared
-    if wrong:
+    errors = structure(path, name) + compared
+    if errors:
         raise EngineError(
-            f"the exported {name} graph is not what the model computes: {listed(wrong)}; please report it."
+            f"the exported {name} graph is not what the model computes: {listed(errors)}; please report it."
         )
 
 
@@ -44,10 +44,10 @@ def structure(path: Path, name: str) -> list[str]:
     attentions = [node for node in graph.node if node.op_type == ATTENTION]
     if name in ("encoder", "decoder") and not attentions:
         return ["it has no attention"]
-    return [reason for node in attentions for reason in _misfits(node, written)]
+    return [reason for node in attentions for reason in _errors(node, written)]
 
 
-def _misfits(node: Any, written: set[str]) -> list[str]:
+def _errors(node: Any, written: set[str]) -> list[str]:
     inputs = [*node.input, *[""] * 6]
     kind = next(a.s.decode() for a in node.attribute if a.name == "causal_kind")
     cached, masked, found = inputs[1] in written, bool(inputs[3]), []
@@ -64,8 +64,8 @@ def numbers(name: str, network: nn.Module, io: GraphIO, path: Path) -> list[str]
     if dtype != torch.bfloat16:
         return _numbers(name, network, io, path, TOLERANCE[dtype])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        widen(path, wide := Path(folder) / path.name)
-        return _numbers(name, copy.deepcopy(network).float(), io.to(torch.float32), wide, TOLERANCE[dtype])
+        bf16_to_fp32(path, fp32_file := Path(folder) / path.name)
+        return _numbers(name, copy.deepcopy(network).float(), io.to(torch.float32), fp32_file, TOLERANCE[dtype])
 
 
 @torch.inference_mode()

@@ -59,8 +59,8 @@ def plan_passes(
 
     Raises EngineError with every reason why the tensors are not what the plan reads and writes.
     """
-    if wrong := [reason for port in ports for reason in _misfits(port, tensors.get(port.name), device)]:
-        raise EngineError(f"the plan cannot run on these tensors: {listed(wrong)}.")
+    if errors := [reason for port in ports for reason in _errors(port, tensors.get(port.name), device)]:
+        raise EngineError(f"the plan cannot run on these tensors: {listed(errors)}.")
     batch = max(len(tensors[name]) for name in batched)
     size = _most_at_once(ports, tensors, batched, batch)
     parts = [_part(tensors, batched, at, size) for at in range(0, batch, size)]
@@ -99,7 +99,7 @@ def _bindings(ports: Sequence[PlanPort], tensors: Tensors) -> Iterator[Binding]:
         yield Binding(port.name, tensor.data_ptr(), tuple(tensor.shape), port.is_input)
 
 
-def _misfits(port: PlanPort, tensor: Tensor | None, device: torch.device) -> Iterator[str]:
+def _errors(port: PlanPort, tensor: Tensor | None, device: torch.device) -> Iterator[str]:
     if tensor is None:
         yield f"{port.name} is missing"
         return

@@ -32,7 +32,7 @@ class PlanBuilder:
     timings: Path  # folder of the timing caches
 
     @classmethod
-    def of(cls, build: BuildConfig) -> PlanBuilder:
+    def from_config(cls, build: BuildConfig) -> PlanBuilder:
         """Raises EngineError, before anything is exported, where no library here can build for `build.target`."""
         from vlm.artifacts.cache import cache_root
 
@@ -81,7 +81,7 @@ def build_plans(
 
     `build` has its limits resolved to numbers. Raises EngineError.
     """
-    builder, limits = PlanBuilder.of(build), PlanLimits.of(build)
+    builder, limits = PlanBuilder.from_config(build), PlanLimits.from_config(build)
     plans = {name: f"{name}/{PLAN}" for name in onnx_files}
     for name, file in onnx_files.items():
         builder.build(file, out / plans[name], limits, progress)

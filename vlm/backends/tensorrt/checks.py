@@ -40,12 +40,12 @@ def check_parsed(network: Any, trt: Any, onnx_file: Path) -> None:
     graph = onnx.load(str(onnx_file), load_external_data=False).graph
     cached = any(port.name.startswith(CACHES) for port in graph.input)
     wanted, got = asked_attentions(graph, cached), {a.name: a for a in parsed_attentions(network, trt)}
-    wrong = [reason for attention in wanted for reason in _misread(attention, got, cached)]
-    wrong += _superfluous({attention.name for attention in wanted}, got)
-    wrong += _copied_caches(network, trt, sum(node.op_type == UPDATE for node in graph.node))
-    if wrong:
+    errors = [reason for attention in wanted for reason in _misread(attention, got, cached)]
+    errors += _superfluous({attention.name for attention in wanted}, got)
+    errors += _copied_caches(network, trt, sum(node.op_type == UPDATE for node in graph.node))
+    if errors:
         raise EngineError(
-            f"TensorRT does not read {onnx_file.name} as it was meant, its results would be wrong: {listed(wrong)};"
+            f"TensorRT does not read {onnx_file.name} as it was meant, its results would be wrong: {listed(errors)};"
             " export it again with this version of vlm, or use the backend onnxruntime or torch."
         )
 
@@ -53,10 +53,10 @@ def check_parsed(network: Any, trt: Any, onnx_file: Path) -> None:
 def asked_attentions(graph: GraphProto, cached: bool) -> list[Attention]:
     """What the graph's nodes say, by their names. In a graph with caches, causal means from the last row on."""
     written = {node.output[0] for node in graph.node if node.op_type == UPDATE}
-    return [_asked(node, cached, node.input[1] in written) for node in graph.node if node.op_type in INPUTS]
+    return [_expected(node, cached, node.input[1] in written) for node in graph.node if node.op_type in INPUTS]
 
 
-def _asked(node: NodeProto, cached: bool, writes: bool) -> Attention:
+def _expected(node: NodeProto, cached: bool, writes: bool) -> Attention:
     attributes = {a.name: _value(a) for a in node.attribute}
     causal = attributes.get("causal_kind")
     if causal is None:

@@ -60,6 +60,6 @@ def within_plans(engine: EngineDir, runtime: RuntimeConfig, device: torch.device
 
 def check_plans(engine: EngineDir, device: torch.device | None = None) -> PlanInfo:
     """What may run the plans; EngineError with the command that rebuilds them where this machine may not."""
-    info = PlanInfo.of(engine.manifest.built_for)
+    info = PlanInfo.from_manifest(engine.manifest.built_for)
     check_runnable(info, engine.build, Machine.this(device), str(engine.path), engine.manifest.source)
     return info

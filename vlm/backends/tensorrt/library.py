@@ -62,7 +62,7 @@ def installed() -> dict[str, Library]:
 
 
 def versions() -> dict[str, str]:
-    """Of the installed libraries, by name."""
+    """Returns the versions of the installed libraries, by name."""
     return {name: library.version for name, library in installed().items()}
 
 

@@ -33,8 +33,8 @@ class PlanInfo(Config):
         return {"devices": ["cuda"], KEY: self.to_dict() | {"targets": list(self.targets)}}
 
     @classmethod
-    def of(cls, built_for: Mapping[str, Any]) -> PlanInfo:
-        """Of a manifest's entry; EngineError where it says nothing of TensorRT."""
+    def from_manifest(cls, built_for: Mapping[str, Any]) -> PlanInfo:
+        """Reads a manifest's entry. Raises EngineError where it says nothing of TensorRT."""
         if KEY not in built_for:
             raise EngineError(
                 "the engine's manifest does not say which TensorRT built it; build it again with `vlm build`."

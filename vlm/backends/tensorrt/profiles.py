@@ -44,7 +44,7 @@ class PlanLimits(Config):
     max_encoder_batch_size: int = RuntimeConfig.max_encoder_batch_size  # images of one pass
 
     @classmethod
-    def of(cls, build: BuildConfig) -> PlanLimits:
+    def from_config(cls, build: BuildConfig) -> PlanLimits:
         """`build` with its limits resolved to numbers."""
         # an encoder alone has no cache of its own
         return cls(build.max_batch_size, build.max_seq_len or 1, build.max_encoder_input_len or 0)

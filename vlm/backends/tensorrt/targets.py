@@ -37,28 +37,28 @@ def for_this_gpu(build: BuildConfig) -> BuildConfig:
     return replace(build, target=(gpu,))
 
 
-def library_for(asked: tuple[str, ...], gpu: str | None, libraries: Mapping[str, Library]) -> Library:
+def library_for(targets: tuple[str, ...], gpu: str | None, libraries: Mapping[str, Library]) -> Library:
     """The full one where both are, unless only RTX can build for what is asked. EngineError where none is."""
     if not libraries:
         raise EngineError(
             f"the backend tensorrt needs TensorRT, which is not installed; {PIP[RTX]} builds for GeForce and RTX GPUs"
             f" on any machine, {PIP[FULL]} for the GPU of this machine, data center ones included."
         )
-    full_can = gpu is not None and set(asked) <= {gpu}
+    full_can = gpu is not None and set(targets) <= {gpu}
     order = (FULL, RTX) if full_can else (RTX, FULL)
     return next(libraries[name] for name in order if name in libraries)
 
 
-def resolve_targets(library: Library, asked: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
+def resolve_targets(library: Library, targets: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
     """What to build for, `()` being this machine's GPU, or without one all that the library knows from Ampere on.
 
     Raises EngineError for what the library cannot build for here.
     """
     if library.name == FULL:
-        return _of_the_gpu(asked, gpu)
+        return _of_the_gpu(targets, gpu)
     known = library.capabilities
     newer = tuple(name for name in known if int(name[2:]) >= OLDEST_DEFAULT)
-    wanted = asked or ((gpu,) if gpu else newer)
+    wanted = targets or ((gpu,) if gpu else newer)
     if unknown := [name for name in wanted if name not in known]:
         raise EngineError(
             f"{library.name} {library.version} does not build for {listed(unknown)}, it builds for {listed(known, 20)};"
@@ -67,13 +67,13 @@ def resolve_targets(library: Library, asked: tuple[str, ...], gpu: str | None) -
     return tuple(name for name in known if name in wanted)
 
 
-def _of_the_gpu(asked: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
+def _of_the_gpu(targets: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
     if gpu is None:
         raise EngineError(
             "tensorrt builds only on a machine with an NVIDIA GPU, there is none here;"
             f" build there, or without a GPU by tensorrt_rtx: {PIP[RTX]}."
         )
-    if others := [name for name in asked if name != gpu]:
+    if others := [name for name in targets if name != gpu]:
         raise EngineError(
             f"tensorrt builds for the GPU that it runs on ({gpu}), not for {listed(others)};"
             f" build on a machine with such a GPU, or by tensorrt_rtx: {PIP[RTX]}."

@@ -1,4 +1,4 @@
-"""A step of beam search in three kernels: choose (a program a group), move the histories, follow with the block tables.
+"""A step of beam search in three kernels: choose (a program a group), move the histories, reorder the block tables.
 
 The same maths as `vlm.ops.beam_search`, whose names these are; equal scores are taken in the order of their index.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from vlm.ops.beam_state import BeamState, Groups
-    from vlm.ops.slot_state import SlotState
+    from vlm.ops.sequence_state import SequenceState
 
 TILE = 128  # columns of a history a program moves
 
@@ -29,21 +29,21 @@ def _take(values, index, at):
 def _choose(
     values_ptr, ids_ptr, norm_ptr, slots_ptr, rows_ptr,
     lengths_ptr, prompts_ptr, limits_ptr, finish_ptr, stops_ptr, first_ptr, last_ptr,
-    scores_ptr, hypothesis_scores_ptr, hypothesis_lengths_ptr, ended_ptr, improvable_ptr, penalty_ptr, early_ptr,
+    scores_ptr, hypothesis_scores_ptr, hypothesis_lengths_ptr, ended_ptr, can_improve_ptr, penalty_ptr, early_ptr,
     diversity_ptr,
-    alive_ptr, parents_ptr, tokens_ptr, logprobs_ptr, source_ptr, new_tokens_ptr, new_logprobs_ptr, spare,
+    alive_ptr, parents_ptr, tokens_ptr, logprobs_ptr, source_ptr, new_tokens_ptr, new_logprobs_ptr, padding_slot,
     W: tl.constexpr, K: tl.constexpr, STOPS: tl.constexpr, NORMALIZED: tl.constexpr,
     W_PAD: tl.constexpr, K_PAD: tl.constexpr, C_PAD: tl.constexpr,
 ):  # fmt: skip
     NONE = -1.0e9
     group = tl.program_id(0)
     leader = tl.load(slots_ptr + group * W)
-    alive = (leader != spare) & (tl.load(finish_ptr + leader) == 0)
+    alive = (leader != padding_slot) & (tl.load(finish_ptr + leader) == 0)
     tl.store(alive_ptr + group, alive.to(tl.int32))
     w = tl.arange(0, W_PAD)
     if alive:
-        slots = tl.load(slots_ptr + group * W + w, mask=w < W, other=spare)
-        exist = (w < W) & (slots != spare)
+        slots = tl.load(slots_ptr + group * W + w, mask=w < W, other=padding_slot)
+        exist = (w < W) & (slots != padding_slot)
         width = tl.sum(exist.to(tl.int32))
         length, limit = tl.load(lengths_ptr + leader), tl.load(limits_ptr + leader)
         prompt = tl.load(prompts_ptr + leader)
@@ -55,8 +55,8 @@ def _choose(
         c = tl.arange(0, C_PAD)
         beam, rank = c // K, c % K
         valid = c < W * K
-        slot = tl.load(slots_ptr + group * W + beam, mask=valid, other=spare)
-        valid = valid & (slot != spare)
+        slot = tl.load(slots_ptr + group * W + beam, mask=valid, other=padding_slot)
+        valid = valid & (slot != padding_slot)
         row = tl.load(rows_ptr + group * W + beam, mask=valid, other=0).to(tl.int64)
         own = tl.load(values_ptr + row * K + rank, mask=valid, other=-float("inf"))
         token = tl.load(ids_ptr + row * K + rank, mask=valid, other=0).to(tl.int32)
@@ -96,7 +96,7 @@ def _choose(
 
         # the old hypotheses and those that end now: the best stay
         early, penalty = tl.load(early_ptr + leader), tl.load(penalty_ptr + leader)
-        improvable = tl.load(improvable_ptr + leader) != 0
+        can_improve = tl.load(can_improve_ptr + leader) != 0
         old_ended = tl.load(ended_ptr + slots, mask=exist, other=1) != 0
         old_lengths = tl.load(hypothesis_lengths_ptr + slots, mask=exist, other=0)
         old = tl.load(hypothesis_scores_ptr + slots, mask=exist, other=-float("inf"))
@@ -105,7 +105,7 @@ def _choose(
         generated = (length + 1 - prompt).to(tl.float32)
         new = best_total / tl.exp2(penalty * tl.log2(generated))
         new += tl.where(full, NONE, 0.0)
-        new += tl.where(improvable, 0.0, NONE)
+        new += tl.where(can_improve, 0.0, NONE)
         new += tl.where(just, 0.0, NONE)
         new = tl.where(k < K, new, -float("inf"))
         kept_scores = tl.zeros([W_PAD], tl.float32)
@@ -155,12 +155,12 @@ def _choose(
         lowest = tl.min(tl.where(exist, kept_scores, float("inf")))
         worst = tl.where(kept_ended == 1, lowest, NONE)
         better = tl.max(((best_running > worst) & exist).to(tl.int32)) == 1
-        improvable = improvable & better
+        can_improve = can_improve & better
         full = (tl.min(tl.where(exist, kept_ended, 1)) == 1) & (early == 1)
         at_end = tl.min((ending | ~there | (k >= K)).to(tl.int32)) == 1
-        goes_on = improvable & ~full & ~at_end
+        goes_on = can_improve & ~full & ~at_end
 
-        tl.store(improvable_ptr + leader, improvable)
+        tl.store(can_improve_ptr + leader, can_improve)
         tl.store(finish_ptr + slots, tl.where(goes_on, 0, 3) + tl.zeros([W_PAD], tl.int32), mask=exist)
         tl.store(lengths_ptr + slots, length + 1 + tl.zeros([W_PAD], tl.int32), mask=exist)
         tl.store(scores_ptr + slots, score, mask=exist)
@@ -181,7 +181,7 @@ def _choose(
 @triton.jit
 def _move(
     slots_ptr, alive_ptr, lengths_ptr, parents_ptr, token_ptr, logprob_ptr, source_ptr, new_token_ptr, new_logprob_ptr,
-    tokens_ptr, logprobs_ptr, hypotheses_ptr, hypothesis_logprobs_ptr, spare, width,
+    tokens_ptr, logprobs_ptr, hypotheses_ptr, hypothesis_logprobs_ptr, padding_slot, width,
     W: tl.constexpr, W_PAD: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0)
@@ -191,13 +191,13 @@ def _move(
     if (tl.load(alive_ptr + group) == 1) & (begin <= at):
         w, t = tl.arange(0, W_PAD), begin + tl.arange(0, TILE)
         inside = w < W
-        slots = tl.load(slots_ptr + group * W + w, mask=inside, other=spare)
-        exist = inside & (slots != spare)
+        slots = tl.load(slots_ptr + group * W + w, mask=inside, other=padding_slot)
+        exist = inside & (slots != padding_slot)
         parents = tl.load(parents_ptr + group * W + w, mask=exist, other=0)
         source = tl.load(source_ptr + group * W + w, mask=exist, other=0)
         is_old = source < W
-        origin = tl.load(slots_ptr + group * W + parents, mask=exist, other=spare).to(tl.int64)
-        kept = tl.load(slots_ptr + group * W + source % W, mask=exist, other=spare).to(tl.int64)
+        origin = tl.load(slots_ptr + group * W + parents, mask=exist, other=padding_slot).to(tl.int64)
+        kept = tl.load(slots_ptr + group * W + source % W, mask=exist, other=padding_slot).to(tl.int64)
         mask = exist[:, None] & (t < width)[None, :]
         here = (t == at)[None, :]
 
@@ -225,21 +225,21 @@ def _move(
 
 
 @triton.jit
-def _follow(
-    slots_ptr, lengths_ptr, parents_ptr, tables_ptr, spare_blocks_ptr, sources_ptr, targets_ptr, spare, columns, SIZE,
-    W: tl.constexpr, W_PAD: tl.constexpr, COLUMNS: tl.constexpr,
+def _reorder(
+    slots_ptr, lengths_ptr, parents_ptr, tables_ptr, spare_blocks_ptr, sources_ptr, targets_ptr, padding_slot,
+    columns, SIZE, W: tl.constexpr, W_PAD: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     group = tl.program_id(0)
     w, n = tl.arange(0, W_PAD), tl.arange(0, COLUMNS)
     inside = w < W
-    slots = tl.load(slots_ptr + group * W + w, mask=inside, other=spare)
-    exist = inside & (slots != spare)
+    slots = tl.load(slots_ptr + group * W + w, mask=inside, other=padding_slot)
+    exist = inside & (slots != padding_slot)
     parents = tl.load(parents_ptr + group * W + w, mask=inside, other=0)
     filled = tl.load(lengths_ptr + slots, mask=exist, other=1) - 1
     last = tl.minimum(filled // SIZE, columns - 1)
     moved = exist & (parents != w)
     partial = moved & (filled % SIZE > 0)
-    origin = tl.load(slots_ptr + group * W + parents, mask=inside, other=spare)
+    origin = tl.load(slots_ptr + group * W + parents, mask=inside, other=padding_slot)
     mask = moved[:, None] & (n < columns)[None, :]
     theirs = tl.load(tables_ptr + origin[:, None] * columns + n[None, :], mask=mask, other=0)
     block = tl.load(tables_ptr + origin * columns + last, mask=partial, other=0)
@@ -254,12 +254,12 @@ def _follow(
     tl.store(targets_ptr + group * W + w, free, mask=inside)
 
 
-def step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, groups: Groups) -> Tensor:
-    from vlm.ops.kernels.likeliest import likeliest
+def step(logits: Tensor, normalized: bool, state: SequenceState, beams: BeamState, groups: Groups) -> Tensor:
+    from vlm.ops.kernels.topk_logprobs import topk_logprobs
 
     count, width = groups.slots.shape
     most = min(logits.shape[1], groups.most)
-    values, ids, normalizer = likeliest(logits, most)
+    values, ids, normalizer = topk_logprobs(logits, most)
     ints = torch.empty((4, count, width), dtype=torch.int32, device=logits.device)
     floats = torch.empty((2, count, width), dtype=torch.float32, device=logits.device)
     alive = torch.empty(count, dtype=torch.int32, device=logits.device)
@@ -267,29 +267,29 @@ def step(logits: Tensor, normalized: bool, state: SlotState, beams: BeamState, g
     pad = triton.next_power_of_2(width)
     _choose[(count,)](
         values, ids, normalizer, groups.slots, groups.rows,
-        state.lengths, state.prompt_lengths, state.max_lengths, state.finish, state.stop_ids, state.forced_first,
-        state.forced_last,
-        beams.scores, beams.hypothesis_scores, beams.hypothesis_lengths, beams.ended, beams.improvable,
+        state.lengths, state.prompt_lengths, state.max_lengths, state.finish, state.stop_ids, state.forced_bos,
+        state.forced_eos,
+        beams.scores, beams.hypothesis_scores, beams.hypothesis_lengths, beams.ended, beams.can_improve,
         beams.length_penalty, beams.early_stopping, beams.diversity,
-        alive, parents, tokens, floats[0], source, new_tokens, floats[1], groups.spare,
+        alive, parents, tokens, floats[0], source, new_tokens, floats[1], groups.padding_slot,
         W=width, K=most, STOPS=state.stop_ids.shape[1], NORMALIZED=normalized,
         W_PAD=pad, K_PAD=triton.next_power_of_2(most), C_PAD=triton.next_power_of_2(width * most), num_warps=1,
     )  # fmt: skip
     longest = state.tokens.shape[1]
     _move[(count, triton.cdiv(longest, TILE))](
         groups.slots, alive, state.lengths, parents, tokens, floats[0], source, new_tokens, floats[1],
-        state.tokens, state.logprobs, beams.hypotheses, beams.hypothesis_logprobs, groups.spare, longest,
+        state.tokens, state.logprobs, beams.hypotheses, beams.hypothesis_logprobs, groups.padding_slot, longest,
         W=width, W_PAD=pad, TILE=TILE, num_warps=4,
     )  # fmt: skip
     return parents
 
 
-def follow(tables: Tensor, size: int, state: SlotState, beams: BeamState, groups: Groups, parents: Tensor):
+def reorder_cache(tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor):
     """-> the blocks to copy and where to, [G · W] int32 each"""
     count, width = groups.slots.shape
     sources, targets = torch.empty((2, count * width), dtype=torch.int32, device=tables.device)
-    _follow[(count,)](
-        groups.slots, state.lengths, parents, tables, beams.spare_blocks, sources, targets, groups.spare,
+    _reorder[(count,)](
+        groups.slots, state.lengths, parents, tables, beams.spare_blocks, sources, targets, groups.padding_slot,
         tables.shape[1], size,
         W=width, W_PAD=triton.next_power_of_2(width), COLUMNS=triton.next_power_of_2(tables.shape[1]), num_warps=4,
     )  # fmt: skip

@@ -35,14 +35,14 @@ TaskNumbers = Annotated[
 
 
 @dataclass(frozen=True)
-class TunedPrompts:
+class SoftPrompts:
     """Tables of tasks and the tasks of the requests."""
 
     tables: np.ndarray  # [tasks, rows, hidden]
     tasks: tuple[int, ...]
 
     @classmethod
-    def read(cls, file: Path | None, tasks: str | None) -> TunedPrompts | None:
+    def read(cls, file: Path | None, tasks: str | None) -> SoftPrompts | None:
         """None where there is no file. InputError, before a model is loaded, for what is no table or no task of it."""
         if file is None:
             if tasks is not None:
@@ -53,9 +53,9 @@ class TunedPrompts:
         if tasks is None and count > 1:
             raise InputError(f"--prompt-table {file} holds {count} tasks; say which one with --tasks 0 (or 0,1,…).")
         numbers = _numbers(tasks or "0")
-        if wrong := [n for n in numbers if not BASE <= n < count]:
+        if extra := [n for n in numbers if not BASE <= n < count]:
             raise InputError(
-                f"--tasks names {wrong[0]}; {file} holds {count}, from 0 to {count - 1}, and {BASE} is the base model."
+                f"--tasks names {extra[0]}; {file} holds {count}, from 0 to {count - 1}, and {BASE} is the base model."
             )
         return cls(tables, numbers)
 
@@ -68,7 +68,7 @@ class TunedPrompts:
         return [None if n == BASE else self.tables[n] for n in tasks]
 
 
-def put_first(tuned: TunedPrompts | None, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def prepend(tuned: SoftPrompts | None, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The inputs with their rows."""
     if tuned is None:
         return inputs
@@ -77,7 +77,7 @@ def put_first(tuned: TunedPrompts | None, inputs: list[dict[str, Any]]) -> list[
     return [given if table is None else {**given, "prompt_table": table} for given, table in pairs]
 
 
-def with_rows(tuned: TunedPrompts | None, items: Iterable[Item]) -> Iterable[Item]:
+def attach_prompt_tables(tuned: SoftPrompts | None, items: Iterable[Item]) -> Iterable[Item]:
     """The items with their rows; they are read at once where each has a task of its own. InputError unless there is one
     for each, or one for all."""
     if tuned is None:

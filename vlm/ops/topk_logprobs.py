@@ -13,10 +13,10 @@ def reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return values, ids, logits.logsumexp(-1)
 
 
-def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """logits [R, V] -> values [R, k] float32, highest first, their ids [R, k] int64, logsumexp [R] float32"""
     if logits.is_cuda and k <= KERNEL_MOST:
-        from vlm.ops.kernels.likeliest import likeliest as kernel
+        from vlm.ops.kernels.topk_logprobs import topk_logprobs as kernel
 
         return kernel(logits, k)
     return reference(logits, k)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from vlm.executor.batch_state import BatchState
-from vlm.executor.choice import Choice
 from vlm.executor.logits_recorder import LogitsRecorder
+from vlm.executor.sampling_plan import SamplingPlan
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.ops import beam_search, controls, sample
-from vlm.ops.advance import advance
+from vlm.ops import beam_search, logits_processors, sample
+from vlm.ops.append_and_check_stop import append_and_check_stop
 from vlm.ops.beam_state import Groups
-from vlm.ops.likeliest import likeliest
 from vlm.ops.token_rules import END, row_rules
+from vlm.ops.topk_logprobs import topk_logprobs
 
 
 @dataclass(frozen=True)
@@ -23,58 +23,60 @@ class DecodeRows:
     """The slots of a decode step's rows."""
 
     all: Tensor  # [R] int32
-    single: Tensor  # [R] int32: the same, the spare slot in place of beams
+    single: Tensor  # [R] int32: the same, the padding slot in place of beams
     beams: Groups | None
 
 
 @dataclass(frozen=True)
-class Chooser:
+class Sampler:
     """Chooses the next tokens of a batch's rows and appends them to its slots."""
 
     state: BatchState
     logits: LogitsRecorder
 
-    def choose(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> Tensor | None:
+    def sample(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> Tensor | None:
         """logits [R, V] -> where beams are searched their parents [G, W], by which the cache is to follow"""
-        if choice.logits:
+        if plan.logits:
             self.logits.record(logits, rows.all.long(), self.state.slots)
-        if choice.single:
-            self._choose(logits, rows, choice)
-        return self._search(logits, rows, choice) if choice.groups else None
+        if plan.single:
+            self._sample(logits, rows, plan)
+        return self._search(logits, rows, plan) if plan.groups else None
 
-    def _choose(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> None:
+    def _sample(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> None:
         """The next token of every row that is no beam."""
-        state, slots, how = self.state, rows.all.long(), choice.single
+        state, slots, how = self.state, rows.all.long(), plan.single
         if how == "greedy":
             token, logprob = sample.greedy(logits)
         else:
-            allowed = logits if how == "sample" else self._controlled(logits, rows, choice)
-            token = sample.sample(allowed, state.sampling.of(slots), state.slots.lengths[slots], choice.filtered)
+            allowed = logits if how == "sample" else self._processed(logits, rows, plan)
+            token = sample.sample(allowed, state.sampling.rows(slots), state.slots.lengths[slots], plan.filtered)
             logprob = sample.log_probability(logits, token)
-        if choice.top:
+        if plan.top:
             self._keep_top(logits, slots)
-        advance(state.slots, rows.single, token, logprob)
+        append_and_check_stop(state.slots, rows.single, token, logprob)
         if how != "greedy":
             state.sampling.after(slots, state.slots)
 
-    def _controlled(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> Tensor:
+    def _processed(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> Tensor:
         state = self.state
-        return controls.apply(logits, state.slots, state.controls, rows.all, state.rules.rules, choice.processing)
+        return logits_processors.apply(
+            logits, state.slots, state.penalties, rows.all, state.rules.rules, plan.processing
+        )
 
     def _keep_top(self, logits: Tensor, slots: Tensor) -> None:
-        values, ids, normalizer = likeliest(logits, min(MAX_TOP_LOGPROBS, logits.shape[1]))
+        values, ids, normalizer = topk_logprobs(logits, min(MAX_TOP_LOGPROBS, logits.shape[1]))
         found = torch.stack((ids.int(), (values - normalizer[:, None]).view(torch.int32)), 1)
         at = self.state.slots.lengths[slots].long().clamp(max=self.state.top.shape[1] - 1)
         self.state.top[slots, at, :, : found.shape[2]] = found
 
-    def _search(self, logits: Tensor, rows: DecodeRows, choice: Choice) -> Tensor:
+    def _search(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> Tensor:
         """The next tokens of every beam -> the beams they continue"""
         state = self.state
-        if choice.controlled:
+        if plan.processed:
             # penalties act on log-probabilities here, as they do in Hugging Face's beam search
-            logits = self._controlled(logits.float().log_softmax(-1), rows, choice)
-        ends = self._ends(logits, rows) if END in choice.processing.rules else None
-        return beam_search.step(logits, choice.controlled, state.slots, state.beams, rows.beams, ends)
+            logits = self._processed(logits.float().log_softmax(-1), rows, plan)
+        ends = self._ends(logits, rows) if END in plan.processing.rules else None
+        return beam_search.step(logits, plan.processed, state.slots, state.beams, rows.beams, ends)
 
     def _ends(self, logits: Tensor, rows: DecodeRows) -> Tensor:
         """Marks the tokens that complete a stop word of their row: [R, V] bool"""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SequenceState
 from vlm.ops.token_rules import ALLOW, BAN, BIAS, FORCE, SEEN, SUPPRESS, RowRules, TokenRules, row_rules
 
 NGRAM = 8  # n-grams up to this size are looked for in any case
 
 
 @dataclass(frozen=True)
-class ControlState:
+class PenaltyState:
     """Per slot; `S` slots."""
 
     repetition: Tensor  # [S] float32, 1: off
@@ -35,7 +35,7 @@ class ControlState:
     normalize: Tensor  # [S] bool: probabilities add up to 1 again
 
     @classmethod
-    def empty(cls, size: int, device: torch.device) -> ControlState:
+    def empty(cls, size: int, device: torch.device) -> PenaltyState:
         ints = lambda: torch.zeros(size, dtype=torch.int32, device=device)  # noqa: E731
         floats = lambda: torch.zeros(size, device=device)  # noqa: E731
         flags = lambda: torch.zeros(size, dtype=torch.bool, device=device)  # noqa: E731
@@ -59,8 +59,8 @@ PLAIN = Processing()
 
 def apply(
     logits: Tensor,
-    state: SlotState,
-    controls: ControlState,
+    state: SequenceState,
+    penalties: PenaltyState,
     slots: Tensor,
     rules: TokenRules | None = None,
     needed: Processing = PLAIN,
@@ -72,25 +72,25 @@ def apply(
     history, length = state.tokens[s].long().clamp(max=logits.shape[1]), state.lengths[s][:, None]
     named = row_rules(rules, state, s, logits.shape[1]) if needed.rules else None
     if named is not None:
-        logits = _favoured(logits, controls.input_repetition[s][:, None], named, needed.rules)
-    logits = _penalized(logits, history, length, state.prompt_lengths[s][:, None], controls, s)
+        logits = _favoured(logits, penalties.input_repetition[s][:, None], named, needed.rules)
+    logits = _penalized(logits, history, length, state.prompt_lengths[s][:, None], penalties, s)
     ends = _inside(state.stop_ids[s].long(), logits.shape[1])
     forbidden = torch.zeros(len(s), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
     nothing = logits.shape[1]  # a column of its own takes what is not forbidden
     for ids, holds in (
-        _repeating_ngrams(history, length, controls.ngrams[s][:, None], needed.ngrams),
-        (ends, (length < controls.min_lengths[s][:, None]).expand_as(ends)),
+        _repeating_ngrams(history, length, penalties.ngrams[s][:, None], needed.ngrams),
+        (ends, (length < penalties.min_lengths[s][:, None]).expand_as(ends)),
     ):
         forbidden.scatter_(1, torch.where(holds, ids, nothing), True)
     logits = logits.masked_fill(forbidden[:, :-1], float("-inf"))
     if named is not None:
         logits = _ruled(logits, named, needed.rules)
     if needed.rare:
-        logits = _cleaned(logits, controls.clean[s][:, None])
-        logits = _ending(logits, ends, length, controls.decay_starts[s][:, None], controls.decay_factors[s][:, None])
+        logits = _cleaned(logits, penalties.clean[s][:, None])
+        logits = _ending(logits, ends, length, penalties.decay_starts[s][:, None], penalties.decay_factors[s][:, None])
     if SUPPRESS in needed.rules:
         logits = logits.masked_fill(named.marked(SUPPRESS), float("-inf"))
-    return _normalized(logits, controls.normalize[s][:, None]) if needed.rare else logits
+    return _normalized(logits, penalties.normalize[s][:, None]) if needed.rare else logits
 
 
 def _inside(ids: Tensor, vocab_size: int) -> Tensor:
@@ -140,17 +140,17 @@ def _normalized(logits: Tensor, normalize: Tensor) -> Tensor:
 
 
 def _penalized(
-    logits: Tensor, history: Tensor, length: Tensor, prompt: Tensor, controls: ControlState, s: Tensor
+    logits: Tensor, history: Tensor, length: Tensor, prompt: Tensor, penalties: PenaltyState, s: Tensor
 ) -> Tensor:
     at = torch.arange(history.shape[1], device=logits.device)
     none = logits.new_zeros(len(logits), logits.shape[1] + 1)
     counted = lambda held: none.scatter_add(1, history, held.float())[:, :-1]  # noqa: E731
     seen = counted(at < length) > 0
     output = counted((at < length) & (at >= prompt))
-    repetition = controls.repetition[s][:, None]
+    repetition = penalties.repetition[s][:, None]
     logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-    logits = logits - controls.presence[s][:, None] * (output > 0)
-    return logits - controls.frequency[s][:, None] * output
+    logits = logits - penalties.presence[s][:, None] * (output > 0)
+    return logits - penalties.frequency[s][:, None] * output
 
 
 def _repeating_ngrams(history: Tensor, length: Tensor, n: Tensor, longest: int) -> tuple[Tensor, Tensor]:

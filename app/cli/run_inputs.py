@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
-from vlm_app.cli.decoding import asked_model, check_asked, one_prompt
+from vlm_app.cli.decoding import check_chat_model, one_prompt, packaged_chat_model
 from vlm_app.cli.options import DEFAULT_MODEL
 from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, ids_of
 from vlm_app.text.token_ids import without_padding
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunInputs:
     """Images and a prompt, a conversation, or texts. What stands in stdin has been read."""
 
     images: list[Any]  # files' names, bytes from stdin, and pages of documents
@@ -32,7 +32,7 @@ class Asked:
     long_document: str | None = None  # one of several pages, of which no --pages were named
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         images: list[str],
         texts: list[str],
@@ -42,7 +42,7 @@ class Asked:
         ids: Path | None = None,
         framing: dict[str, Any] | None = None,
         pages: str | None = None,
-    ) -> Asked:
+    ) -> RunInputs:
         """InputError, before a model is loaded, for what does not go together."""
         words = {"--prompt": prompt is not None, "--raw-prompt": raw_prompt is not None, "--chat": chat}
         given = [name for name, there in words.items() if there]
@@ -87,7 +87,7 @@ class Asked:
         if self.texts or self.ids:
             return DEFAULT_TEXT_MODEL
         in_words = self.chat or self.prompt is not None or self.raw_prompt is not None
-        if in_words and (found := asked_model()):
+        if in_words and (found := packaged_chat_model()):
             return found
         if not self.images or self.chat:
             raise InputError("no model that is asked in words is packaged; name one: --model llava-hf/llava-1.5-7b-hf.")
@@ -113,7 +113,7 @@ class Asked:
         if self.texts:
             return [{"text": text, "prompt": self.prompt, **self.framing} for text in self.texts]
         if self.raw_prompt is not None or not self.images:
-            check_asked(pipeline, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
+            check_chat_model(pipeline, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
         self.check_pages(pipeline)
         if pipeline.family.prompt is None:
             if named := [f"--{name}" for name in self.framing]:

@@ -15,7 +15,7 @@ class RowResult(NamedTuple):
     """What a burst brought for one sequence; tokens and what belongs to them are stale beyond the length."""
 
     length: int  # tokens in all
-    code: int  # see vlm.ops.advance
+    code: int  # see vlm.ops.append_and_check_stop
     tokens: list[int]
     logprobs: list[float]
     top: list[dict[int, float]] = []  # noqa: RUF012 - never changed
@@ -23,7 +23,7 @@ class RowResult(NamedTuple):
 
 
 @dataclass
-class Burst:
+class DecodeBurst:
     """A launched burst; the tensors are on the host once `ready` has passed."""
 
     sequences: list[Sequence]

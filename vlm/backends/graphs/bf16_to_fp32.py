@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 
-def widen(source: Path, target: Path) -> None:
+def bf16_to_fp32(source: Path, target: Path) -> None:
     """Reads a graph and writes it with every bfloat16 in it as float32; the values are the same."""
     import onnx_ir as ir
 

@@ -8,33 +8,33 @@ import torch
 
 from vlm.executor.packing import power_of_two
 from vlm.ops.beam_state import Groups
-from vlm.ops.controls import NGRAM, PLAIN, Processing
+from vlm.ops.logits_processors import NGRAM, PLAIN, Processing
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplingPlan:
     """The plainest way that serves all sequences of a batch."""
 
-    single: str | None  # rows that are no beams: "greedy", "sample", "control" (penalties and prohibitions); None: none
+    single: str | None  # rows that are no beams: "greedy", "sample", "process" (penalties and prohibitions); None: none
     groups: int = 0  # beam searches, rounded up
     beams: int = 0  # of the widest
     most: int = 0  # candidates of the widest
-    controlled: bool = False  # do penalties or prohibitions act on a beam search?
+    processed: bool = False  # do penalties or prohibitions act on a beam search?
     top: bool = False  # are the likeliest tokens kept?
     processing: Processing = PLAIN
     logits: bool = False  # are logits kept?
     filtered: bool = False  # does a draw go by entropy or by probabilities alone?
 
     @classmethod
-    def of(cls, sequences: list[Sequence]) -> Choice:
+    def from_sequences(cls, sequences: list[Sequence]) -> SamplingPlan:
         single = [s.request.params for s in sequences if s.width == 1]
         searches = [s.request.params for s in sequences if s.width > 1]
         how = None
         if single:
             sampled = any(p.temperature > 0 for p in single)
-            how = "control" if any(p.controlled for p in single) else "sample" if sampled else "greedy"
+            how = "process" if any(p.needs_processors for p in single) else "sample" if sampled else "greedy"
         top = any(p.top_logprobs for p in single)
         shared = {
             "top": top, "processing": _processing(sequences), "filtered": any(p.filtered for p in single),
@@ -45,7 +45,7 @@ class Choice:
         beams = max(p.num_beams for p in searches)
         most = max(s.width * max(2, 1 + s.num_ends) for s in sequences if s.width > 1)
         rounded = power_of_two(len(searches))
-        return cls(how, rounded, beams, most, any(p.controlled or p.rare for p in searches), **shared)
+        return cls(how, rounded, beams, most, any(p.needs_processors or p.rare for p in searches), **shared)
 
 
 def _processing(sequences: list[Sequence]) -> Processing:
@@ -60,34 +60,34 @@ def _processing(sequences: list[Sequence]) -> Processing:
 
 def _is_rare(params: SamplingParams) -> bool:
     """A choice of one token does not see a normalization."""
-    return params.rare and (params.num_beams > 1 or params.controlled)
+    return params.rare and (params.num_beams > 1 or params.needs_processors)
 
 
 class BeamRows:
     """Device buffers that tell a step which rows are beams of which search; their addresses are a graph's."""
 
-    def __init__(self, spare: int, device: torch.device):
-        self.spare, self.device = spare, device
+    def __init__(self, padding_slot: int, device: torch.device):
+        self.padding_slot, self.device = padding_slot, device
         self._buffers: dict[tuple[int, int], torch.Tensor] = {}
 
-    def fill(self, sequences: list[Sequence], choice: Choice) -> Groups:
+    def fill(self, sequences: list[Sequence], plan: SamplingPlan) -> Groups:
         """The searches of a batch, in the order of its rows."""
         slots, rows, row = [], [], 0
         for sequence in sequences:
             if sequence.width > 1:
-                extra = choice.beams - sequence.width
-                slots.append(sequence.slots + [self.spare] * extra)
+                extra = plan.beams - sequence.width
+                slots.append(sequence.slots + [self.padding_slot] * extra)
                 rows.append([*range(row, row + sequence.width), *[0] * extra])
             row += sequence.width
-        missing = choice.groups - len(slots)
-        slots += [[self.spare] * choice.beams] * missing
-        rows += [[0] * choice.beams] * missing
-        buffer = self._buffer(choice)
+        missing = plan.groups - len(slots)
+        slots += [[self.padding_slot] * plan.beams] * missing
+        rows += [[0] * plan.beams] * missing
+        buffer = self._buffer(plan)
         buffer.copy_(torch.tensor([slots, rows], dtype=torch.int32), non_blocking=True)
-        return Groups(buffer[0], buffer[1], self.spare, choice.most)
+        return Groups(buffer[0], buffer[1], self.padding_slot, plan.most)
 
-    def _buffer(self, choice: Choice) -> torch.Tensor:
-        size = (choice.groups, choice.beams)
+    def _buffer(self, plan: SamplingPlan) -> torch.Tensor:
+        size = (plan.groups, plan.beams)
         if size not in self._buffers:
             self._buffers[size] = torch.zeros((2, *size), dtype=torch.int32, device=self.device)
         return self._buffers[size]

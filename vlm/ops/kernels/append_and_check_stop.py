@@ -9,13 +9,13 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from vlm.ops.slot_state import SlotState
+    from vlm.ops.sequence_state import SequenceState
 
 STOP_CHUNK = 128  # end tokens looked at together
 
 
 @triton.jit
-def _advance(
+def _append_and_check_stop(
     slots_ptr, token_ptr, logprob_ptr,
     tokens_ptr, logprobs_ptr, lengths_ptr, limits_ptr, finish_ptr, stops_ptr, first_ptr, last_ptr, detect_ptr,
     runs_ptr,
@@ -24,7 +24,7 @@ def _advance(
 ):  # fmt: skip
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
-    # a finished slot, the spare one too, stays as it is
+    # a finished slot, the padding slot too, stays as it is
     if tl.load(finish_ptr + slot) == 0:
         length, limit = tl.load(lengths_ptr + slot), tl.load(limits_ptr + slot)
         token, logprob = tl.load(token_ptr + row).to(tl.int32), tl.load(logprob_ptr + row)
@@ -55,14 +55,14 @@ def _advance(
         tl.store(finish_ptr + slot, code)
 
 
-def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+def append_and_check_stop(state: SequenceState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
     from vlm.requests.loops import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP
 
     stops = state.stop_ids.shape[1]  # a power of two
-    _advance[(len(slots),)](
+    _append_and_check_stop[(len(slots),)](
         slots, tokens, logprobs,
         state.tokens, state.logprobs, state.lengths, state.max_lengths, state.finish, state.stop_ids,
-        state.forced_first, state.forced_last, state.detect_loops, state.loop_runs,
+        state.forced_bos, state.forced_eos, state.detect_loops, state.loop_runs,
         state.tokens.shape[1], STOPS=stops, CHUNK=min(stops, STOP_CHUNK), PERIODS=MAX_PERIOD, MIN_LOOP=MIN_LOOP,
         REPEATS=LOOP_REPEATS, num_warps=1,
     )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 
 from vlm.executor.batch_state import BatchState
 from vlm.executor.kv_cache import CacheShape
-from vlm.ops import advance as op
+from vlm.ops import append_and_check_stop as op
 from vlm.requests.finish import LENGTH, LOOP, STOP
 from vlm.requests.loops import LOOP_REPEATS, MIN_LOOP, loop_period, loop_runs_of
 from vlm.requests.request import Request
@@ -27,7 +27,7 @@ def feed(state: BatchState, tokens) -> int:
     """Appends tokens until the slot finishes; how many went in."""
     slots = torch.tensor([1], dtype=torch.int32)
     for count, token in enumerate(tokens, 1):
-        op.advance(state.slots, slots, torch.tensor([token]), torch.tensor([-1.0]))
+        op.append_and_check_stop(state.slots, slots, torch.tensor([token]), torch.tensor([-1.0]))
         if state.slots.finish[1]:
             return count
     return len(tokens)

@@ -49,7 +49,7 @@ def _merge(
         x = tl.where(i == place, -float("inf"), x)
 
 
-def likeliest(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     rows, vocab = logits.shape
     assert logits.stride(1) == 1
     share = triton.next_power_of_2(triton.cdiv(vocab, PARTS))

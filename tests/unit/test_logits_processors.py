@@ -23,9 +23,9 @@ from transformers import (
 
 from vlm.errors import InputError
 from vlm.executor.batch_state import BatchState
-from vlm.executor.choice import Choice
 from vlm.executor.kv_cache import CacheShape
-from vlm.ops import controls
+from vlm.executor.sampling_plan import SamplingPlan
+from vlm.ops import logits_processors
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
@@ -50,8 +50,8 @@ def run(
     if logits is None:
         logits = torch.randn(len(histories), VOCAB, generator=torch.Generator().manual_seed(0)) * 3
     rows = torch.tensor([s.slot for s in sequences], dtype=torch.int32)
-    needed = Choice.of(sequences).processing
-    return logits, controls.apply(logits, state.slots, state.controls, rows, state.rules.rules, needed)
+    needed = SamplingPlan.from_sequences(sequences).processing
+    return logits, logits_processors.apply(logits, state.slots, state.penalties, rows, state.rules.rules, needed)
 
 
 def check(params: list[SamplingParams], processors: list, histories=HISTORIES, **options) -> None:
@@ -193,8 +193,8 @@ def test_a_slot_forgets_its_last_requests_rules():
         request = Request((0,), encoder_input_ids=INPUT, params=params)
         sequences = [Sequence(i, request, 10, len(INPUT), [0], slots=[i]) for i in range(2)]
         state.admit(sequences, [[2]] * 2)
-        found = controls.apply(logits, state.slots, state.controls, rows, state.rules.rules,
-                               controls.Processing(tuple(range(5)), rare=True))  # fmt: skip
+        found = logits_processors.apply(logits, state.slots, state.penalties, rows, state.rules.rules,
+                               logits_processors.Processing(tuple(range(5)), rare=True))  # fmt: skip
         assert found.isinf().nonzero()[:, 1].tolist() == [*range(5)] * 2 * bool(params.suppress_tokens) + [
             7
         ] * 2 * bool(params.bad_words_ids)

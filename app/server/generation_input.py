@@ -9,8 +9,8 @@ from vlm.processing.workers import ImageFile
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One input, as a protocol's reader leaves it."""
+class GenerationInput:
+    """Holds one input, as a protocol's reader leaves it."""
 
     source: dict[str, Any]  # an input of Pipeline.generate
     files: list[ImageFile]  # its images

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vlm.ops.slot_state import SlotState
+from vlm.ops.sequence_state import SequenceState
 from vlm.requests.finish import LENGTH, LOOP, RUNNING, STOP
 from vlm.requests.loops import LOOP_REPEATS, MAX_PERIOD, MIN_LOOP
 
 
-def reference(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+def reference(state: SequenceState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
     s = slots.long()
     length, limit = state.lengths[s].long(), state.max_lengths[s]
     alive = state.finish[s] == RUNNING
@@ -32,18 +32,18 @@ def reference(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor)
     state.finish[s] = torch.where(alive, code.int(), state.finish[s])
 
 
-def forced(state: SlotState, s: Tensor, length: Tensor, token: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor]:
+def forced(state: SequenceState, s: Tensor, length: Tensor, token: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor]:
     """The choice where there is one; a token that must be has the log-probability 0, as Hugging Face counts it."""
     for must, here in (
-        (state.forced_first[s], length == 1),
-        (state.forced_last[s], length + 1 == state.max_lengths[s]),
+        (state.forced_bos[s], length == 1),
+        (state.forced_eos[s], length + 1 == state.max_lengths[s]),
     ):
         here = here & (must >= 0)
         token, logprob = torch.where(here, must, token), torch.where(here, 0.0, logprob)
     return token, logprob
 
 
-def _loop_runs(state: SlotState, slots: Tensor, length: Tensor, token: Tensor) -> Tensor:
+def _loop_runs(state: SequenceState, slots: Tensor, length: Tensor, token: Tensor) -> Tensor:
     """[R, MAX_PERIOD]: the counters once `token` stands at `length`."""
     earlier = length[:, None] - torch.arange(1, MAX_PERIOD + 1, device=slots.device)
     same = (earlier >= 0) & (state.tokens[slots[:, None], earlier.clamp(min=0)] == token[:, None])
@@ -55,14 +55,14 @@ def loop_thresholds(device: torch.device) -> Tensor:
     return (torch.arange(1, MAX_PERIOD + 1, device=device) * LOOP_REPEATS).clamp(min=MIN_LOOP)
 
 
-def advance(state: SlotState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
+def append_and_check_stop(state: SequenceState, slots: Tensor, tokens: Tensor, logprobs: Tensor) -> None:
     """Appends tokens[r] to slot slots[r], updates its counters and sets its finish code, all in place.
 
-    A finished slot stays as it is. slots [R] int32, no slot twice but the spare one; tokens [R] int64;
+    A finished slot stays as it is. slots [R] int32, no slot twice but the padding slot; tokens [R] int64;
     logprobs [R] float32
     """
     if slots.is_cuda:
-        from vlm.ops.kernels.advance import advance as kernel
+        from vlm.ops.kernels.append_and_check_stop import append_and_check_stop as kernel
 
         kernel(state, slots, tokens, logprobs)
     else:

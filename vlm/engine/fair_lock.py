@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import torch
 
 
-class Turns:
+class FairLock:
     """A lock that goes to who has waited longest; an ordinary one would stay with the thread that lets it go."""
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Turns:
             self._changed.notify_all()
 
 
-def turns_on(device: torch.device) -> AbstractContextManager[None]:
+def device_lock(device: torch.device) -> AbstractContextManager[None]:
     """What to hold while an engine works on a device."""
-    return _of_gpu(device.index or 0) if device.type == "cuda" else contextlib.nullcontext()
+    return _gpu_lock(device.index or 0) if device.type == "cuda" else contextlib.nullcontext()
 
 
 @functools.cache
-def _of_gpu(index: int) -> Turns:
-    return Turns()
+def _gpu_lock(index: int) -> FairLock:
+    return FairLock()
