@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from vlm.ops.kernels.jit import jit
 
 PARTS = 32
 TILE = 1024
 
 
-@triton.jit
+@jit
 def _part(logits_ptr, best_ptr, at_ptr, sum_ptr, V, row_stride, PARTS: tl.constexpr, TILE: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     share = tl.cdiv(tl.cdiv(V, PARTS), TILE) * TILE
@@ -34,7 +35,7 @@ def _part(logits_ptr, best_ptr, at_ptr, sum_ptr, V, row_stride, PARTS: tl.conste
     tl.store(sum_ptr + row * PARTS + part, total)
 
 
-@triton.jit
+@jit
 def _merge(best_ptr, at_ptr, sum_ptr, token_ptr, logprob_ptr, PARTS: tl.constexpr):
     row = tl.program_id(0)
     i = tl.arange(0, PARTS)
