@@ -74,7 +74,7 @@ class ImageWorkers:
         """Ends all processes at once."""
         if self.pool is not None:
             self.pool.close()
-        else:
+        elif self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -111,12 +111,11 @@ def _processed(source: ProcessorSource, page: Image.Image) -> np.ndarray:
 
 
 def _pages(file: ImageFile, room: int, limits: MediaLimits) -> Iterator[Image.Image]:
-    is_pdf = isinstance(file, bytes) and b"%PDF-" in file[:1024]
-    pdf = PdfDocument(file, "the PDF") if is_pdf else None
-    count = pdf.num_pages if pdf else 1
-    if count > room:
+    pdf = PdfDocument(file, "the PDF") if isinstance(file, bytes) and b"%PDF-" in file[:1024] else None
+    if (1 if pdf is None else pdf.num_pages) > room:
         raise LimitError(f"a request may have {limits.max_images} images and pages; send the others by themselves.")
     if pdf is None:
         yield load_image(file, max_pixels=limits.max_pixels)
-    for page in range(count if pdf else 0):
+        return
+    for page in range(pdf.num_pages):
         yield pdf.render(page, max_pixels=limits.max_pixels)

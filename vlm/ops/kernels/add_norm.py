@@ -42,7 +42,7 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | Non
     """s = x + delta in x's type; returns s and its norm in weight's type, [..., C]: layer norm, or RMS norm where there
     is no bias."""
     x, add = x.contiguous(), delta is not None
-    assert not add or (delta.is_contiguous() and delta.shape == x.shape)
+    assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
     width = x.shape[-1]
     count = x.numel() // width
     stream = torch.empty_like(x) if add else x

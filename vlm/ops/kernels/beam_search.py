@@ -119,7 +119,7 @@ def _choose(
         for i in range(W):
             a, b = tl.max(old), tl.max(new)
             at_old, at_new = tl.argmax(old, 0), tl.argmax(new, 0)
-            is_old = a >= b
+            is_old = a >= b  # pyright: ignore[reportOperatorIssue]
             here = w == i
             kept_scores = tl.where(here, tl.maximum(a, b), kept_scores)
             kept_lengths = tl.where(here, tl.where(is_old, _take(old_lengths, w, at_old), length + 1), kept_lengths)

@@ -1,4 +1,8 @@
-"""`triton.jit` with types of what it makes: its own say that a kernel is the function, which takes no `num_warps`."""
+"""`triton.jit` with types of what it makes: its own say that a kernel is the function, which takes no `num_warps`.
+
+They also say that a reduction may return a tuple, which without `return_indices` none does: a kernel that computes with
+one has that line left out of the check.
+"""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def _merge(
     weight = tl.exp2(highest - tl.max(highest))
     acc = tl.load(acc_ptr + (pair * SPLITS + s)[:, None] * D_PAD + d[None, :])
     total = tl.sum(tl.load(sum_ptr + pair * SPLITS + s) * weight)
-    out = tl.sum(acc * weight[:, None], 0) / total
+    out = tl.sum(acc * weight[:, None], 0) / total  # pyright: ignore[reportOperatorIssue]
     tl.store(out_ptr + pair * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
