@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -47,7 +47,7 @@ class ImageWorkers:
         if self.pool is not None:
             self.pool.start()
 
-    async def pixels(self, files: list[ImageFile], source: ProcessorSource) -> list[np.ndarray]:
+    async def pixels(self, files: Sequence[ImageFile], source: ProcessorSource) -> list[np.ndarray]:
         """Images and PDFs, -> of each [pages, C, H, W] float32, an image a page.
 
         Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget
@@ -95,7 +95,7 @@ def _told(kind: str, what: str, budget: Budget) -> ImageError | EngineError:
 _processor = lru_cache(maxsize=16)(ProcessorSource.load)
 
 
-def read_pixels(files: list[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[np.ndarray]:
+def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[np.ndarray]:
     """Reads in this thread, as `ImageWorkers.pixels`. One picture is held at a time, whatever their number."""
     room, found = limits.max_images, []
     for file in files:
