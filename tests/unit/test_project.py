@@ -37,8 +37,8 @@ def test_the_version_is_written_once():
 def test_the_servers_tell_the_version():
     pytest.importorskip("fastapi", reason="needs the serve extra")
     from vlm_app.server.app import create_app
-    from vlm_app.server.config import ServerConfig
-    from vlm_app.server.descriptions import server_metadata
+    from vlm_app.server.core.config import ServerConfig
+    from vlm_app.server.kserve.descriptions import server_metadata
 
     assert server_metadata()["version"] == __version__
     assert create_app({}, ServerConfig()).openapi()["info"]["version"] == __version__
