@@ -5,9 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypedDict
 
 from vlm.config import BACKENDS, MAX_THREADS, QUANTIZATIONS, Config
 from vlm.errors import InputError, listed
+
+
+class Limits(TypedDict, total=False):
+    """What an engine must hold for a benchmark, as fields of BuildConfig."""
+
+    max_batch_size: int
+    max_seq_len: int
+    max_encoder_input_len: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,7 @@ class TextBenchConfig(RowsConfig):
     def rows(self) -> list[Workload]:
         return [Workload(*row) for row in itertools.product(self.lengths, self.num_beams, self.batch_sizes)]
 
-    def limits(self, configs: Mapping[str, Config]) -> dict[str, int]:
+    def limits(self, configs: Mapping[str, Config]) -> Limits:
         """What the engine must hold; a beam takes a sequence's place."""
         return {
             "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
@@ -135,13 +144,17 @@ class PromptBenchConfig(RowsConfig):
         super().__post_init__()
         self._at_least(0, "images")
 
-    def limits(self, configs: Mapping[str, Config]) -> dict[str, int]:
+    def limits(self, configs: Mapping[str, Config]) -> Limits:
         """What the engine of these roles must hold. InputError for images that it does not take."""
-        rows, size = self.image_rows(configs), {"max_batch_size": max(self.batch_sizes)}
+        rows, size = self.image_rows(configs), max(self.batch_sizes)
         if "encoder" not in configs:
-            return size | {"max_seq_len": rows + max(given + made for given, made in self.lengths)}
-        longest, most = max(given for given, _ in self.lengths), max(made for _, made in self.lengths)
-        return size | {"max_seq_len": most + 1, "max_encoder_input_len": rows + longest}
+            longest = rows + max(given + made for given, made in self.lengths)
+            return {"max_batch_size": size, "max_seq_len": longest}
+        return {
+            "max_batch_size": size,
+            "max_seq_len": max(made for _, made in self.lengths) + 1,
+            "max_encoder_input_len": rows + max(given for given, _ in self.lengths),
+        }
 
     def image_rows(self, configs: Mapping[str, Config]) -> int:
         """Returns how many rows all images of a prompt take."""

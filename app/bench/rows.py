@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Sized)  # a batch
 
 FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here,
 SPECIAL_AT_END = 128  # … and those at the end of a large vocabulary: sentinels, languages, padding, images
@@ -47,8 +48,8 @@ def of_rows(session: Session[Any], system: str, measured: Callable[[int, Workloa
 
 
 def times(
-    draw: Callable[[], T],
-    generate: Callable[[T, int], Any],
+    draw: Callable[[], B],
+    generate: Callable[[B, int], Any],
     row: Workload,
     steps: int,
     repeats: int,

@@ -18,7 +18,7 @@ from vlm_app.cli.errors import command
 from vlm_app.cli.options import Device, DType, Threads
 from vlm_app.cli.progress import Progress
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print the README's table.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print tables of results.")
 
 BATCH_SIZE = 64
 
@@ -216,7 +216,7 @@ def prompt(
 @app.command()
 @command
 def table(results: Annotated[list[Path], typer.Argument(help="Files written by --json.")]) -> None:
-    """Print the README's table of results, in markdown.
+    """Print the table of docs/benchmarks.md: results, in markdown.
 
     \b
     Examples:

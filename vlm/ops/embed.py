@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def reference(token_ids: Tensor, weight: Tensor, table: Tensor | None, at: Tensor | None, scale: float) -> Tensor:
-    if table is None:
+    if table is None or at is None:
         found = F.embedding(token_ids, weight)
         return found if scale == 1.0 else found * scale
     learned = reference(token_ids.clamp(max=len(weight) - 1), weight, None, None, scale)
