@@ -21,7 +21,7 @@ class RandomInputs:
 
     def __init__(self, pipeline: Pipeline, placeholder: int | None, new_tokens: int, seed: int):
         executor = pipeline.llm.executor
-        self.is_chat = pipeline.family.prompt is not None
+        self.is_chat = pipeline.family.chat_format is not None
         self.visual, self.placeholder = executor.visual and executor.visual.config, placeholder
         self.key = "encoder_input_ids" if executor.encoder else "decoder_prompt_token_ids"
         self.vocab = (executor.encoder or executor.decoder).config.vocab_size

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.registry.spec import FamilySpec, Role
+from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+# tokenizer class -> does the code of the source's language stand first, or behind the end?
+SOURCE_FIRST = {"MBartTokenizer": False, "MBart50Tokenizer": True}
+
+
+def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
+    """Returns mBART's languages: mBART-50 begins its output with the code of the target's language, mBART starts from
+    it."""
+    source_first = SOURCE_FIRST.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
+    if source_first is None:
+        return TokenizerRules()
+    added = tokenizer.get_added_tokens_decoder()
+    codes = {token.content: i for i, token in added.items() if _is_code(token.content)}
+    end, default = tokenizer.token_to_id("</s>"), settings.get("src_lang")
+    return TokenizerRules(Languages(codes, end, source_first, starts_output=not source_first, default=default))
+
+
+def _is_code(token: str) -> bool:
+    language, _, region = token.partition("_")
+    return language.isalpha() and language.islower() and region.isalpha() and region.isupper()
 
 
 def _bart(model_type: str, vocab_size: int, **fields: Any) -> dict[str, Any]:
@@ -43,6 +68,7 @@ BART = FamilySpec(
     },
     matches=_is_bart,
     inputs=("text",),
+    tokenizer_rules=tokenizer_rules,
     base_prefixes=("model.",),
     architectures={
         "bart-large-cnn": lambda: _bart("bart", 50264, forced_eos_token_id=2),

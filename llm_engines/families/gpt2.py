@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llm_engines.families.nemo import gpt_next
-from vlm.registry.spec import FamilySpec, PromptFormat, Role
+from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 
 def _gpt2(hidden: int, layers: int, heads: int, **fields: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ GPT2 = FamilySpec(
     matches=lambda config: config.get("model_type") in ("gpt2", "gpt_bigcode", "nemo_gpt"),
     inputs=("text",),
     base_prefixes=("transformer.", "model.language_model."),  # Hugging Face's, NeMo's
-    prompt=PromptFormat(),
+    chat_format=ChatFormat(),
     architectures={
         "gpt2-medium": lambda: _gpt2(1024, 24, 16),
         "santacoder": lambda: _gpt2(2048, 24, 16, model_type="gpt_bigcode", vocab_size=49280, n_positions=2048),

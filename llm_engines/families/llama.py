@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm.registry.spec import FamilySpec, PromptFormat, Role
+from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 
 def _llama(hidden: int, ffn: int, layers: int, heads: int, **fields: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ LLAMA = FamilySpec(
     matches=lambda config: config.get("model_type") in ("llama", "mistral"),
     inputs=("text",),
     base_prefixes=("model.",),
-    prompt=PromptFormat(),
+    chat_format=ChatFormat(),
     architectures={
         "vicuna-7b": lambda: _llama(4096, 11008, 32, 32),
         "mistral-7b": lambda: _llama(

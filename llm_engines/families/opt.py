@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vlm.registry.spec import FamilySpec, PromptFormat, Role
+from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 
 def _opt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
@@ -31,6 +31,6 @@ OPT = FamilySpec(
     matches=lambda config: config.get("model_type") == "opt",
     inputs=("text",),
     base_prefixes=("model.",),
-    prompt=PromptFormat(),
+    chat_format=ChatFormat(),
     architectures={"opt-2.7b": lambda: _opt(2560, 32, 32), "opt-6.7b": lambda: _opt(4096, 32, 32)},
 )

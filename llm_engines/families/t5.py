@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llm_engines.families.byte_tokenizer import make_tokenizer
 from vlm.registry.spec import FamilySpec, Role
 
 
@@ -46,6 +47,7 @@ T5_ENCODER = FamilySpec(
     roles={"encoder": Role("t5-encoder", weight_prefix="encoder.", shared_tensors=("shared.weight",))},
     matches=_is_t5_encoder,
     inputs=("text",),
+    make_tokenizer=make_tokenizer,
 )
 
 
@@ -62,6 +64,7 @@ T5 = FamilySpec(
     },
     matches=_is_t5,
     inputs=("text",),
+    make_tokenizer=make_tokenizer,
     architectures={
         "t5-small": lambda: _t5(512, 2048, 6, 8, v1_1=False),
         "t5-base": lambda: _t5(768, 3072, 12, 12, v1_1=False),

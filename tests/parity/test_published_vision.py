@@ -64,7 +64,7 @@ class Case:
         self.visual = self.pipe.llm.executor.visual.config
         size = (2, 3, *self.visual.image_size)
         self.images = torch.randn(size, generator=torch.Generator().manual_seed(1))
-        self.asked = self.pipe.family.prompt is not None
+        self.asked = self.pipe.family.chat_format is not None
         self.encoder = self.pipe.llm.executor.encoder is not None
 
     def theirs(self, i: int) -> dict:

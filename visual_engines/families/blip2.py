@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from visual_engines.families.image_processors import BLIP, preferring
-from vlm.registry.spec import FamilySpec, PromptFormat, Role
+from vlm.registry.spec import ChatFormat, FamilySpec, Role
+
+
+def as_question(prompt: str) -> str:
+    """Returns what BLIP-2 reads: a whole sentence is put as a question, anything else (nothing, "a photo of") is gone
+    on with."""
+    is_sentence = prompt.rstrip().endswith(("?", ".", "!")) and "Answer:" not in prompt
+    return f"Question: {prompt.strip()} Answer:" if is_sentence else prompt
 
 
 def _is_blip2(*text_types: str) -> Any:
@@ -74,7 +81,7 @@ BLIP2_OPT = FamilySpec(
     },
     matches=_is_blip2("opt"),
     inputs=("image", "text"),
-    prompt=PromptFormat(images="first", question="Question: {prompt} Answer:"),
+    chat_format=ChatFormat(images="first", question=as_question),
     image_processors=preferring(BLIP),
     architectures={"blip2-opt-2.7b": lambda: _blip2(_opt_2_7b(), 50304)},
 )
@@ -99,7 +106,7 @@ BLIP2_T5 = FamilySpec(
     },
     matches=_is_blip2("t5"),
     inputs=("image", "text"),
-    prompt=PromptFormat(images="first", question="Question: {prompt} Answer:"),
+    chat_format=ChatFormat(images="first", question=as_question),
     image_processors=preferring(BLIP),
     architectures={"blip2-flan-t5-xl": lambda: _blip2(_flan_t5_xl(), 32128)},
 )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 from visual_engines.families.image_processors import CLIP, preferring
 from visual_engines.families.vicuna import VICUNA
 from vlm.artifacts.files import load_json
-from vlm.registry.spec import ConverterRef, FamilySpec, PromptFormat, Role
+from vlm.registry.spec import ChatFormat, ConverterRef, FamilySpec, Role
 
 
 def is_llava(folder: Path) -> bool:
@@ -61,7 +61,7 @@ def _clip_large_336() -> dict[str, Any]:
     }
 
 
-CONVERTER = ConverterRef("llava", "visual_engines.converters.llava:convert", is_llava)
+CONVERTER = ConverterRef("llava", "LLaVA", "visual_engines.converters.llava:convert", is_llava)
 
 
 LLAVA = FamilySpec(
@@ -79,7 +79,7 @@ LLAVA = FamilySpec(
         "model.multi_modal_projector.": "multi_modal_projector.",
     },
     inputs=("image", "text"),
-    prompt=PromptFormat(template=VICUNA),
+    chat_format=ChatFormat(template=VICUNA),
     image_processors=preferring(CLIP),
     architectures={
         "llava-1.5-7b": lambda: _llava(4096, 11008, 32, 32),

@@ -7,7 +7,7 @@ from typing import Any
 from visual_engines.families.image_processors import SIGLIP, preferring
 from visual_engines.families.llava import is_llava
 from visual_engines.families.vicuna import VICUNA_SYSTEM, vicuna
-from vlm.registry.spec import ConverterRef, FamilySpec, PromptFormat, Role
+from vlm.registry.spec import ChatFormat, ConverterRef, FamilySpec, Role
 
 
 def _vila_3b() -> dict[str, Any]:
@@ -45,7 +45,7 @@ def _vila_3b() -> dict[str, Any]:
 
 
 CONVERTER = ConverterRef(
-    "vila", "visual_engines.converters.vila:convert", lambda f: is_llava(f) and (f / "llm").is_dir()
+    "vila", "VILA", "visual_engines.converters.vila:convert", lambda f: is_llava(f) and (f / "llm").is_dir()
 )
 
 
@@ -58,7 +58,7 @@ VILA = FamilySpec(
     },
     matches=lambda config: config.get("model_type") == "vila",
     inputs=("image", "text"),
-    prompt=PromptFormat(template=vicuna(VICUNA_SYSTEM)),
+    chat_format=ChatFormat(template=vicuna(VICUNA_SYSTEM)),
     image_processors=preferring(SIGLIP),
     architectures={"vila-1.5-3b": _vila_3b},
 )

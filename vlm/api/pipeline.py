@@ -158,7 +158,7 @@ class Pipeline:
         """
         many = isinstance(inputs, list | tuple)
         fields = [{**self._inputs.fields(one), **options} for one in (inputs if many else [inputs])]
-        if self.family.prompt is not None and (
+        if self.family.chat_format is not None and (
             self.llm.executor.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
         ):
             found = [self._features(one, hidden_states or attentions) for one in fields]

@@ -43,7 +43,7 @@ class Frontend:
         encoder, vision = configs.get("encoder"), configs.get("visual")
         config = configs.get("decoder", encoder)
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
-        tokenizer = Tokenizer.from_dir(folder) if folder else None
+        tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
         source = ProcessorSource(folder, family.image_processors, tuple(vision.image_size)) if vision else None
         processor = source.load() if source else None
         if processor is not None and not processor.fits():
@@ -53,8 +53,8 @@ class Frontend:
                 stacklevel=4,
             )
         prompts, features = None, vision.num_features if vision else 0
-        if family.prompt is not None:
-            prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size, features)
+        if family.chat_format is not None:
+            prompts = Prompts.load(family.chat_format, tokenizer, folder, vocab_size, features)
         longest = engine.build.max_encoder_input_len or 0
         made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
         made = (*made, engine.build.max_seq_len or 0)
@@ -84,7 +84,7 @@ class Frontend:
             source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
         self.inputs.check_images(sum(map(len, images)))
         pixels = torch.cat([torch.from_numpy(x) for x in images])
-        if self.family.prompt is not None or self.vision is None:
+        if self.family.chat_format is not None or self.vision is None:
             return {**source, "pixel_values": pixels} if len(pixels) else source
         if len(pixels) != 1:
             raise InputError(
