@@ -21,7 +21,7 @@ class RandomInputs:
 
     def __init__(self, pipeline: Pipeline, placeholder: int | None, new_tokens: int, seed: int):
         encoders = pipeline.llm.encoders
-        self.is_chat = pipeline.family.prompt is not None
+        self.is_chat = pipeline.family.chat_format is not None
         self.visual, self.placeholder = encoders.visual and encoders.visual.config, placeholder
         self.key = "encoder_input_ids" if encoders.encoder else "decoder_prompt_token_ids"
         self.vocab = (encoders.encoder.config if encoders.encoder else pipeline.config).vocab_size

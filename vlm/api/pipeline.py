@@ -93,7 +93,7 @@ class Pipeline:
         self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.encoders.device
-        self.outputs = OutputReader(self.tokenizer, self.frontend.postprocess, self.llm.reason_of)
+        self.outputs = OutputReader(self.tokenizer, self.family.postprocess, self.llm.reason_of)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._full = FULL  # what was said when memory ran out last
         self._reset_timings()
@@ -158,7 +158,7 @@ class Pipeline:
         """
         many = isinstance(inputs, list | tuple)
         fields = [{**self._inputs.fields(one), **options} for one in (inputs if many else [inputs])]
-        if self.family.prompt is not None and (
+        if self.family.chat_format is not None and (
             self.llm.encoders.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
         ):
             found = [self._features(one, hidden_states or attentions) for one in fields]

@@ -59,9 +59,9 @@ def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, 
 def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
     """An input like no other: equal ones would share their work."""
     frontend, drawn = pipeline.frontend, torch.Generator().manual_seed(number)
-    if (vision := frontend.vision) and (frontend.tokenizer or frontend.family.prompt is None):
+    if (vision := frontend.vision) and (frontend.tokenizer or frontend.family.chat_format is None):
         pixels = torch.rand(vision.num_channels, *vision.image_size, generator=drawn)
-        return {"pixel_values": pixels, **({"prompt": f"{number}"} if frontend.family.prompt else {})}
+        return {"pixel_values": pixels, **({"prompt": f"{number}"} if frontend.family.chat_format else {})}
     vocab_size = (frontend.encoder or frontend.config).vocab_size
     ids = torch.randint(vocab_size, (LENGTH,), generator=drawn).tolist()
     return {"encoder_input_ids" if frontend.encoder else "decoder_prompt_token_ids": ids}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +34,6 @@ class Frontend:
     processor_source: ProcessorSource | None  # where another process finds the image processor
     image_processor: ImageProcessor | None
     inputs: InputReader
-    postprocess: Callable[[str], str]
     generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
@@ -46,8 +43,8 @@ class Frontend:
         encoder, vision = configs.get("encoder"), configs.get("visual")
         config = configs.get("decoder", encoder)
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
-        tokenizer = Tokenizer.from_dir(folder) if folder else None
-        source = ProcessorSource(folder, family.image_processor, tuple(vision.image_size)) if vision else None
+        tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
+        source = ProcessorSource(folder, family.image_processors, tuple(vision.image_size)) if vision else None
         processor = source.load() if source else None
         if processor is not None and not processor.fits():
             warnings.warn(
@@ -56,14 +53,13 @@ class Frontend:
                 stacklevel=4,
             )
         prompts, features = None, vision.num_features if vision else 0
-        if family.prompt is not None:
-            prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size, features)
+        if family.chat_format is not None:
+            prompts = Prompts.load(family.chat_format, tokenizer, folder, vocab_size, features)
         longest = engine.limits.max_encoder_input_len
         made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
         made = (*made, engine.limits.max_seq_len)
         inputs = InputReader(family, config, vision, engine.generation, *made)
-        postprocess = _imported(family.postprocess) if family.postprocess else str
-        return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess, engine.generates)
+        return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, engine.generates)
 
     @property
     def num_features(self) -> int | None:
@@ -88,7 +84,7 @@ class Frontend:
             source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
         self.inputs.check_images(sum(map(len, images)))
         pixels = torch.cat([torch.from_numpy(x) for x in images])
-        if self.family.prompt is not None or self.vision is None:
+        if self.family.chat_format is not None or self.vision is None:
             return {**source, "pixel_values": pixels} if len(pixels) else source
         if len(pixels) != 1:
             raise InputError(
@@ -100,12 +96,7 @@ class Frontend:
         """What a sequence's generated tokens say, post-processed; of a loop its first turn."""
         period = loop_period(token_ids) if self.family.loop_detection else None
         shown = without_loop(token_ids, period) if period else token_ids
-        return self.postprocess(self.tokenizer.decode(shown))
-
-
-def _imported(target: str) -> Callable[[str], str]:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+        return self.family.postprocess(self.tokenizer.decode(shown))
 
 
 def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:

@@ -92,7 +92,7 @@ def read_text(frontend: Frontend, row: Row) -> tuple[dict[str, Any], list[ImageF
     text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
     images = row.get("image", ())
     files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
-    if frontend.family.prompt is not None:
+    if frontend.family.chat_format is not None:
         return {"prompt": text}, files
     if "text" in frontend.family.inputs:
         return {"text": text}, files

@@ -64,7 +64,7 @@ MAX_WIDTHS = {"stop_words_list": 1024, "bad_words_list": 1024, "image": 1024}
 def specs_of(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns those of these tensors (IDS_IN, TEXT_IN) that a model takes."""
     left_out: set[str] = set() if "image" in frontend.family.inputs else {"image", *PIXELS}
-    if "text" not in frontend.family.inputs and frontend.family.prompt is None:
+    if "text" not in frontend.family.inputs and frontend.family.chat_format is None:
         left_out |= IDS
     if not frontend.config.cross_attention:
         left_out |= DECODER_IDS
