@@ -41,7 +41,7 @@ class Service:
         response a burst, else one response; `datatypes`: of outputs, as a configuration declares them."""
         self.name, self.version, self._metrics, self._max = name, version, metrics, max_requests
         self.created = int(time.time())
-        self.tensors = ModelTensors.from_frontend(pipeline.frontend, pipeline.engine.build.dtype, datatypes)
+        self.tensors = ModelTensors.from_processor(pipeline.processor, pipeline.engine.build.dtype, datatypes)
         self.held = 0  # outputs running or waiting
         self.decoupled = decoupled
         self.statistics = Statistics()

@@ -93,9 +93,9 @@ class AsyncPipeline:
         """An input with its images' pixel values."""
         if not files:
             return source
-        frontend = self.pipeline.frontend
-        frontend.inputs.check_images(len(files))
-        return frontend.with_pixels(source, await self.workers.pixels(files, frontend.image_source))
+        processor = self.pipeline.processor
+        processor.request_builder.check_images(len(files))
+        return processor.with_pixels(source, await self.workers.pixels(files, processor.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer

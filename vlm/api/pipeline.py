@@ -26,8 +26,8 @@ from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.layers.attention import HiddenStateRecorder
-from vlm.processing.frontend import Frontend
-from vlm.processing.inputs import INPUT_KEYS
+from vlm.processing.processor import Processor
+from vlm.processing.request_builder import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -88,12 +88,12 @@ class Pipeline:
     def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None):
         self.engine = engine
         self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
-        self.frontend = Frontend.from_engine(engine)
-        self.family, self._inputs = self.frontend.family, self.frontend.inputs
-        self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
+        self.processor = Processor.from_engine(engine)
+        self.family, self._builder = self.processor.family, self.processor.request_builder
+        self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.executor.device
-        self.outputs = OutputReader(self.tokenizer, self.frontend.postprocess, self.llm.reason_of)
+        self.outputs = OutputReader(self.tokenizer, self.processor.postprocess, self.llm.reason_of)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._full = FULL  # what was said when memory ran out last
         self._reset_timings()
@@ -157,16 +157,16 @@ class Pipeline:
         that takes images in its prompts gives the images' features, one after the other, where there is no text.
         """
         many = isinstance(inputs, list | tuple)
-        fields = [{**self._inputs.fields(one), **options} for one in (inputs if many else [inputs])]
+        fields = [{**self._builder.fields(one), **options} for one in (inputs if many else [inputs])]
         if self.family.prompt is not None and (
             self.llm.executor.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
         ):
             found = [self._features(one, hidden_states or attentions) for one in fields]
             return found if many else found[0]
-        requests = [self._inputs.request(one, SamplingParams()) for one in fields]
-        if (encoder := self.frontend.encoder) is not None:
+        requests = [self._builder.build(one, SamplingParams()) for one in fields]
+        if (encoder := self.processor.encoder) is not None:
             for request in requests:
-                check_encoder_input(request, encoder, self.frontend.num_features, self.llm.max_encoder_len)
+                check_encoder_input(request, encoder, self.processor.num_features, self.llm.max_encoder_len)
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
@@ -220,7 +220,7 @@ class Pipeline:
     @property
     def supports_chat(self) -> bool:
         """Has it a template for conversations?"""
-        return self._inputs.prompts is not None and self._inputs.prompts.template is not None
+        return self._builder.prompts is not None and self._builder.prompts.template is not None
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -228,7 +228,7 @@ class Pipeline:
     # --- requests ---
     def request(self, source: Any, **sampling: Any) -> Request:
         """What an input becomes: token ids or pixels, where the output begins, the settings with the model's own."""
-        return self._inputs.request(source, self._params(sampling))
+        return self._builder.build(source, self._params(sampling))
 
     def _single(self, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         given, sampling = self._split(options)
@@ -249,7 +249,7 @@ class Pipeline:
 
     def _request(self, source: Any, params: SamplingParams) -> Request:
         start = time.perf_counter()
-        request = self._inputs.request(source, params)
+        request = self._builder.build(source, params)
         self._preprocess_seconds += time.perf_counter() - start
         return request
 
@@ -267,7 +267,7 @@ class Pipeline:
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
-        images = self._inputs.images(fields)
+        images = self._builder.images(fields)
         if not images or more:
             what = "the last states of images" if self.llm.executor.visual else "no encoder"
             raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")

@@ -25,7 +25,7 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     What the engine or the device is too small for is left out, and an encoder alone decodes nothing. The pipeline must
     be idle, and is so afterwards.
     """
-    if not pipeline.frontend.generates:
+    if not pipeline.processor.generates:
         return
     sizes = sorted({bucket_of(n, pipeline.llm.max_batch_size) for n in range(1, pipeline.llm.max_batch_size + 1)})
     numbers = itertools.count()
@@ -57,10 +57,10 @@ def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, 
 
 def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
     """An input like no other: equal ones would share their work."""
-    frontend, drawn = pipeline.frontend, torch.Generator().manual_seed(number)
-    if (vision := frontend.vision) and (frontend.tokenizer or frontend.family.prompt is None):
+    processor, drawn = pipeline.processor, torch.Generator().manual_seed(number)
+    if (vision := processor.vision) and (processor.tokenizer or processor.family.prompt is None):
         pixels = torch.rand(vision.num_channels, *vision.image_size, generator=drawn)
-        return {"pixel_values": pixels, **({"prompt": f"{number}"} if frontend.family.prompt else {})}
-    vocab_size = (frontend.encoder or frontend.config).vocab_size
+        return {"pixel_values": pixels, **({"prompt": f"{number}"} if processor.family.prompt else {})}
+    vocab_size = (processor.encoder or processor.config).vocab_size
     ids = torch.randint(vocab_size, (LENGTH,), generator=drawn).tolist()
-    return {"encoder_input_ids" if frontend.encoder else "decoder_prompt_token_ids": ids}
+    return {"encoder_input_ids" if processor.encoder else "decoder_prompt_token_ids": ids}
