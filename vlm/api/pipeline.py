@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from vlm.api.job import Job
 from vlm.api.loader import load_engine, resolve_device
-from vlm.api.outputs import Encoding, Output, OutputReader, Samples, samples_of, text_stream
+from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.selection import pick
@@ -21,9 +22,10 @@ from vlm.build.kinds import kind_of
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine
+from vlm.engine.engine_loop import EngineLoop
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
-from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
+from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.layers.attention import HiddenStateRecorder
 from vlm.processing.processor import Processor
@@ -31,7 +33,7 @@ from vlm.processing.request_builder import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
-from vlm.requests.sequence import Sequence, Update
+from vlm.requests.token_update import Completion
 
 
 def load(
@@ -88,14 +90,14 @@ class Pipeline:
     def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None):
         self.engine = engine
         self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
+        self.loop = EngineLoop(self.llm)
         self.processor = Processor.from_engine(engine)
         self.family, self._builder = self.processor.family, self.processor.request_builder
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.executor.device
-        self.outputs = OutputReader(self.tokenizer, self.processor.postprocess, self.llm.reason_of)
+        self.outputs = OutputReader(self.tokenizer, self.processor.postprocess)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
-        self._full = FULL  # what was said when memory ran out last
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
 
@@ -132,20 +134,20 @@ class Pipeline:
         params = self._params({"num_return_sequences": 1, **sampling})
         if params.num_return_sequences > 1:
             raise InputError("a stream is of one output; use generate() for several.")
-        request_id = self.llm.add(self._request(single, params))
+        ids = self.loop.add([self._request(single, params)])
         text = text_stream(self.tokenizer, params)
         try:
-            while self.llm.has_work:
-                for update in self._step():
-                    if update.sequence.finish_reason == "memory":
-                        raise OutOfMemoryError(self._full)
-                    if piece := text.push(update.new_token_ids, last=update.finished):
+            while self.loop.has_work:
+                for update in self.loop.step():
+                    if update.completion is not None and update.completion.out_of_memory:
+                        raise OutOfMemoryError(self.loop.memory_sentence)
+                    if piece := text.push(update.token_ids, last=update.finished):
                         yield piece
-                    if update.finished:
-                        self._counted(update.sequence)
-                        self.last_output = self.outputs.output(update.sequence)
+                    if update.completion is not None:
+                        self._count(update.completion)
+                        self.last_output = self.outputs.output(update.completion)
         finally:
-            self._abandon({request_id})
+            self.loop.clear(ids)
 
     @memory_errors()
     def encode(
@@ -180,34 +182,18 @@ class Pipeline:
         params = self._params(sampling)
         self._reset_timings()
         feed = Prefetch(self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window))
-        waiting: dict[int, Samples] = {}  # by request id
+        job = Job(self.loop, feed, self.outputs, self._count)
         try:
-            while waiting or feed.more:
-                for index, request in feed.ready(block=not waiting):
-                    try:
-                        waiting |= self._add(index, request.result())
-                    except VlmError as error:
-                        if on_error == "raise":
-                            raise
-                        feed.done()
-                        yield index, error
-                for update in self._step() if waiting else ():
-                    if not update.finished or (samples := waiting.pop(update.sequence.id, None)) is None:
-                        continue
-                    if update.sequence.finish_reason == "memory":
-                        self._give_up(samples, waiting)
-                        if on_error == "raise":
-                            raise OutOfMemoryError(self._full)
-                        feed.done()
-                        yield samples.index, OutOfMemoryError(self._full)
-                        continue
-                    self._counted(update.sequence)
-                    if samples.add(update.sequence):
-                        feed.done()
-                        yield samples.index, self.outputs.merged(samples)
+            for index, result in job.results():
+                if isinstance(result, VlmError) and on_error == "raise":
+                    raise result
+                yield index, result
         finally:
-            feed.close()
-            self._abandon(set(waiting))
+            job.close()
+
+    def complete(self, requests: Iterable[Request]) -> list[Completion]:
+        """Returns what requests come to, in tokens, when all have ended."""
+        return self.loop.run(requests)
 
     @property
     def timings(self) -> dict[str, float]:
@@ -253,11 +239,6 @@ class Pipeline:
         self._preprocess_seconds += time.perf_counter() - start
         return request
 
-    def _add(self, index: int, request: Request) -> dict[int, Samples]:
-        """Queues an input: one request, or as many as there are samples."""
-        samples = Samples(index, [self.llm.add(each) for each in samples_of(request)])
-        return dict.fromkeys(samples.ids, samples)
-
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
         """What the encoder takes in one pass."""
         executor = self.llm.executor
@@ -294,30 +275,9 @@ class Pipeline:
         ]
 
     # --- results ---
-    def _step(self) -> list[Update]:
-        """Returns the engine's next updates. Where memory runs out, those whose turn it was end, and the others go
-        on."""
-        with suppress_out_of_memory() as memory:
-            return self.llm.step()
-        self._full = memory.sentence
-        return self.llm.recover()
-
-    def _give_up(self, samples: Samples, waiting: dict[int, Samples]) -> None:
-        """Aborts the samples of an input of which one is lost."""
-        for request_id in [key for key, value in waiting.items() if value is samples]:
-            del waiting[request_id]
-            self.llm.abort(request_id)
-
-    def _counted(self, sequence: Sequence) -> None:
-        self._tokens += len(sequence.generated)
+    def _count(self, completion: Completion) -> None:
+        self._tokens += len(completion.token_ids)
         self._ended = time.perf_counter()
-
-    def _abandon(self, request_ids: set[int]) -> None:
-        """Aborts what is left when a caller stops early, so that the next call finds the engine empty."""
-        for request_id in request_ids:
-            self.llm.abort(request_id)
-        while self.llm.has_work:
-            self.llm.step()
 
     def _window(self, window: int | None) -> int:
         # as much again as runs, so that a freed slot never waits for preprocessing

@@ -11,7 +11,6 @@ import torch
 
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
-from vlm.executor.memory import suppress_out_of_memory
 from vlm.executor.packing import bucket_of
 
 LENGTH = 32  # tokens of a made-up text
@@ -40,19 +39,15 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
 
 def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, Any]) -> bool:
     """False: the device has no memory for so many."""
-    llm, ids = pipeline.llm, []
+    loop, ids = pipeline.loop, []
     with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
         for source in sources:
-            ids.append(llm.add(pipeline.request(source, **LENGTHS, **sampling)))
-    with suppress_out_of_memory():
-        while llm.has_work:
-            llm.step()
-        return True
-    llm.recover()
-    for request_id in ids:
-        llm.abort(request_id)
-    llm.step()
-    return False
+            ids += loop.add([pipeline.request(source, **LENGTHS, **sampling)])
+    while loop.has_work:
+        if any(update.completion is not None and update.completion.out_of_memory for update in loop.step()):
+            loop.clear(ids)
+            return False
+    return True
 
 
 def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:

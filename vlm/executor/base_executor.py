@@ -23,7 +23,8 @@ from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens, bucket_of
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
-from vlm.requests.sequence import Hypothesis, PrefillChunk, Sequence
+from vlm.requests.sequence import PrefillChunk, Sequence
+from vlm.requests.token_update import Hypothesis
 
 
 class Executor(Encoders):

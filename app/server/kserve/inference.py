@@ -57,13 +57,13 @@ class Inference:
             yield Response(await self.outputs(), last=True)
             return
         began, found = time.monotonic(), PartialOutputs(self.items)
-        async with aclosing(self._service.stream_all(self.items)) as pieces:
+        async with aclosing(self._service.stream_all(self.items)) as deltas:
             while not found.ended:
                 async with self._within(began):  # each step has a task of its own
-                    number, piece = await anext(pieces)
-                if found.take(number, piece):
+                    number, delta = await anext(deltas)
+                if found.take(number, delta):
                     yield Response(self._written(found.rows), last=found.ended)
-            await anext(pieces, None)  # so that it counts as a success
+            await anext(deltas, None)  # so that it counts as a success
 
     def _written(self, outputs: list[list[Output]]) -> Tensors:
         found = write_batch(self._processor, self.items, outputs)
