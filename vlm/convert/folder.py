@@ -22,9 +22,9 @@ def convert_folder(
 ) -> Checkpoint:
     """A Hugging Face model folder (or what a converter takes) -> our checkpoint at `out`, written whole or not at all.
 
-    `tokenizer`: what splits texts before BPE, for a converter that takes it where a folder does not say. Raises ConfigError for a
-    model or field that is not supported; one CheckpointError with every reason why the weights do not fit, or for a
-    folder that is damaged.
+    `tokenizer`: what splits texts before BPE, for a converter that takes it where a folder does not say. Raises
+    ConfigError for a model or field that is not supported; one CheckpointError with every reason why the weights do not
+    fit, or for a folder that is damaged.
     """
     if Path(source).exists():
         check_model(Path(source))

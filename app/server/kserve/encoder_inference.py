@@ -52,7 +52,7 @@ class EncoderInference(Inference):
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
                 for rows in batched(self._rows, AT_ONCE):
-                    with self._service.admitted(len(rows)):
+                    with self._service.acquire_slot(len(rows)):
                         files: list[list[Any]] = [[] for _ in rows]
                         found += await self._service.model.encode(rows, files, attentions=self._attentions)
         return await asyncio.to_thread(self._padded, found)
@@ -89,7 +89,7 @@ def _source(row: Row) -> dict[str, Any]:
 
 
 def _check_size(service: Service, rows: int, width: int) -> None:
-    config = service.pipeline.frontend.encoder
+    config = service.pipeline.processor.encoder
     size = rows * config.num_layers * config.num_heads * width**2 * 4
     if size > MAX_ATTENTION_BYTES:
         raise LimitError(

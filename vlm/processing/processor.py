@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
-from vlm.processing.inputs import InputReader
 from vlm.processing.prompts import Prompts
+from vlm.processing.request_builder import RequestBuilder
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry import registry
 from vlm.registry.spec import FamilySpec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Frontend:
+class Processor:
     """Turns one engine's inputs into requests and its outputs into texts. Used by several threads at once."""
 
     family: FamilySpec
@@ -33,11 +33,11 @@ class Frontend:
     tokenizer: Tokenizer | None
     processor_source: ProcessorSource | None  # where another process finds the image processor
     image_processor: ImageProcessor | None
-    inputs: InputReader
+    request_builder: RequestBuilder
     generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
-    def from_engine(cls, engine: EngineDir) -> Frontend:
+    def from_engine(cls, engine: EngineDir) -> Processor:
         """Raises EngineError for a damaged processor."""
         family, configs = registry.family(engine.family), registry.configs_of(engine)
         encoder, vision = configs.get("encoder"), configs.get("visual")
@@ -45,8 +45,8 @@ class Frontend:
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
         source = ProcessorSource(folder, family.image_processors, tuple(vision.image_size)) if vision else None
-        processor = source.load() if source else None
-        if processor is not None and not processor.fits():
+        image_processor = source.load() if source else None
+        if image_processor is not None and not image_processor.fits():
             warnings.warn(
                 f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
@@ -55,11 +55,30 @@ class Frontend:
         prompts, features = None, vision.num_features if vision else 0
         if family.chat_format is not None:
             prompts = Prompts.load(family.chat_format, tokenizer, folder, vocab_size, features)
-        longest = engine.limits.max_encoder_input_len
-        made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
-        made = (*made, engine.limits.max_seq_len)
-        inputs = InputReader(family, config, vision, engine.generation, *made)
-        return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, engine.generates)
+        request_builder = RequestBuilder(
+            family,
+            config,
+            vision,
+            engine.generation,
+            tokenizer,
+            image_processor,
+            prompts,
+            max_encoder_len=engine.limits.max_encoder_input_len,
+            has_encoder=encoder is not None,
+            source_vocab_size=vocab_size if encoder else None,
+            max_seq_len=engine.limits.max_seq_len,
+        )
+        return cls(
+            family,
+            config,
+            encoder,
+            vision,
+            tokenizer,
+            source,
+            image_processor,
+            request_builder,
+            generates=engine.generates,
+        )
 
     @property
     def num_features(self) -> int | None:
@@ -82,7 +101,7 @@ class Frontend:
 
         if "messages" in source:
             source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
-        self.inputs.check_images(sum(map(len, images)))
+        self.request_builder.check_images(sum(map(len, images)))
         pixels = torch.cat([torch.from_numpy(x) for x in images])
         if self.family.chat_format is not None or self.vision is None:
             return {**source, "pixel_values": pixels} if len(pixels) else source

@@ -45,8 +45,8 @@ _SOURCES = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_outp
 
 
 @dataclass(frozen=True)
-class InputReader:
-    """Reads the inputs of one engine. Used by several threads at once."""
+class RequestBuilder:
+    """Builds the requests of one engine. Used by several threads at once."""
 
     family: FamilySpec
     config: ModelConfig
@@ -61,7 +61,7 @@ class InputReader:
     max_seq_len: int = 0
 
     @memory_errors()
-    def request(self, source: Any, params: SamplingParams) -> Request:
+    def build(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
         params = self._without_bad_words(params)
