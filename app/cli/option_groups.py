@@ -34,7 +34,8 @@ class Group:
         """Takes every field of the dataclasses that is an option; a later one's stand for those of one name."""
         options, kinds = {}, {}
         for config in configs:
-            hints, own = typing.get_type_hints(config), options_of(config)
+            hints = typing.get_type_hints(config)
+            own = {name: option for name, option in options_of(config).items() if option.cli}
             options |= {name: _with_default(option, getattr(config, name)) for name, option in own.items()}
             kinds |= {name: hints[name] for name in own}
         return cls(title, options, kinds, make)
@@ -63,8 +64,8 @@ class Group:
     def _parameter(self, name: str, option: Option) -> inspect.Parameter:
         kind, repeated = _kind(self.types[name]) if option.read is None else (str, False)
         words = [option.help, "Repeat it for more." * repeated, f"[default: {option.default}]" * bool(option.default)]
-        flag = option.flag or default_flag(name)
-        info = typer.Option(flag, help=" ".join(filter(None, words)), rich_help_panel=self.title)
+        flags = option.flags or (default_flag(name),)
+        info = typer.Option(*flags, help=" ".join(filter(None, words)), rich_help_panel=self.title)
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None,
             annotation=Annotated[(list[kind] if repeated else kind) | None, info],
