@@ -22,10 +22,10 @@ import vlm
 from vlm.api.pipeline import Pipeline
 from vlm.engine.llm_engine import LLMEngine
 from vlm_app.server.app import create_app
-from vlm_app.server.config import ServerConfig
-from vlm_app.server.control import Repositories
-from vlm_app.server.http_server import Server
-from vlm_app.server.service import Service
+from vlm_app.server.core.config import ServerConfig
+from vlm_app.server.core.http_server import Server
+from vlm_app.server.repository.control import Repositories
+from vlm_app.server.repository.service import Service
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

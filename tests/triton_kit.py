@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from tests.server_kit import alone
-from vlm_app.triton.pbtxt import parsed
+from vlm_app.server.repository.pbtxt import parsed
 
 FINAL = 1
 

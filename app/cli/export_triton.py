@@ -12,7 +12,7 @@ from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import MODEL_HELP
 from vlm_app.cli.progress import Progress
 from vlm_app.load_options import LoadOptions
-from vlm_app.triton.options import ExportConfig
+from vlm_app.server.repository.triton_options import ExportConfig
 
 
 @command
@@ -47,7 +47,7 @@ def export_triton(
     from dataclasses import replace
 
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm_app.triton import pbtxt
+    from vlm_app.server.repository import pbtxt
     from vlm_app.triton.export import export
 
     pbtxt.schema()

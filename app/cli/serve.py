@@ -15,11 +15,11 @@ from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.progress import Progress
 from vlm_app.load_options import LoadOptions
-from vlm_app.server.config import ServerConfig
+from vlm_app.server.core.config import ServerConfig
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
-    from vlm_app.server.control import Repositories
+    from vlm_app.server.repository.control import Repositories
 
 DEFAULTS = ServerConfig()
 
@@ -158,8 +158,8 @@ def _loaded(
     models: dict[str, str], urls: list[str], options: LoadOptions, warm: bool | None, progress: Progress
 ) -> tuple[dict[str, Pipeline], Repositories]:
     """A model that was named must load; of one in a repository that does not, a sentence says why."""
-    from vlm_app.server.control import Repositories
-    from vlm_app.server.loading import Loader
+    from vlm_app.server.repository.control import Repositories
+    from vlm_app.server.repository.loading import Loader
 
     loader = Loader(options, warm=warm, progress=progress)
     repositories = Repositories(urls, loader)
@@ -181,7 +181,7 @@ def _loaded(
 def _check_grpc() -> None:
     """Raises InputError where gRPC's packages are not there, or older than their generated messages."""
     try:
-        import vlm_app.server.grpc.server  # noqa: F401
+        import vlm_app.server.kserve.grpc.server  # noqa: F401
     except (ImportError, RuntimeError) as error:
         raise InputError(f"--grpc-port needs pip install 'vlm-runtime[grpc]': {error}.") from None
 

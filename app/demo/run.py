@@ -23,10 +23,10 @@ from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.page import CSS, build_page, theme
 from vlm_app.listening import address, listener, reserve_files
-from vlm_app.server.checks import ANY, add_door
-from vlm_app.server.config import ConnectionLimits
-from vlm_app.server.http_server import Server
-from vlm_app.server.limits import BodyLimit
+from vlm_app.server.core.checks import ANY, add_door
+from vlm_app.server.core.config import ConnectionLimits
+from vlm_app.server.core.http_server import Server
+from vlm_app.server.core.limits import BodyLimit
 
 MAX_FILE_MB = 64
 MAX_FORM = (MAX_FILE_MB + 1) * 2**20  # bytes of a file and what is sent around it

@@ -15,18 +15,22 @@ from starlette.middleware.gzip import GZipMiddleware
 from vlm import __version__
 from vlm.api.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
-from vlm_app.server import embeddings, errors, generate, kserve, openai, repository_api, unserved
-from vlm_app.server.checks import Checks, add_door, content_type
-from vlm_app.server.config import ServerConfig
-from vlm_app.server.content_coding import ContentDecoding
-from vlm_app.server.control import Control, Repositories
-from vlm_app.server.limits import ApiKey, BodyLimit
-from vlm_app.server.metrics import Metrics
-from vlm_app.server.request_id import RequestId
-from vlm_app.server.service import Service, Services
+from vlm_app.server.core import errors, unserved
+from vlm_app.server.core.checks import Checks, add_door, content_type
+from vlm_app.server.core.config import ServerConfig
+from vlm_app.server.core.content_coding import ContentDecoding
+from vlm_app.server.core.limits import ApiKey, BodyLimit
+from vlm_app.server.core.metrics import Metrics
+from vlm_app.server.core.request_id import RequestId
+from vlm_app.server.kserve import api as kserve
+from vlm_app.server.kserve import generate, repository_api
+from vlm_app.server.openai import api as openai
+from vlm_app.server.openai import embeddings
+from vlm_app.server.repository.control import Control, Repositories
+from vlm_app.server.repository.service import Service, Services
 
 if TYPE_CHECKING:
-    from vlm_app.server.grpc.server import GrpcServer
+    from vlm_app.server.kserve.grpc.server import GrpcServer
 
 
 def create_app(
@@ -81,8 +85,8 @@ def create_app(
 
 async def _grpc(services: Services, control: Control, config: ServerConfig) -> GrpcServer:
     """Starts the gRPC server. Raises InputError when it cannot listen there."""
-    from vlm_app.server.grpc.server import GrpcServer
-    from vlm_app.server.grpc.servicer import Servicer
+    from vlm_app.server.kserve.grpc.server import GrpcServer
+    from vlm_app.server.kserve.grpc.servicer import Servicer
 
     server = GrpcServer(Servicer(services, control, config.max_body_mb * 2**20), config)
     await server.start()

@@ -18,8 +18,8 @@ import numpy as np
 from vlm.artifacts.engine_dir import EngineDir, Manifest
 from vlm.errors import VlmError
 from vlm.processing.frontend import Frontend
-from vlm_app.server.tensors import DTYPES
-from vlm_app.triton.options import ENGINE_FOLDER, FRONTEND_FOLDER
+from vlm_app.server.repository.triton_options import ENGINE_FOLDER, FRONTEND_FOLDER
+from vlm_app.server.tensors.wire import DTYPES
 
 T = TypeVar("T")
 Tensors = dict[str, np.ndarray]

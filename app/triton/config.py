@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from vlm.processing.frontend import Frontend
-from vlm_app.server.model_config import described
-from vlm_app.server.model_tensors import INPUT_LENGTHS, LENGTHS_OUT
-from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
-from vlm_app.triton.options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
+from vlm_app.server.repository.triton_options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
+from vlm_app.server.tensors.model import INPUT_LENGTHS, LENGTHS_OUT
+from vlm_app.server.tensors.model_config import described
+from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 
 GIVEN_TEXT = ("text_input", "image")
 PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images")

@@ -10,12 +10,12 @@ from typing import Any
 from vlm.api.async_pipeline import AsyncPipeline, Piece
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
-from vlm_app.server.generation_input import GenerationInput
-from vlm_app.server.infer import read_batch, write_batch
-from vlm_app.server.merge import merged
-from vlm_app.server.partial_outputs import PartialOutputs
+from vlm_app.server.core.generation_input import GenerationInput
+from vlm_app.server.core.merge import merged
+from vlm_app.server.repository.triton_options import PARAMETERS, options_from_words
+from vlm_app.server.tensors.inputs import read_batch, write_batch
+from vlm_app.server.tensors.partial_outputs import PartialOutputs
 from vlm_app.triton.backend import Loop, Tensors, config_of, engine_of, failure, inputs_of, response, utils
-from vlm_app.triton.options import PARAMETERS, options_from_words
 
 
 class Engine:

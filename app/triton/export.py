@@ -11,9 +11,8 @@ from vlm.artifacts.engine_dir import MANIFEST, EngineDir
 from vlm.artifacts.files import atomic_dir
 from vlm.errors import InputError, LimitError
 from vlm.processing.frontend import Frontend
-from vlm_app.triton import pbtxt
-from vlm_app.triton.config import configs
-from vlm_app.triton.options import (
+from vlm_app.server.repository import pbtxt
+from vlm_app.server.repository.triton_options import (
     AFTER,
     BEFORE,
     CONFIG,
@@ -23,6 +22,7 @@ from vlm_app.triton.options import (
     FRONTEND_FOLDER,
     ExportConfig,
 )
+from vlm_app.triton.config import configs
 
 VERSION = "1"
 FILES = {BEFORE: FRONTEND_FOLDER, ENGINE: ENGINE_FOLDER, AFTER: FRONTEND_FOLDER}

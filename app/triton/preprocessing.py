@@ -11,9 +11,9 @@ import numpy as np
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.server.config import ServerConfig
-from vlm_app.server.infer import Row, padded, read_text
-from vlm_app.server.tensor_specs import TEXT_IN, checked
+from vlm_app.server.core.config import ServerConfig
+from vlm_app.server.tensors.inputs import Row, padded, read_text
+from vlm_app.server.tensors.specs import TEXT_IN, checked
 from vlm_app.triton.backend import Loop, Tensors, answered, config_of, frontend_of
 
 

@@ -24,8 +24,8 @@ from fastapi.responses import StreamingResponse
 from tests.server_kit import Served, load, serving, until
 from vlm.errors import InputError
 from vlm_app.listening import reserve_files
-from vlm_app.server.checks import hostname, is_loopback
-from vlm_app.server.connections import MAX_FRAMING, MAX_HEADER_BYTES
+from vlm_app.server.core.checks import hostname, is_loopback
+from vlm_app.server.core.connections import MAX_FRAMING, MAX_HEADER_BYTES
 
 SHORT = {"header_seconds": 0.4, "body_seconds": 0.5, "idle_seconds": 0.4}
 LIMIT = 2**20
@@ -469,7 +469,7 @@ HANGS = """
 import asyncio, sys, threading, time
 import vlm
 from vlm_app.server import run as server
-from vlm_app.server.config import ServerConfig
+from vlm_app.server.core.config import ServerConfig
 
 hang, drain = sys.argv[1], float(sys.argv[2])
 server.GRACE_SECONDS = 1

@@ -91,8 +91,8 @@ def test_limits_are_options_of_the_command():
 
 
 def test_metrics_and_tensors_are_those_of_the_server(address):
-    from vlm_app.server.metrics import Metrics
-    from vlm_app.server.tensor_specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
+    from vlm_app.server.core.metrics import Metrics
+    from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
 
     metrics = Metrics()
     metrics.register(dict)

@@ -21,8 +21,8 @@ from tests.e2e.test_serve_kserve import infer, of_ids
 from tests.server_kit import alone, serving
 from vlm.build.store import packaged_models
 from vlm_app.load_options import LoadOptions
-from vlm_app.server.control import Repositories
-from vlm_app.server.loading import Loader
+from vlm_app.server.repository.control import Repositories
+from vlm_app.server.repository.loading import Loader
 
 TEXTS = ["translate English to German: The old ship is small.", "translate English to German: 3 May 2019"]
 PATHS = {name: str(packaged_models()[f"mini-{name}"]) for name in ("t5",)}

@@ -13,8 +13,8 @@ import pytest
 
 from tests import server_kit
 from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, load, serving
-from vlm_app.server.data_uris import decode_data_uri
-from vlm_app.server.openai_fields import IGNORED, REFUSED
+from vlm_app.server.core.data_uris import decode_data_uri
+from vlm_app.server.openai.fields import IGNORED, REFUSED
 
 SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
 TEXT = "translate English to German: The old ship is small."

@@ -15,8 +15,8 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
 from tests.server_kit import EXAMPLES, data_uri, is_empty, load, serving, until
-from vlm_app.server.openai_schema import ChatBody, CompletionBody, EmbeddingBody
-from vlm_app.server.tensor_specs import IDS_IN, TEXT_IN
+from vlm_app.server.openai.schema import ChatBody, CompletionBody, EmbeddingBody
+from vlm_app.server.tensors.specs import IDS_IN, TEXT_IN
 
 MODELS = ("mini-t5", "mini-llava")
 EXAMPLE_COUNT = int(os.environ.get("VLM_FUZZ_EXAMPLES", "15"))

@@ -145,6 +145,6 @@ def test_a_stream_that_is_left_ends_its_work(served, monkeypatch):
 
 def test_a_timeout_ends_a_stream_with_an_event(served, monkeypatch):
     readings = itertools.chain([0.0, 0.0], itertools.repeat(1e9))  # its beginning, the first burst, the others
-    monkeypatch.setattr("vlm_app.server.inference.time", SimpleNamespace(monotonic=lambda: next(readings)))
+    monkeypatch.setattr("vlm_app.server.kserve.inference.time", SimpleNamespace(monotonic=lambda: next(readings)))
     first, last = events(served, "mini-t5", text_input=TEXT, timeout=10**9)
     assert first["text_output"] and "timeout of 1000000000 µs" in last["error"]

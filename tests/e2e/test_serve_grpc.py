@@ -418,8 +418,8 @@ def test_a_message_of_many_parts_is_refused_before_it_grows(served, made, words)
 
 def test_what_is_not_sent_in_time_is_ended(served, monkeypatch):
     """Half-sent requests, and streams in which nothing happens, hold no place for ever."""
-    monkeypatch.setattr("vlm_app.server.grpc.interceptors.RECEIVE_SECONDS", 0.2)
-    monkeypatch.setattr("vlm_app.server.grpc.streams.IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("vlm_app.server.kserve.grpc.interceptors.RECEIVE_SECONDS", 0.2)
+    monkeypatch.setattr("vlm_app.server.kserve.grpc.streams.IDLE_SECONDS", 0.2)
     silent, said = threading.Event(), []
 
     def nothing():

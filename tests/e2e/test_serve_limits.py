@@ -23,7 +23,7 @@ from vlm.errors import ImageError, InputError
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.cli.serve import _named
-from vlm_app.server.config import ServerConfig
+from vlm_app.server.core.config import ServerConfig
 
 SIGN, SCENE = "Read the sign.", EXAMPLES / "scene1.png"
 ENDLESS = {"temperature": 1.0, "max_tokens": 800, "extra_body": {"ignore_eos": True}}
@@ -259,7 +259,7 @@ def test_the_command_says_what_is_wrong(monkeypatch):
         port = str(taken.getsockname()[1])
         assert "give another --host or --port" in refused("mini-t5", "--device", "cpu", "--port", port)
     assert "cannot be listened at" in refused("mini-t5", "--device", "cpu", "--host", "no.such.host.invalid")
-    for module in [name for name in sys.modules if name in ("vlm_app.server.run", "vlm_app.server.http_server")]:
+    for module in [name for name in sys.modules if name in ("vlm_app.server.run", "vlm_app.server.core.http_server")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'vlm-runtime[serve]'" in refused("mini-t5")

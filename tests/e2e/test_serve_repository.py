@@ -27,9 +27,9 @@ from tests.s3_kit import store
 from tests.server_kit import alone, load, serving, until
 from vlm.build.store import packaged_models
 from vlm_app.load_options import LoadOptions
-from vlm_app.server.control import Repositories
-from vlm_app.server.loading import Loader
-from vlm_app.server.repository import Entry, scan
+from vlm_app.server.repository.control import Repositories
+from vlm_app.server.repository.loading import Loader
+from vlm_app.server.repository.repository import Entry, scan
 
 TEXT = "translate English to German: The old ship is small."
 

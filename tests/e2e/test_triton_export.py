@@ -14,7 +14,7 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 from tests.prompted_kit import call
 from tests.server_kit import EXAMPLES, alone, load, serving, until
 from tests.triton_kit import asked, config_of, ids_of, rows, running, streamed, texts, through
-from vlm_app.server.model_tensors import INPUT_LENGTHS
+from vlm_app.server.tensors.model import INPUT_LENGTHS
 from vlm_app.triton.config import READ_BACK
 
 TEXTS = [
@@ -198,7 +198,7 @@ def test_options_reach_the_configuration(exported, tmp_path):
 
 def test_how_an_engine_is_loaded_goes_into_the_configuration(tmp_path):
     """Triton's process and our server load it so."""
-    from vlm_app.server.repository import scan
+    from vlm_app.server.repository.repository import scan
 
     out, given = tmp_path / "r", ("--threads", 1, "--max-seq-len", 9, "--cross-kv-cache-fraction", 0.3)
     assert call("export-triton", "mini-t5", "-o", out, "--device", "cpu", *given).exit_code == 0

@@ -125,8 +125,8 @@ def test_onnx_runtime_runs_an_encoder_alone(tmp_path):
 
 
 def test_what_needs_a_decoder_says_so(tmp_path):
+    from vlm_app.server.repository.triton_options import ExportConfig
     from vlm_app.triton.export import export
-    from vlm_app.triton.options import ExportConfig
 
     tiny.t5(seed=1).save_pretrained(tmp_path / "whole")
     T5EncoderModel.from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "alone")

@@ -10,9 +10,9 @@ import vlm
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, VlmError
 from vlm_app.load_options import LoadOptions
-from vlm_app.server.control import Repositories
-from vlm_app.server.loading import Loader
-from vlm_app.server.repository import Entry, scan
+from vlm_app.server.repository.control import Repositories
+from vlm_app.server.repository.loading import Loader
+from vlm_app.server.repository.repository import Entry, scan
 
 POLICY = "version_policy {{ specific {{ versions: [{}] }} }} max_batch_size: {}"
 

@@ -12,11 +12,11 @@ from tests import ft_kit
 from vlm.build.store import packaged_models
 from vlm.errors import ConfigError, VlmWarning
 from vlm_app.load_options import LoadOptions
-from vlm_app.server.control import Repositories
-from vlm_app.server.loading import Loader
-from vlm_app.server.repository import Entry, scan
-from vlm_app.triton import pbtxt
-from vlm_app.triton.served_config import ServedConfig
+from vlm_app.server.repository import pbtxt
+from vlm_app.server.repository.control import Repositories
+from vlm_app.server.repository.loading import Loader
+from vlm_app.server.repository.repository import Entry, scan
+from vlm_app.server.repository.served_config import ServedConfig
 
 
 def read(text: str) -> ServedConfig:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from vlm.errors import InputError, LimitError
-from vlm_app.server import errors, tensors
-from vlm_app.server.json_bodies import parse_json
-from vlm_app.server.tensor_specs import IDS_IN, MAX_BATCH, TEXT_IN, checked
+from vlm_app.server.core import errors
+from vlm_app.server.core.json_bodies import parse_json
+from vlm_app.server.tensors import wire as tensors
+from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, checked
 
 
 def read(datatype: str, shape: list, data: list) -> np.ndarray:

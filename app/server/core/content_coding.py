@@ -1,0 +1,81 @@
+"""Bodies that come compressed."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vlm_app.server.core.errors import response
+
+CODINGS = ("gzip", "x-gzip", "deflate")
+GZIP_OR_ZLIB = zlib.MAX_WBITS | 32  # as the data's first bytes say
+PIECE = 2**20  # bytes that are decoded at once
+
+
+class ContentDecoding:
+    """Decodes bodies that say in Content-Encoding how they are coded. `limit`: the most bytes as sent; how many they
+    become is for who reads them to count."""
+
+    def __init__(self, app: ASGIApp, limit: int):
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        coding = Headers(scope=scope).get("content-encoding", "").strip().lower() if scope["type"] == "http" else ""
+        if coding in ("", "identity"):
+            await self._app(scope, receive, send)
+        elif coding not in CODINGS:
+            accepted = {"Accept-Encoding": "gzip, deflate"}
+            said = f"the body is coded as {coding[:80]!r}; send it as gzip, deflate or as it is"
+            refusal = HTTPException(415, said, accepted)
+            await response(refusal, scope["path"])(scope, receive, send)
+        else:
+            without = (b"content-encoding", b"content-length")
+            headers = [(name, value) for name, value in scope["headers"] if name not in without]
+            await self._app({**scope, "headers": headers}, Decoded(receive, self._limit), send)
+
+
+class Decoded:
+    """Decodes what is received, piece by piece. Raises HTTPException where it cannot be."""
+
+    def __init__(self, receive: Receive, limit: int):
+        self._receive, self._limit = receive, limit
+        self._decoder = zlib.decompressobj(GZIP_OR_ZLIB)
+        self._coded, self._received = b"", 0
+        self._more_to_decode, self._more_to_receive = False, True
+
+    async def __call__(self) -> Message:
+        if self._more_to_decode:
+            await asyncio.sleep(0)  # others have their turn between two pieces
+        else:
+            message = await self._receive()
+            if message["type"] != "http.request" or not self._more_to_receive:
+                return message
+            self._take(message)
+        return {"type": "http.request", "body": self._decode(), "more_body": self._more}
+
+    @property
+    def _more(self) -> bool:
+        return self._more_to_decode or self._more_to_receive
+
+    def _take(self, message: Message) -> None:
+        self._coded, self._more_to_receive = message.get("body", b""), message.get("more_body", False)
+        self._received += len(self._coded)
+        if self._received > self._limit:
+            raise HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
+
+    def _decode(self) -> bytes:
+        try:
+            body = self._decoder.decompress(self._coded, PIECE)
+        except zlib.error:
+            raise HTTPException(400, "the body is not coded as its Content-Encoding says") from None
+        self._coded = self._decoder.unconsumed_tail
+        if self._decoder.unused_data:  # gzip files may follow one another
+            self._coded, self._decoder = self._decoder.unused_data, zlib.decompressobj(GZIP_OR_ZLIB)
+        self._more_to_decode = bool(self._coded) or len(body) == PIECE
+        if self._received and not self._more and not self._decoder.eof:
+            raise HTTPException(400, "the body ends before what its Content-Encoding says does")
+        return body

@@ -1,0 +1,89 @@
+"""Who may ask, how much, and for how long: API key, body size, a client that has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vlm_app.server.core.errors import ClientDisconnected, response
+
+T = TypeVar("T")
+BODIES = 16  # of the largest size, held for all requests together
+OPEN = ("/health", "/v2/health/live", "/v2/health/ready")
+
+
+class ApiKey:
+    """Lets in who sends `Authorization: Bearer KEY`, the scheme in any case; health may be asked by all."""
+
+    def __init__(self, app: ASGIApp, key: str):
+        self._app, self._key = app, key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN:
+            scheme, _, key = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+                refusal = HTTPException(401, "the API key is missing or wrong; send Authorization: Bearer KEY")
+                await response(refusal, scope["path"])(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class BodyLimit:
+    """Refuses bodies over `limit` bytes, announced or not, and any while all that are held are BODIES times as many."""
+
+    def __init__(self, app: ASGIApp, limit: int):
+        self._app, self._limit, self._held = app, limit, 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._limit:
+            await response(self._too_large(), scope["path"])(scope, receive, send)
+            return
+        received = 0
+
+        async def counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += (size := len(message.get("body", b"")))
+            self._held += size
+            if received > self._limit:
+                raise self._too_large()
+            if self._held > BODIES * self._limit:
+                raise HTTPException(429, "the server holds as many bodies as it may; ask again later")
+            return message
+
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= received
+
+    def _too_large(self) -> HTTPException:
+        return HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
+
+
+async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T:
+    """What `work` gives; it is cancelled when the client goes. Raises ClientDisconnected."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnected
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnect(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,98 @@
+"""Conversations and images as OpenAI's clients write them -> a pipeline's input and the files of its images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm.api.pipeline import Pipeline
+from vlm.errors import InputError
+from vlm.processing.prompts import check_conversation, split_text
+from vlm_app.server.core.data_uris import decode_data_uri
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+# how clients call a part -> where its text or file stands
+TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+IMAGES = {"image_url": "image_url", "input_image": "image_url"}
+
+
+def read_chat(
+    pipeline: Pipeline, messages: list[dict[str, Any]], *, continued: bool = False, truncate: bool | int = False
+) -> tuple[dict[str, Any], list[bytes]]:
+    """A model without a template for conversations takes one message of the user as its whole input.
+
+    `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
+    cut. Raises InputError with one sentence.
+    """
+    check_conversation(messages, pipeline.frontend.inputs.max_tokens)
+    files: list[bytes] = []
+    turns = [_turn(number, message, files) for number, message in enumerate(messages, 1)]
+    if pipeline.supports_chat:
+        if truncate:
+            raise InputError("conversations are not cut; leave truncate_prompt_tokens out, and messages if need be.")
+        return {"messages": turns, "continue_final_message": continued or None}, files
+    family = pipeline.family
+    if len(turns) != 1 or turns[0]["role"] != "user":
+        raise InputError(f"{family.name} does not converse; send one message, of the user.")
+    text = "".join(part["text"] for part in turns[0]["content"] if part["type"] == "text")
+    if family.prompt is not None:
+        return {"prompt": text, **_cut(truncate)}, files
+    if "text" in family.inputs:
+        return {"text": text, **_cut(truncate)}, files
+    if text.strip():
+        raise InputError(f"{family.name} reads an image and no question about it; send the image alone.")
+    if not files:
+        raise InputError(f"{family.name} needs an image; send one as image_url.")
+    return {}, files
+
+
+def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int = False) -> dict[str, Any]:
+    """Returns a text or token ids as the model reads them: in no template. `truncate`: a text is cut to so many tokens,
+    ids to the last ones."""
+    if isinstance(prompt, list):
+        has_encoder = pipeline.llm.executor.encoder is not None
+        kept = prompt if isinstance(truncate, bool) else prompt[-truncate:]
+        return {"encoder_input_ids" if has_encoder else "decoder_prompt_token_ids": kept}
+    return {("raw_prompt" if pipeline.family.prompt is not None else "text"): prompt, **_cut(truncate)}
+
+
+def _cut(truncate: bool | int) -> dict[str, bool | int]:
+    return {"truncate": truncate} if truncate else {}
+
+
+def _turn(number: int, message: dict[str, Any], files: list[bytes]) -> dict[str, Any]:
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InputError(f"message {number} is of role {str(role)[:40]!r}; send system, user and assistant messages.")
+    if called := [name for name in ("tool_calls", "function_call", "audio") if message.get(name)]:
+        raise InputError(f"message {number} has {called[0]}, which is not supported; send its content as text.")
+    if content is None and role == "assistant":  # it called a tool, or refused
+        content = message.get("refusal") or ""
+    if isinstance(content, str):
+        content = [content]
+    if not isinstance(content, list) or not all(isinstance(part, dict | str) for part in content):
+        raise InputError(f"message {number} needs a content: a text, or a list of parts.")
+    return {"role": ROLES[role], "content": [each for part in content for each in _parts(number, part, files)]}
+
+
+def _parts(number: int, part: dict[str, Any] | str, files: list[bytes]) -> list[dict[str, Any]]:
+    part = {"type": "text", "text": part} if isinstance(part, str) else part
+    kind = part.get("type") if isinstance(part.get("type"), str) else None
+    if kind in TEXTS and isinstance(text := part.get(TEXTS[kind]), str):
+        return [{"type": "text", "text": piece} for piece in split_text(text)]
+    if kind in IMAGES:
+        given = part.get(IMAGES[kind])
+        files.append(decode_data_uri(given.get("url") if isinstance(given, dict) else given))
+    elif kind == "file":
+        files.append(decode_data_uri(_file_data(number, part.get("file"))))
+    else:
+        raise InputError(
+            f"message {number} has a part of type {str(part.get('type'))[:40]!r}; allowed are text, image_url and file."
+        )
+    return [{"type": "image"}]
+
+
+def _file_data(number: int, file: Any) -> Any:
+    data = file.get("file_data") if isinstance(file, dict) else None
+    if data is None:
+        raise InputError(f"message {number} has a file without file_data; send it as data:application/pdf;base64,….")
+    return data

@@ -1,0 +1,106 @@
+"""One request for an encoder alone: T5-Encoder's tensors, token ids, or texts -> hidden states and attentions.
+
+https://github.com/triton-inference-server/fastertransformer_backend: docs/t5_guide.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+
+from vlm.api.outputs import Encoding
+from vlm.errors import InputError, LimitError
+from vlm.executor.packing import batched
+from vlm_app.server.kserve.inference import Inference, Response
+from vlm_app.server.openai.embeddings import AT_ONCE
+from vlm_app.server.repository.service import Service
+from vlm_app.server.tensors.ft_tensors import without_neutral
+from vlm_app.server.tensors.inputs import Row, cut
+from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN, HIDDEN, Tensors
+from vlm_app.server.tensors.parameters import check, with_options
+from vlm_app.server.tensors.specs import checked
+from vlm_app.server.tensors.wire import InferRequest
+
+MAX_ATTENTION_BYTES = 2**29  # of a request's attentions: they grow with the square of the length
+
+
+class EncoderInference(Inference):
+    """A request that has been read. Raises InputError with one sentence."""
+
+    def __init__(self, service: Service, request: InferRequest, stop: tuple[str, ...] = ()):
+        if stop:
+            raise InputError("stop is for models that write, this one is an encoder alone; leave it out.")
+        self.parameters, self._service = check(request.parameters), service
+        inputs = without_neutral(with_options(request.inputs, self.parameters.options))
+        self._wanted = request.wanted or {}
+        tensors = _checked(inputs)
+        self._width = tensors["input_ids"].shape[1] if "input_ids" in tensors else None
+        count = len(next(iter(tensors.values())))
+        self._rows = [_source({name: array[i] for name, array in tensors.items()}) for i in range(count)]
+        flag = tensors.get("is_return_attentions")
+        self._attentions = ATTENTIONS in self._wanted or (flag is not None and bool(flag.any()))
+        if self._attentions:
+            _check_size(service, count, self._width or service.pipeline.llm.max_encoder_len)
+
+    async def outputs(self) -> Tensors:
+        """Returns the states, padded as the ids are, and attentions where the flag or their name asks for them."""
+        found: list[Encoding] = []
+        with self._service.statistics.request(len(self._rows)):
+            async with self._within(time.monotonic()):
+                for rows in batched(self._rows, AT_ONCE):
+                    with self._service.admitted(len(rows)):
+                        files: list[list[Any]] = [[] for _ in rows]
+                        found += await self._service.model.encode(rows, files, attentions=self._attentions)
+        return await asyncio.to_thread(self._padded, found)
+
+    async def responses(self) -> AsyncIterator[Response]:
+        """Yields the one response that there is."""
+        yield Response(await self.outputs(), last=True)
+
+    def _padded(self, encodings: list[Encoding]) -> Tensors:
+        specs = self._service.tensors.outputs
+        datatype = np.float16 if specs[0].datatype == "FP16" else np.float32
+        width = self._width or max(len(each.last_hidden_state) for each in encodings)
+        states = [each.last_hidden_state.float().numpy() for each in encodings]
+        hidden = _padded(states, (width, states[0].shape[-1]), datatype)
+        found = dict.fromkeys((specs[0].name, *(name for name in HIDDEN if name in self._wanted)), hidden)
+        if self._attentions:
+            weights = [np.stack([layer.float().numpy() for layer in each.attentions or ()]) for each in encodings]
+            found[ATTENTIONS] = _padded(weights, (*weights[0].shape[:2], width, width), datatype)
+        return found
+
+
+def _checked(inputs: Tensors) -> Tensors:
+    if "input_ids" in inputs:
+        return checked(inputs, ENCODER_IN)[1]
+    if "text_input" not in inputs:
+        raise InputError("there is nothing to encode; give input_ids, or text_input.")
+    return checked(inputs, (*ENCODER_TEXT_IN, ENCODER_IN[-1]))[1]
+
+
+def _source(row: Row) -> dict[str, Any]:
+    if "input_ids" in row:
+        return {"input_ids": cut(row, "input_ids", "sequence_length")}
+    return {"text": row["text_input"].decode("utf-8", "replace")}
+
+
+def _check_size(service: Service, rows: int, width: int) -> None:
+    config = service.pipeline.frontend.encoder
+    size = rows * config.num_layers * config.num_heads * width**2 * 4
+    if size > MAX_ATTENTION_BYTES:
+        raise LimitError(
+            f"the attentions of {rows} rows of {width} tokens take {size >> 20:,} MiB, {MAX_ATTENTION_BYTES >> 20:,} is"
+            " allowed; ask for fewer or shorter rows at once."
+        )
+
+
+def _padded(arrays: list[np.ndarray], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Arrays of these sizes or smaller ones -> [batch, *shape], zeros beyond."""
+    whole = np.zeros((len(arrays), *shape), dtype)
+    for row, array in zip(whole, arrays, strict=True):
+        row[tuple(slice(n) for n in array.shape)] = array
+    return whole

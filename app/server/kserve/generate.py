@@ -1,0 +1,146 @@
+"""Triton's generate extension: tensors and parameters by their names in one flat JSON object, in and out.
+
+https://github.com/triton-inference-server/server: docs/protocol/extension_generate.md. The parameters of KServe's own
+generate routes (https://github.com/kserve/open-inference-protocol: generate_rest.yaml) are read too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from fastapi.responses import Response as HttpResponse
+
+from vlm.errors import InputError
+from vlm_app.server.core.event_stream import event_stream
+from vlm_app.server.core.json_bodies import parse_json
+from vlm_app.server.core.limits import cancel_on_disconnect
+from vlm_app.server.kserve.api import service_of
+from vlm_app.server.kserve.descriptions import specs
+from vlm_app.server.kserve.inferences import read_inference
+from vlm_app.server.repository.service import Service
+from vlm_app.server.tensors.specs import SCALARS, TensorSpec
+from vlm_app.server.tensors.wire import request_from
+
+router = APIRouter(prefix="/v2/models/{name}")
+ALIASES = {"max_tokens": "max_output_len", "top_k": "runtime_top_k", "top_p": "runtime_top_p"}
+DRAWS = ("runtime_top_k", "runtime_top_p", "beam_width")
+
+
+@router.post("/generate")
+@router.post("/versions/{version}/generate")
+async def generate(name: str, http: Request, version: str | None = None) -> HttpResponse:
+    """Gives all of the output at once."""
+    generation = await _read_generation(http, name, version)
+    if generation.stream:
+        raise InputError("the parameter stream is true; send the request to generate_stream.")
+    return JSONResponse(generation.shown(await cancel_on_disconnect(http, generation.inference.outputs())))
+
+
+@router.post("/generate_stream")
+@router.post("/versions/{version}/generate_stream")
+async def generate_stream(name: str, http: Request, version: str | None = None) -> HttpResponse:
+    """Sends events, each of which holds all of the output so far."""
+    generation = await _read_generation(http, name, version)
+    return await event_stream(http, generation.responses())
+
+
+async def _read_generation(http: Request, name: str, version: str | None) -> Generation:
+    """Reads a request off the event loop, which answers everybody."""
+    return await asyncio.to_thread(Generation, service_of(http, name, version), await http.body())
+
+
+class Generation:
+    """A request of the extension. Raises InputError with one sentence."""
+
+    def __init__(self, service: Service, body: bytes):
+        self._service = service
+        given = _read(body)
+        self._id = given.pop("id", None)
+        self.stream = _switch(given, "stream")
+        if _switch(given, "details"):
+            raise InputError("the parameter details is true; ask for log-probabilities with is_return_log_probs.")
+        stop = _stop(given.pop("stop", None))
+        self.inference = read_inference(service, request_from(self._head(given), memoryview(b"")), stop=stop)
+
+    async def responses(self) -> AsyncIterator[dict[str, Any]]:
+        """Yields what there is after each burst; with `stream` false, and of models that are not decoupled, once."""
+        if self.stream is False:
+            yield self.shown(await self.inference.outputs())
+            return
+        async with aclosing(self.inference.responses()) as responses:
+            async for response in responses:
+                yield self.shown(response.outputs)
+
+    def shown(self, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """Flat lists, and single values as they are."""
+        own = {} if self._id is None else {"id": self._id}
+        values = {name: _flat(array) for name, array in outputs.items()}
+        return {**own, "model_name": self._service.name, "model_version": self._service.version, **values}
+
+    def _head(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Returns the same as a request of the inference protocol."""
+        inputs = {spec.name: spec for spec in specs(self._service)[0] if spec.name not in SCALARS}
+        options = {name: value for name, value in given.items() if name not in inputs}
+        if options.get("temperature") and not any(name in options for name in DRAWS):
+            options["runtime_top_p"] = 1.0  # FasterTransformer draws by top-k or top-p alone
+        tensors = [_tensor(inputs[name], value) for name, value in given.items() if name in inputs]
+        return {"id": self._id, "parameters": options, "inputs": tensors}
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """Returns the object's fields and those of its `parameters`, by their names here."""
+    given = parse_json(body)
+    inner = given.pop("parameters", None) or {} if isinstance(given, dict) else None
+    if not isinstance(inner, dict):
+        raise InputError('the request must be an object: {"text_input": …, "parameters": {…}}.')
+    names = [ALIASES.get(name, name) for name in (*given, *inner)]
+    if twice := min((name for name, count in Counter(names).items() if count > 1), default=None):
+        raise InputError(f"{twice} is given twice; give it once.")
+    return {ALIASES.get(name, name): value for name, value in (given | inner).items()}
+
+
+def _tensor(spec: TensorSpec, value: Any) -> dict[str, Any]:
+    """Returns an input of the shape that Triton finds: the innermost open size takes what the others leave."""
+    values = value if isinstance(value, list) else [value]
+    if any(isinstance(each, list | dict) for each in values):
+        raise InputError(f"{spec.name} is nested; give one value or a flat list.")
+    shape, left = [-1, *spec.shape], len(values)
+    for size in spec.shape:
+        left //= size if size > 0 else 1
+    innermost = max(place for place, size in enumerate(shape) if size < 0)
+    shape = [left if place == innermost else abs(size) for place, size in enumerate(shape)]
+    return {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": values}
+
+
+def _switch(given: dict[str, Any], name: str) -> bool | None:
+    value = given.pop(name, None)
+    if value is not None and not isinstance(value, bool):
+        raise InputError(f"the parameter {name} must be true or false.")
+    return value
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    words = [given] if isinstance(given, str) else given or []
+    if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
+        raise InputError("the parameter stop must be a text or a list of texts.")
+    return tuple(words)
+
+
+def _flat(array: np.ndarray) -> Any:
+    values = [_plain(value) for value in array.ravel().tolist()]
+    return values[0] if len(values) == 1 else values
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON can hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,47 @@
+"""What goes wrong -> a gRPC status with the same one sentence as over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import grpc
+
+from vlm_app.server.core.errors import sentence, status_of
+
+log = logging.getLogger("vlm")
+CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND,
+    408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+def code_of(error: Exception) -> grpc.StatusCode:
+    return CODES.get(status_of(error), grpc.StatusCode.INTERNAL)
+
+
+def told(error: Exception) -> str:
+    """Returns the sentence for the client; what it cannot mend is written to the log."""
+    if code_of(error) is grpc.StatusCode.INTERNAL:
+        log.error("a gRPC request failed: %s", error, exc_info=error)
+    return sentence(error)
+
+
+@asynccontextmanager
+async def refusals(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    """Ends the call with a status for what is raised."""
+    try:
+        yield
+    except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.UsageError):
+        raise
+    except Exception as error:
+        await context.abort(code_of(error), told(error))

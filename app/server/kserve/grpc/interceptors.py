@@ -1,0 +1,70 @@
+"""What stands before every gRPC call: the API key, and messages that do not come or cannot be read."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from starlette.exceptions import HTTPException
+
+from vlm.errors import InputError
+from vlm_app.server.kserve.grpc.failures import refusals
+from vlm_app.server.kserve.grpc.receiving import END, next_message, or_error
+
+OPEN = ("ServerLive", "ServerReady")  # health may be asked by all
+RECEIVE_SECONDS = 60  # for a request to come whole
+Handler = grpc.RpcMethodHandler | None  # None: there is no such call
+Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
+
+
+class ApiKey(grpc.aio.ServerInterceptor):
+    """Lets in who sends `authorization: Bearer KEY` as metadata."""
+
+    def __init__(self, key: str):
+        self._key = key.encode()
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
+        handler = await continuation(details)
+        given = [value for name, value in details.invocation_metadata or () if name == "authorization"]
+        if details.method.rpartition("/")[2] in OPEN or (len(given) == 1 and self._is_key(given[0])):
+            return handler
+        # as a stream's: nothing of the request is received
+        return handler and grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def _is_key(self, given: str | bytes) -> bool:
+        scheme, _, key = (given.encode() if isinstance(given, str) else given).partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key)
+
+
+class Receiver(grpc.aio.ServerInterceptor):
+    """Refuses requests that have not come in time or cannot be read; a stream gets an InputError for the latter."""
+
+    async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+        read, write = or_error(handler.request_deserializer), handler.response_serializer
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(handler.stream_stream, read, write)
+        # as a stream's: else the time that a request takes to come is nobody's
+        return grpc.stream_unary_rpc_method_handler(_received(handler.unary_unary), read, write)
+
+
+def _received(answer: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def answered(messages: AsyncIterator[Any], context: grpc.aio.ServicerContext) -> Any:
+        async with refusals(context):
+            request = await next_message(messages, RECEIVE_SECONDS)
+            if request is END:
+                raise InputError("the call has ended without a message; send one.")
+            if isinstance(request, InputError):
+                raise request
+        return await answer(request, context)
+
+    return answered
+
+
+async def _refuse(requests: object, context: grpc.aio.ServicerContext) -> None:
+    async with refusals(context):
+        raise HTTPException(401, "the API key is missing or wrong; send authorization: Bearer KEY")

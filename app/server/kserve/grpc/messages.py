@@ -1,0 +1,95 @@
+"""KServe's requests and responses as protobuf messages.
+
+https://github.com/kserve/open-inference-protocol: open_inference_grpc.proto, and triton-inference-server/common:
+protobuf/grpc_service.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from vlm.errors import InputError, LimitError
+from vlm_app.server.core.json_bodies import MAX_VALUES
+from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, datatype_of, request_from, to_bytes, wanted_of
+
+CONTENTS = {
+    "BOOL": "bool_contents",
+    **{f"INT{bits}": "int_contents" for bits in (8, 16, 32)},
+    "INT64": "int64_contents",
+    **{f"UINT{bits}": "uint_contents" for bits in (8, 16, 32)},
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+
+
+def read(message: pb.ModelInferRequest) -> InferRequest:
+    """Raises InputError with one sentence."""
+    raw = list(message.raw_input_contents)
+    if raw and len(raw) != len(message.inputs):
+        raise InputError(f"raw_input_contents has {len(raw)} entries for {len(message.inputs)} inputs; give one each.")
+    inputs, data = [], []
+    for number, tensor in enumerate(message.inputs):
+        entry, content = _raw(tensor, raw[number]) if raw else _typed(tensor)
+        inputs.append(entry)
+        data.append(content)
+    head = {
+        "id": message.id or None,
+        "parameters": _values(message.parameters),
+        "inputs": inputs,
+        "outputs": [{"name": output.name, "parameters": _values(output.parameters)} for output in message.outputs],
+    }
+    return request_from(head, memoryview(b"".join(data)))
+
+
+def written(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> pb.ModelInferResponse:
+    """Returns the outputs of a model (name, version), as raw contents. InputError for one that is not there."""
+    response = pb.ModelInferResponse(model_name=model[0], model_version=model[1], id=request.id or "")
+    for name in wanted_of(request, outputs):
+        array = outputs[name]
+        response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+        response.raw_output_contents.append(to_bytes(array))
+    return response
+
+
+def _raw(tensor: Any, content: bytes) -> tuple[dict[str, Any], bytes]:
+    if tensor.HasField("contents"):
+        raise InputError(f"input {tensor.name} has contents beside raw_input_contents; give one of them.")
+    return _entry(tensor, binary_data_size=len(content)), content
+
+
+def _typed(tensor: Any) -> tuple[dict[str, Any], bytes]:
+    """Returns the values as JSON would have them; those of BYTES as binary data, which need be no text."""
+    field = CONTENTS.get(tensor.datatype)
+    if unknown := [own.name for own, _ in tensor.contents.ListFields() if own.name != field]:
+        place = field or "raw_input_contents"
+        raise InputError(f"input {tensor.name} is {tensor.datatype} in {unknown[0]}; its place is {place}.")
+    values = getattr(tensor.contents, field) if field else []
+    if len(values) > MAX_VALUES:
+        raise LimitError(f"input {tensor.name} has more than {MAX_VALUES:,} values; send them as raw_input_contents.")
+    if tensor.datatype != "BYTES":
+        return {**_entry(tensor), "data": list(values)}, b""
+    content = b"".join(len(value).to_bytes(4, "little") + value for value in values)
+    return _entry(tensor, binary_data_size=len(content)), content
+
+
+def _entry(tensor: Any, **own: int) -> dict[str, Any]:
+    given = _values(tensor.parameters)
+    if len(tensor.shape) > MAX_AXES:
+        raise InputError(f"input {tensor.name} has {len(tensor.shape):,} sizes; a shape has {MAX_AXES} at most.")
+    if "binary_data_size" in given:
+        raise InputError(f"input {tensor.name} has the parameter binary_data_size, which is HTTP's; leave it out.")
+    return {
+        "name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "parameters": given | own,
+    }  # fmt: skip
+
+
+def _values(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what InferParameters hold; None where one holds nothing."""
+    kinds = {name: parameter.WhichOneof("parameter_choice") for name, parameter in parameters.items()}
+    return {name: getattr(parameters[name], kind) if kind else None for name, kind in kinds.items()}

@@ -1,0 +1,43 @@
+"""Messages as they come from a client: each within its time, or what is wrong with it in its place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from starlette.exceptions import HTTPException
+
+from vlm.errors import InputError, LimitError
+from vlm_app.server.kserve.grpc.wire import MAX_FIELDS, has_too_many_fields
+
+END = object()  # of a client's messages
+
+
+async def next_message(
+    messages: AsyncIterator[Any], seconds: float, *, busy: Callable[[], bool] = lambda: False
+) -> Any:
+    """Returns the next message, or END. Raises HTTPException (408) when none has come in time, unless `busy`."""
+    arriving = asyncio.ensure_future(anext(aiter(messages), END))
+    try:
+        while not (await asyncio.wait((arriving,), timeout=seconds))[0]:
+            if not busy():
+                raise HTTPException(408, f"no whole request has come within {seconds:g} seconds; send it again")
+        return arriving.result()
+    finally:
+        arriving.cancel()
+
+
+def or_error(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Returns a function that gives an InputError for bytes that are no message, or one of too many fields."""
+
+    def read(message: bytes) -> Any:
+        if has_too_many_fields(message):
+            return LimitError(f"a message may have {MAX_FIELDS:,} fields, its tensors' among them; send fewer.")
+        try:
+            return deserialize(message)
+        except DecodeError:
+            return InputError("the message is no request of this call; send one of KServe's protocol.")
+
+    return read

@@ -1,0 +1,104 @@
+"""Triton's bidirectional stream: requests come one by one, and each is answered as it is decoded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from vlm.errors import InputError
+from vlm_app.server.kserve.descriptions import find
+from vlm_app.server.kserve.grpc import messages
+from vlm_app.server.kserve.grpc.failures import refusals, told
+from vlm_app.server.kserve.grpc.receiving import END, next_message
+from vlm_app.server.kserve.inferences import read_inference
+from vlm_app.server.repository.service import Services
+
+AT_ONCE = 256  # requests of a stream; the next is read when one has ended
+IDLE_SECONDS = 600  # in which neither a request comes nor one runs
+FINAL, STRICT = "triton_final_response", ("triton_grpc_error", "true")
+Message = pb.ModelInferRequest | InputError  # or what is wrong with it
+
+
+class InferStream:
+    """One client's stream. What is wrong with a request is its response, and ends the stream where the client's
+    metadata ask for that (Triton's `triton_grpc_error: true`)."""
+
+    def __init__(self, services: Services, context: grpc.aio.ServicerContext, max_bytes: int):
+        """`max_bytes`: of the requests that run at once."""
+        self._services, self._context, self._max_bytes = services, context, max_bytes
+        self._strict = STRICT in [(key, value) for key, value in context.invocation_metadata() or ()]
+        self._writing = asyncio.Lock()
+        self._running: dict[asyncio.Task[None], int] = {}  # a request's bytes
+        self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+    async def serve(self, requests: AsyncIterator[Message]) -> None:
+        """Returns when all requests have been answered; leaving it ends those that run."""
+        reading = asyncio.ensure_future(self._read(requests))
+        try:
+            await asyncio.wait((reading, self._failed), return_when=asyncio.FIRST_COMPLETED)
+            async with refusals(self._context):
+                if self._failed.done():
+                    raise self._failed.result()
+                reading.result()
+        finally:
+            left = [reading, *self._running]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[Message]) -> None:
+        last: asyncio.Task[None] | None = None
+        while (message := await next_message(requests, IDLE_SECONDS, busy=lambda: bool(self._running))) is not END:
+            size = 0 if isinstance(message, InputError) else message.ByteSize()
+            await self._wait_for_room(size)
+            last = asyncio.create_task(self._answer(message, last))
+            self._running[last] = size
+            last.add_done_callback(self._running.pop)
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _wait_for_room(self, size: int) -> None:
+        running = self._running
+        while running and (len(running) >= AT_ONCE or sum(running.values()) + size > self._max_bytes):
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _answer(self, message: Message, before: asyncio.Task[None] | None) -> None:
+        """`before`: answers the stream's last request, which comes first of those that get one response each."""
+        try:
+            if isinstance(message, InputError):
+                raise message
+            service = find(self._services, message.model_name, message.model_version)
+            request = await asyncio.to_thread(messages.read, message)
+            inference = await asyncio.to_thread(read_inference, service, request)
+            empty_final = inference.parameters.empty_final and service.decoupled
+            async with aclosing(inference.responses()) as responses:
+                async for each in responses:
+                    made = messages.written((service.name, service.version), request, each.outputs)
+                    if before is not None and not service.decoupled:
+                        await asyncio.wait((before,))
+                    await self._send(made, final=each.last and not empty_final)
+            if empty_final:
+                await self._send(_empty(message), final=True)
+        except Exception as error:
+            await self._fail(message, error)
+
+    async def _send(self, response: pb.ModelInferResponse, *, final: bool, error: str = "") -> None:
+        response.parameters[FINAL].bool_param = final
+        async with self._writing:
+            await self._context.write(pb.ModelStreamInferResponse(infer_response=response, error_message=error))
+
+    async def _fail(self, message: Message, error: Exception) -> None:
+        if not self._strict:
+            await self._send(_empty(message), final=True, error=told(error))
+        elif not self._failed.done():
+            self._failed.set_result(error)
+
+
+def _empty(message: Message) -> pb.ModelInferResponse:
+    if isinstance(message, InputError):
+        return pb.ModelInferResponse()
+    return pb.ModelInferResponse(model_name=message.model_name, model_version=message.model_version, id=message.id)

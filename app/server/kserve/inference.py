@@ -1,0 +1,92 @@
+"""One request of KServe's protocol, however it came: its tensors -> a model's outputs, whole or as they are decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from vlm.api.outputs import Output
+from vlm_app.server.core.errors import RequestTimeout
+from vlm_app.server.repository.service import Service
+from vlm_app.server.tensors.inputs import read_batch, write_batch
+from vlm_app.server.tensors.parameters import Parameters, check, with_options
+from vlm_app.server.tensors.partial_outputs import PartialOutputs
+from vlm_app.server.tensors.wire import InferRequest
+
+Tensors = dict[str, np.ndarray]
+WITH_LOGPROBS = ("cum_log_probs", "output_log_probs")
+
+
+@dataclass(frozen=True)
+class Response:
+    """One of a request's responses: all tokens, and the text, so far."""
+
+    outputs: Tensors
+    last: bool
+
+
+class Inference:
+    """A request that has been read for a model. Raises InputError with one sentence."""
+
+    def __init__(self, service: Service, request: InferRequest, **sampling: Any):
+        """`sampling`: settings of every row in addition to its tensors'."""
+        self.parameters: Parameters = check(request.parameters)
+        self._service, self._frontend = service, service.pipeline.frontend
+        inputs = with_options(request.inputs, self.parameters.options)
+        self._left_out = _left_out(request, inputs)
+        self._typed = partial(service.tensors.typed, inputs=inputs, wanted=request.wanted)
+        rows = read_batch(self._frontend, inputs)
+        self.items = [replace(row, sampling={**row.sampling, **sampling}) for row in rows]
+
+    async def outputs(self) -> Tensors:
+        """Returns what comes of it, when all of it has ended. Raises RequestTimeout and the errors of Service."""
+        async with self._within(time.monotonic()):
+            outputs = await self._service.outputs(self.items)
+        return await asyncio.to_thread(self._written, outputs)
+
+    async def responses(self) -> AsyncIterator[Response]:
+        """Yields a response a burst where the model is decoupled, else one. Raises as `outputs`."""
+        if not self._service.decoupled:
+            yield Response(await self.outputs(), last=True)
+            return
+        began, found = time.monotonic(), PartialOutputs(self.items)
+        async with aclosing(self._service.stream_all(self.items)) as pieces:
+            while not found.ended:
+                async with self._within(began):  # each step has a task of its own
+                    number, piece = await anext(pieces)
+                if found.take(number, piece):
+                    yield Response(self._written(found.rows), last=found.ended)
+            await anext(pieces, None)  # so that it counts as a success
+
+    def _written(self, outputs: list[list[Output]]) -> Tensors:
+        found = write_batch(self._frontend, self.items, outputs)
+        return self._typed({name: array for name, array in found.items() if name not in self._left_out})
+
+    @asynccontextmanager
+    async def _within(self, began: float) -> AsyncIterator[None]:
+        """Raises RequestTimeout once the request's time, which `began` at this time.monotonic(), is over."""
+        seconds = self.parameters.timeout
+        try:
+            async with asyncio.timeout(seconds and began + seconds - time.monotonic()) as limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise RequestTimeout(
+                f"the request took longer than its timeout of {seconds * 1e6:.0f} µs; give it more or ask for less."
+            ) from None
+
+
+def _left_out(request: InferRequest, inputs: Tensors) -> set[str]:
+    """Returns the outputs that were neither asked for by name nor by a flag."""
+    texts = {"text_output"} if {"input_ids", "pixel_values"} & inputs.keys() else set()
+    flag = inputs.get("is_return_log_probs")
+    flagged = request.wanted is not None or (flag is not None and flag.any())
+    return texts if flagged else texts | set(WITH_LOGPROBS)

@@ -1,0 +1,15 @@
+"""A request of KServe's protocol, read for the kind of model that it is for."""
+
+from __future__ import annotations
+
+from vlm_app.server.kserve.encoder_inference import EncoderInference
+from vlm_app.server.kserve.inference import Inference
+from vlm_app.server.repository.service import Service
+from vlm_app.server.tensors.wire import InferRequest
+
+
+def read_inference(service: Service, request: InferRequest, stop: tuple[str, ...] = ()) -> Inference:
+    """Raises InputError with one sentence. `stop`: strings that end every row's text."""
+    if not service.pipeline.frontend.generates:
+        return EncoderInference(service, request, stop)
+    return Inference(service, request, stop=stop)

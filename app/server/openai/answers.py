@@ -1,0 +1,135 @@
+"""Outputs of a pipeline -> what OpenAI's clients read, whole and in chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from vlm import __version__
+from vlm.api.async_pipeline import Piece
+from vlm.api.outputs import Output
+from vlm.processing.tokenization import Tokenizer
+from vlm_app.server.core.metrics import prompt_tokens
+
+FINISH = {"eos": "stop", "stop": "stop", "length": "length", "loop": "length"}
+LEAST = -9999.0  # what is impossible has this log-probability
+
+
+@dataclass
+class Usage:
+    """Tokens that a request has cost so far."""
+
+    prompt: int = 0
+    completion: int = 0
+
+    def add(self, piece: Piece) -> None:
+        if piece.delta is not None:
+            self.completion += len(piece.delta.token_ids)
+            # the samples of one input share what it was read as
+            if piece.delta.sequence is not None and not piece.index:
+                self.prompt += prompt_tokens(piece.delta.sequence)
+        elif piece.output is not None:
+            self.completion += len(piece.output.token_ids)
+
+    def as_json(self) -> dict[str, int]:
+        """Returns them as OpenAI names them."""
+        total = self.prompt + self.completion
+        return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
+
+
+@dataclass
+class Answer:
+    """What the choices of one answer have in common."""
+
+    model: str
+    kind: str  # chat.completion | text_completion
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+    usage: Usage = field(default_factory=Usage)
+
+    @property
+    def is_chat(self) -> bool:
+        return self.kind == "chat.completion"
+
+    def whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head(self.kind), "choices": choices, "usage": self.usage.as_json()}
+
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self.is_chat else self.kind
+        return {**self._head(kind), "choices": choices}
+
+    def choice(self, index: int, output: Output, logprobs: dict[str, Any] | None, echo: str = "") -> dict[str, Any]:
+        """Returns a whole output, after the prompt where that is echoed."""
+        message = {"role": "assistant", "content": output.text, "refusal": None}
+        content = {"message": message} if self.is_chat else {"text": echo + output.text}
+        return {"index": index, **content, "logprobs": logprobs, **self._end(output)}
+
+    def opening(self, index: int, echo: str = "") -> list[dict[str, Any]]:
+        """Returns the first chunk: a conversation's says who speaks; that of a text is the prompt where it is
+        echoed."""
+        if not self.is_chat:
+            return [self.part(index, echo, None, None)] if echo else []
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
+
+    def part(self, index: int, text: str, logprobs: dict[str, Any] | None, output: Output | None) -> dict[str, Any]:
+        """A piece of an output; `output` with its last."""
+        content = {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
+        end = {"finish_reason": None} if output is None else self._end(output)
+        return {"index": index, **content, "logprobs": logprobs, **end}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.is_chat else "cmpl"
+        head = {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        return {**head, "system_fingerprint": f"vlm-{__version__}"}
+
+    @staticmethod
+    def _end(output: Output) -> dict[str, Any]:
+        """`stop_reason` and `seed` are ours: why it ended, and what gives the same tokens again."""
+        reason = output.finish_reason
+        return {"finish_reason": FINISH[reason], "stop_reason": reason, "seed": output.seed}
+
+
+class LogProbs:
+    """Log-probabilities of one output's tokens, piece by piece."""
+
+    def __init__(self, tokenizer: Tokenizer | None, is_chat: bool, as_ids: bool = False):
+        """`as_ids`: tokens are named `token_id:5`, as vLLM has it."""
+        self._tokenizer, self._is_chat, self._as_ids = tokenizer, is_chat, as_ids
+        self._last: int | None = None
+        self._offset = 0
+
+    def added_by(self, piece: Piece) -> dict[str, Any]:
+        """What a piece adds; the token that ends an output is no part of it."""
+        if piece.delta is not None:
+            tokens, logprobs, top = piece.delta.token_ids, piece.delta.logprobs, piece.delta.top_logprobs
+        else:
+            tokens, logprobs, top = piece.output.token_ids, piece.output.logprobs, ()
+        if piece.output is not None and piece.output.finish_reason == "eos":
+            tokens = tokens[:-1]
+        rows = [self._row(token, logprobs[i], top[i] if i < len(top) else {}) for i, token in enumerate(tokens)]
+        return {"content": rows, "refusal": None} if self._is_chat else self._columns(rows)
+
+    def _row(self, token: int, logprob: float, top: dict[int, float]) -> dict[str, Any]:
+        others = [self._named(other, value) for other, value in top.items()]
+        row = {**self._named(token, logprob), "top_logprobs": others}
+        self._last = token
+        return row
+
+    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.piece(token, self._last) if self._tokenizer else str(token)
+        whole = "\ufffd" not in text
+        name = f"token_id:{token}" if self._as_ids else text
+        return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(text.encode()) if whole else None}
+
+    def _columns(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """As completions have it."""
+        offsets = []
+        for row in rows:
+            offsets.append(self._offset)
+            self._offset += len(row["token"])
+        top = [{other["token"]: other["logprob"] for other in row["top_logprobs"]} for row in rows]
+        columns = {"tokens": [row["token"] for row in rows], "token_logprobs": [row["logprob"] for row in rows]}
+        return {**columns, "top_logprobs": top, "text_offset": offsets}

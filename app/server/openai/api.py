@@ -1,0 +1,180 @@
+"""OpenAI's protocol: /v1/chat/completions, /v1/completions, /v1/models."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from vlm.api.async_pipeline import Piece
+from vlm.api.outputs import Output
+from vlm.errors import InputError, LimitError
+from vlm.limits import MAX_LOGPROBS
+from vlm_app.server.core.event_stream import event_stream
+from vlm_app.server.core.generation_input import GenerationInput
+from vlm_app.server.core.json_bodies import JsonRoute
+from vlm_app.server.core.limits import cancel_on_disconnect
+from vlm_app.server.core.messages import read_chat, verbatim
+from vlm_app.server.openai.answers import Answer, LogProbs
+from vlm_app.server.openai.schema import ChatBody, CompletionBody, Sampling, StreamOptions
+from vlm_app.server.repository.service import Service, Services
+
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
+
+
+@router.post("/chat/completions")
+async def chat(body: ChatBody, http: Request) -> Response:
+    """A conversation's next turn."""
+    service = _services(http)[body.model]
+    how = {"continued": bool(body.continue_final_message), "truncate": body.truncate}
+    source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
+    texts = Texts(service, [GenerationInput(source, files, body.sampling())], _answer(body, "chat.completion"))
+    texts.wants_logprobs = bool(body.logprobs)
+    return await _answered(http, body, texts)
+
+
+@router.post("/completions")
+async def completions(body: CompletionBody, http: Request) -> Response:
+    """What prompts are gone on with, or made of texts."""
+    service, sampling = _services(http)[body.model], body.sampling()
+    items = [
+        GenerationInput(verbatim(service.pipeline, prompt, body.truncate), [], sampling) for prompt in body.prompts
+    ]
+    texts = Texts(service, items, _answer(body, "text_completion"))
+    texts.wants_logprobs = body.logprobs is not None
+    texts.echoes = [_text(service, prompt) for prompt in body.prompts] if body.echo else None
+    return await _answered(http, body, texts)
+
+
+@router.get("/models")
+@router.get("/models/", include_in_schema=False)
+async def models(http: Request) -> dict[str, Any]:
+    return {"object": "list", "data": [_model(service) for service in _services(http)]}
+
+
+@router.get("/models/{name:path}")
+async def model(name: str, http: Request) -> dict[str, Any]:
+    return _model(_services(http)[name.rstrip("/")])
+
+
+class Texts:
+    """The outputs of one HTTP request: of each of its inputs as many as were asked for."""
+
+    def __init__(self, service: Service, items: list[GenerationInput], answer: Answer):
+        self._service, self._items, self.answer = service, items, answer
+        self._logprobs: dict[int, LogProbs] = {}
+        self.wants_logprobs = self.names_ids = False
+        self.echoes: list[str] | None = None  # of each input what stands before its outputs
+        self.kept: int | None = None  # of each input so many of its outputs, the likeliest; None: all
+
+    def check_logprobs(self) -> None:
+        """Raises LimitError for more log-probabilities than are held for one answer."""
+        longest = self._service.pipeline.llm.max_seq_len
+        settings = [each.sampling for each in self._items]
+        tokens = [min(s.get("max_new_tokens") or longest, longest) for s in settings]
+        alternatives = [self._count * (1 + s.get("top_logprobs", 0)) for s in settings]
+        if (count := sum(t * a for t, a in zip(tokens, alternatives, strict=True))) > MAX_LOGPROBS:
+            raise LimitError(
+                f"the answer may have {count:,} log-probabilities; {MAX_LOGPROBS:,} are given at most. Lower"
+                " max_tokens, n or top_logprobs."
+            )
+
+    async def pieces(self) -> AsyncIterator[tuple[int, Piece, dict[str, Any] | None]]:
+        """(choice, piece, its log-probabilities), of all inputs as they come."""
+        async with aclosing(self._service.stream_all(self._items)) as pieces:
+            async for number, piece in pieces:
+                index = number * self._count + piece.index
+                self.answer.usage.add(piece)
+                # each is decoded, which takes long for many
+                logprobs = (
+                    await asyncio.to_thread(self._log_probabilities, index, piece) if self.wants_logprobs else None
+                )
+                yield index, piece, logprobs
+
+    async def whole(self) -> dict[str, Any]:
+        outputs, logprobs = {}, {}
+        async with aclosing(self.pieces()) as pieces:
+            async for index, piece, new in pieces:
+                logprobs[index] = _joined(logprobs.get(index), new)
+                if piece.output is not None:
+                    outputs[index] = piece.output
+        places = enumerate(self._best(outputs))
+        return self.answer.whole([
+            self.answer.choice(place, outputs[index], logprobs[index], self._echo(index)) for place, index in places
+        ])  # fmt: skip
+
+    async def chunks(self, options: StreamOptions) -> AsyncIterator[dict[str, Any]]:
+        opened, usage = set(), self.answer.usage
+        more = {"usage": None} if options.include_usage else {}
+        async with aclosing(self.pieces()) as pieces:
+            async for index, piece, logprobs in pieces:
+                opening = [] if index in opened else self.answer.opening(index, self._echo(index))
+                opened.add(index)
+                more = {"usage": usage.as_json()} if options.include_usage and options.continuous_usage_stats else more
+                for choice in (*opening, self.answer.part(index, piece.text, logprobs, piece.output)):
+                    yield self.answer.chunk([choice]) | more
+        if options.include_usage:
+            yield self.answer.chunk([]) | {"usage": usage.as_json()}
+
+    def _best(self, outputs: dict[int, Output]) -> list[int]:
+        """Returns the choices to show, in order: of more candidates the ones whose tokens are likeliest on average."""
+        if self.kept is None:
+            return sorted(outputs)
+        mean = lambda i: outputs[i].cumulative_logprob / max(1, len(outputs[i].logprobs))  # noqa: E731
+        rows = [range(n * self._count, (n + 1) * self._count) for n in range(len(self._items))]
+        return [index for row in rows for index in sorted(row, key=mean, reverse=True)[: self.kept]]
+
+    @property
+    def _count(self) -> int:
+        """Outputs of each input."""
+        return self._items[0].sampling.get("num_return_sequences") or 1
+
+    def _echo(self, index: int) -> str:
+        return self.echoes[index // self._count] if self.echoes else ""
+
+    def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any]:
+        fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat, self.names_ids)
+        return self._logprobs.setdefault(index, fresh).added_by(piece)
+
+
+async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
+    if texts.wants_logprobs:
+        texts.check_logprobs()
+    texts.names_ids = bool(body.return_tokens_as_token_ids)
+    texts.kept = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
+    if not body.stream:
+        return await asyncio.to_thread(JSONResponse, await cancel_on_disconnect(http, texts.whole()))
+    return await event_stream(http, texts.chunks(body.stream_options or StreamOptions()), last="[DONE]")
+
+
+def _answer(body: Sampling, kind: str) -> Answer:
+    return Answer(body.model, kind, body.request_id or uuid.uuid4().hex)
+
+
+def _text(service: Service, prompt: str | list[int]) -> str:
+    """Returns a prompt in words."""
+    tokenizer = service.pipeline.tokenizer
+    if isinstance(prompt, list) and tokenizer is None:
+        raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")
+    return tokenizer.decode(prompt) if isinstance(prompt, list) else prompt
+
+
+def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Log-probabilities of an output's pieces, list by list."""
+    if known is None or new is None:
+        return new
+    return {key: known[key] + value if isinstance(value, list) else value for key, value in new.items()}
+
+
+def _model(service: Service) -> dict[str, Any]:
+    limits = {"max_model_len": service.pipeline.llm.max_seq_len}
+    return {"id": service.name, "object": "model", "created": service.created, "owned_by": "vlm", **limits}
+
+
+def _services(http: Request) -> Services:
+    return http.app.state.services

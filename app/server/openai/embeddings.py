@@ -1,0 +1,87 @@
+"""OpenAI's /v1/embeddings: what a model's encoder makes of texts and images, as one vector each."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, Request
+
+from vlm.api.outputs import Encoding
+from vlm.errors import LimitError
+from vlm.executor.packing import batched
+from vlm_app.server.core.data_uris import decode_data_uri, is_data_uri
+from vlm_app.server.core.json_bodies import JsonRoute
+from vlm_app.server.core.limits import cancel_on_disconnect
+from vlm_app.server.core.messages import verbatim
+from vlm_app.server.openai.schema import EmbeddingBody
+from vlm_app.server.repository.service import Service, Services
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
+AT_ONCE = 32  # inputs of a request that are encoded together
+
+
+@router.post("/embeddings")
+async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
+    """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
+    services: Services = http.app.state.services
+    service = services[body.model]
+    found = await cancel_on_disconnect(http, _vectors(service, body))
+    rows = [_row(i, _shortened(vector, body), body.encoding_format) for i, (vector, _) in enumerate(found)]
+    read = sum(count for _, count in found)
+    usage = {"prompt_tokens": read, "total_tokens": read}
+    return {"object": "list", "model": body.model, "data": rows, "usage": usage}
+
+
+async def _vectors(service: Service, body: EmbeddingBody) -> list[tuple[Tensor, int]]:
+    """Returns each input's vector and the rows that it was read as. Some inputs after the other: between them the
+    engine goes on with what else it does."""
+    found: list[tuple[Tensor, int]] = []
+    with service.statistics.request(len(body.inputs)):
+        for inputs in batched(body.inputs, AT_ONCE):
+            sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
+            with service.acquire_slot(len(inputs)):
+                encodings = await service.model.encode(sources, files)
+            found += [(_vector(each), len(each.last_hidden_state)) for each in encodings]
+    return found
+
+
+def _read(service: Service, inputs: list[str | list[int]], truncate: bool | int) -> tuple[list[Any], list[list[bytes]]]:
+    files = [[decode_data_uri(each)] if _is_image(each) else [] for each in inputs]
+    texts = zip(files, inputs, strict=True)
+    return [{} if own else verbatim(service.pipeline, each, truncate) for own, each in texts], files
+
+
+def _is_image(given: str | list[int]) -> bool:
+    return isinstance(given, str) and is_data_uri(given, "image/")
+
+
+def _shortened(vector: Tensor, body: EmbeddingBody) -> Tensor:
+    """[dimensions] float32: the first values, at unit length again, as OpenAI shortens them."""
+    if body.dimensions is None:
+        return vector
+    if body.dimensions > len(vector):
+        raise LimitError(
+            f"dimensions is {body.dimensions}, the embeddings of {body.model} have {len(vector)}; ask for no more than"
+            " that, or leave it out."
+        )
+    return _unit(vector[: body.dimensions])
+
+
+def _vector(encoding: Encoding) -> Tensor:
+    """[hidden] float32"""
+    return _unit(encoding.last_hidden_state.float().mean(0))
+
+
+def _unit(vector: Tensor) -> Tensor:
+    return vector / vector.norm().clamp(min=1e-12)
+
+
+def _row(index: int, vector: Tensor, form: str) -> dict[str, Any]:
+    little_endian = vector.numpy().astype("<f4")
+    shown = vector.tolist() if form == "float" else base64.b64encode(little_endian.tobytes()).decode()
+    return {"object": "embedding", "index": index, "embedding": shown}

@@ -1,0 +1,127 @@
+"""KServe's model repository extension: what there is, loaded and unloaded while the server runs.
+
+https://github.com/triton-inference-server/server: docs/protocol/extension_model_repository.md
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from vlm.api.pipeline import Pipeline
+from vlm.errors import InputError, ModelNotFoundError, VlmError, listed
+from vlm_app.server.core.errors import Forbidden
+from vlm_app.server.repository.repository import Entry, scan
+from vlm_app.server.repository.service import Services
+
+if TYPE_CHECKING:
+    from vlm_app.server.repository.loading import Loader
+
+
+@dataclass
+class Repositories:
+    """The repositories of a server, and what has been loaded of them."""
+
+    urls: Sequence[str]
+    loader: Loader
+    found: dict[str, Entry | VlmError] = field(default_factory=dict)
+    loaded: dict[str, Entry] = field(default_factory=dict)
+
+    def scan(self) -> None:
+        """Raises InputError for one that cannot be reached, and for a name that two have."""
+        found: dict[str, Entry | VlmError] = {}
+        for url in self.urls:
+            models = scan(url)
+            if both := sorted(models.keys() & found.keys()):
+                raise InputError(f"two model repositories hold {listed(both)}; rename one of the folders.")
+            found |= models
+        self.found = found
+
+    @property
+    def loadable(self) -> int:
+        """How many of what was found may load."""
+        return sum(isinstance(entry, Entry) for entry in self.found.values())
+
+    def entry(self, name: str) -> Entry:
+        """Raises a VlmError that says why it cannot be served."""
+        if name not in self.found:
+            raise ModelNotFoundError(f"model {name!r} is in no repository here; there is {listed(self.found)}.")
+        if isinstance(found := self.found[name], VlmError):
+            raise found
+        return found
+
+    def load(self, name: str) -> Pipeline:
+        """Raises a VlmError with one sentence, which is kept for the index."""
+        entry = self.entry(name)
+        try:
+            pipeline = self.loader.entry(entry)
+        except VlmError as error:
+            self.found[name] = copy.copy(error)  # without its traceback, whose frames hold half a model
+            raise
+        self.loaded[name] = entry
+        return pipeline
+
+
+class Control:
+    """Changes which models are served. One change at a time."""
+
+    def __init__(
+        self,
+        services: Services,
+        repositories: Repositories | None,
+        serve: Callable[[str, Pipeline], None],
+        allowed: bool,
+        drain_seconds: int,
+    ):
+        """`serve` puts a loaded model among the services."""
+        self._services, self._repositories, self._serve = services, repositories, serve
+        self._allowed, self._drain_seconds, self._lock = allowed, drain_seconds, asyncio.Lock()
+
+    def index(self, only_ready: bool) -> list[dict[str, str]]:
+        rows = [_row(s.name, s.version, s.ready, "the engine has broken") for s in self._services]
+        for name, entry in self._repositories.found.items() if self._repositories else ():
+            if name not in self._services.by_name:
+                broken = isinstance(entry, VlmError)
+                rows.append(_row(name, "" if broken else entry.version, False, str(entry) if broken else "unloaded"))
+        return [row for row in rows if row["state"] == "READY" or not only_ready]
+
+    async def load(self, name: str) -> None:
+        """Looks at the repository again; a model that has changed there takes the place of its predecessor."""
+        repositories = self._checked(name)
+        async with self._lock:
+            await asyncio.to_thread(repositories.scan)
+            entry = repositories.entry(name)  # one that cannot be served takes nobody's place
+            if name in self._services.by_name:
+                if entry.stamp == repositories.loaded[name].stamp:
+                    return
+                await self._unload(name)
+            pipeline = await asyncio.to_thread(repositories.load, name)
+            self._serve(name, pipeline)
+
+    async def unload(self, name: str) -> None:
+        """When what runs has ended, or the time to drain is over."""
+        self._checked(name)
+        async with self._lock:
+            await self._unload(name)
+
+    def _checked(self, name: str) -> Repositories:
+        if not self._allowed:
+            raise Forbidden("models are not loaded and unloaded here; start the server with --model-control.")
+        if self._repositories is None or (name in self._services.by_name and name not in self._repositories.loaded):
+            raise InputError(f"model {name!r} is not of a model repository; it stays as the server was started.")
+        return self._repositories
+
+    async def _unload(self, name: str) -> None:
+        service = self._services.remove(name)
+        del self._repositories.loaded[name]
+        await service.close(self._drain_seconds)
+        del service
+        await asyncio.to_thread(self._repositories.loader.freed)
+
+
+def _row(name: str, version: str, ready: bool, reason: str) -> dict[str, str]:
+    state, reason = ("READY", "") if ready else ("UNAVAILABLE", reason)
+    return {"name": name, "version": version, "state": state, "reason": reason}

@@ -1,0 +1,84 @@
+"""Loads the models of a server, one by one."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from vlm.api.loader import resolve_device
+from vlm.api.pipeline import Pipeline
+from vlm.api.warm_up import warm_up
+from vlm.build.store import Progress
+from vlm.engine.fair_lock import device_lock
+from vlm.errors import VlmWarning
+from vlm_app.load_options import LoadOptions
+from vlm_app.server.repository.repository import Entry
+
+
+class Loader:
+    """What is free on a GPU is shared out evenly among the caches of models that are yet to load."""
+
+    def __init__(
+        self,
+        options: LoadOptions | None = None,
+        *,
+        warm: bool | None = None,
+        progress: Progress | None = None,
+    ):
+        """`warm` None: on CUDA, where graphs are captured."""
+        self._options = options or LoadOptions()
+        self._left, self._progress = 1, progress
+        self._warm = warm
+        self._unfinished = False  # has the last one not loaded, and left memory behind?
+
+    def expect(self, count: int) -> None:
+        """So many models are to load now."""
+        self._left = count
+
+    def model(self, model: str | Path, own: LoadOptions | None = None) -> Pipeline:
+        """Loads a model; what it says of its `own` loading comes first. Raises a VlmError with one sentence."""
+        if self._unfinished:
+            self.freed()
+        self._unfinished = True
+        options = self._options if own is None else self._options.overridden_by(own)
+        fraction = options.runtime_config().kv_cache_free_gpu_memory_fraction / self._left
+        options = options.overridden_by(LoadOptions(runtime={"kv_cache_free_gpu_memory_fraction": fraction}))
+        self._left = max(1, self._left - 1)  # whether it loads or not
+        with device_lock(resolve_device(options.device)):
+            loaded = options.load(model, self._progress)
+            if self._warm or (self._warm is None and loaded.device.type == "cuda"):
+                warm_up(loaded, self._progress)
+        self._unfinished = False
+        return loaded
+
+    def entry(self, entry: Entry) -> Pipeline:
+        """Loads a model of a repository. Raises a VlmError, ConfigError where it is not what its configuration says."""
+        for note in entry.config.notes:
+            warnings.warn(note, VlmWarning, stacklevel=2)
+        loaded = self.model(entry.fetched(self._progress), self._without_device(entry))
+        self._unfinished = True
+        entry.config.check_family(loaded.family.name, entry.where)
+        self._unfinished = False
+        return loaded
+
+    def _without_device(self, entry: Entry) -> LoadOptions:
+        """Returns the options: a device of the command line comes before that of the instance group."""
+        options, given = entry.options, self._options.runtime.get("device")
+        own = options.runtime.get("device")
+        if given is None or own is None:
+            return options
+        if own != given:
+            warnings.warn(f"{entry.where}: its instance_group is for {own}; --device {given} is taken.", VlmWarning,
+                          stacklevel=3)  # fmt: skip
+        runtime = {name: value for name, value in options.runtime.items() if name != "device"}
+        return replace(options, runtime=runtime)
+
+    def freed(self) -> None:
+        """Gives the memory of models that are no more back to the device."""
+        with device_lock(resolve_device(self._options.device)):
+            gc.collect()
+            torch.cuda.empty_cache()

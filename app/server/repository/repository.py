@@ -1,0 +1,159 @@
+"""A model repository as Triton has it: NAME/config.pbtxt (or none) and NAME/VERSION/ with an engine or a model folder.
+
+https://github.com/triton-inference-server/server: docs/user_guide/model_repository.md
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vlm.artifacts.engine_dir import MANIFEST
+from vlm.build.store import Progress
+from vlm.errors import ConfigError, ModelNotFoundError, VlmError
+from vlm_app.load_options import LoadOptions
+from vlm_app.server.repository import pbtxt
+from vlm_app.server.repository.fastertransformer import BACKEND, CHECKPOINT, FOLDER
+from vlm_app.server.repository.files import Tree
+from vlm_app.server.repository.served_config import ServedConfig, checked_path
+from vlm_app.server.repository.triton_options import CONFIG, ENGINE_FOLDER, FRONTEND_FOLDER
+
+SIGNS = (MANIFEST, "config.json", "config.ini")  # of an engine; a checkpoint or Hugging Face folder; what is refused
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of a repository, as it lies there."""
+
+    name: str  # of its folder
+    version: str
+    place: PurePosixPath  # of the engine or model folder
+    tree: Tree
+    config: ServedConfig = field(default_factory=ServedConfig)
+
+    @property
+    def where(self) -> Path:
+        """Its configuration."""
+        return self.tree.root / self.name / CONFIG
+
+    @property
+    def options(self) -> LoadOptions:
+        """What its configuration says of its loading."""
+        return self.config.options
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a Service is told of it."""
+        config = self.config
+        return {"version": self.version, "decoupled": config.decoupled, "datatypes": config.datatypes}
+
+    @property
+    def stamp(self) -> str:
+        """Changes with its files and its version."""
+        return f"{self.tree.stamp(self.place)}-{self.config}"
+
+    def fetched(self, progress: Progress | None = None) -> Path:
+        """Returns the folder on this disk. Raises ConfigError where its configuration names one that is not there."""
+        if self.config.checkpoint:
+            return checked_path(self.config.checkpoint, self.where)
+        return self.tree.local(self.place, progress)
+
+
+def scan(url: str) -> dict[str, Entry | VlmError]:
+    """Every model of a repository by its name, or why it cannot be served, in a sentence.
+
+    An ensemble is served by the engine among its steps, which reads texts too; its parts are no models of their own.
+    Raises InputError for a repository that cannot be reached.
+    """
+    tree = Tree.from_url(url)
+    configs = {name: _tried(lambda name=name: _config(tree, name)) for name in tree.folders(PurePosixPath())}
+    parts = {step for config in configs.values() for step in _steps(config)}
+    whole = {name: config for name, config in configs.items() if name not in parts}
+    return {name: _tried(lambda name=name: _entry(tree, name, configs)) for name in whole}
+
+
+def _tried(made: Any) -> Any:
+    try:
+        return made()
+    except VlmError as error:
+        return error
+
+
+def _config(tree: Tree, name: str) -> Any:
+    """A ModelConfig; None where there is no file."""
+    at = PurePosixPath(name, CONFIG)
+    return pbtxt.parsed(tree.text(at), tree.root / name / CONFIG) if at in tree.stamps else None
+
+
+def _steps(config: Any) -> list[str]:
+    """Returns the names of an ensemble's models."""
+    is_one = config is not None and not isinstance(config, VlmError) and config.platform == "ensemble"
+    return [step.model_name for step in config.ensemble_scheduling.step] if is_one else []
+
+
+def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
+    config = configs[name]
+    if isinstance(config, VlmError):
+        raise config
+    if not (steps := _steps(config)):
+        if config is not None and config.backend == BACKEND:  # what it cannot have comes before what is not there
+            ServedConfig.from_proto(config, tree.root / name / CONFIG)
+        version = _version(tree, name, config)
+        return _single(tree, name, version, config)
+    found = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
+    engines = [entry for entry in found if isinstance(entry, Entry)]
+    if errors := [error for error in found if isinstance(error, ConfigError)]:
+        raise errors[0]
+    if len(engines) != 1:
+        raise ModelNotFoundError(
+            f"{tree.root / name} is an ensemble with {len(engines)} engines of vlm among its steps; it needs one."
+        )
+    [engine] = engines
+    whole = engine.config.within(ServedConfig.from_proto(config, tree.root / name / CONFIG))
+    return Entry(name, _version(tree, name, config), engine.place, tree, whole)
+
+
+def _single(tree: Tree, name: str, version: str, config: Any) -> Entry:
+    """Returns a model that is no ensemble. What is in its folder is looked at first: a step of an ensemble may be any
+    model."""
+    where, folder = tree.root / name / CONFIG, PurePosixPath(name, version)
+    filename = "" if config is None else config.default_model_filename
+    place = folder if _names_checkpoint(config) else _place(tree, folder, filename or FOLDER)
+    served = ServedConfig() if config is None else ServedConfig.from_proto(config, where)
+    return Entry(name, version, place, tree, served)
+
+
+def _names_checkpoint(config: Any) -> bool:
+    """Says whether the model is elsewhere than in the version's folder."""
+    return config is not None and CHECKPOINT in config.parameters and bool(config.parameters[CHECKPOINT].string_value)
+
+
+def _step(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
+    if name not in configs or _steps(configs[name]):
+        raise ModelNotFoundError(f"{tree.root} holds no model {name} that is no ensemble itself.")
+    return _entry(tree, name, configs)
+
+
+def _version(tree: Tree, name: str, config: Any) -> str:
+    """The latest of those that the model's policy allows."""
+    found = [v for v in tree.folders(PurePosixPath(name)) if v.isdecimal() and not v.startswith("0")]
+    if config is not None and config.version_policy.WhichOneof("policy_choice") == "specific":
+        found = [v for v in found if int(v) in config.version_policy.specific.versions]
+    if not found and _names_checkpoint(config) and not config.HasField("version_policy"):
+        return "1"  # its folder may be empty, and is not seen then
+    if not found:
+        raise ModelNotFoundError(f"{tree.root / name} holds no version to serve; put the model into {name}/1/.")
+    return max(found, key=int)
+
+
+def _place(tree: Tree, version: PurePosixPath, filename: str) -> PurePosixPath:
+    """Returns where in a version's folder the model is; `filename`: where it may be, too."""
+    inner = tree.folders(version)
+    only = [version / inner[0]] if len(inner) == 1 and inner[0] != FRONTEND_FOLDER else []
+    places = [version / ENGINE_FOLDER, version / filename, version, *only]
+    if (place := next((p for p in places if any(p / sign in tree.stamps for sign in SIGNS)), None)) is None:
+        raise ModelNotFoundError(
+            f"{tree.root.joinpath(*version.parts)} holds no engine and no Hugging Face folder; put its files there."
+        )
+    return place

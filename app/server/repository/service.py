@@ -1,0 +1,139 @@
+"""A served model: how much of it is asked at once, and its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from functools import partial
+
+from vlm.api.async_pipeline import AsyncPipeline, Piece
+from vlm.api.outputs import Output
+from vlm.api.pipeline import Pipeline
+from vlm.errors import LimitError, ModelNotFoundError, listed
+from vlm.processing.workers import ImageWorkers
+from vlm_app.server.core.errors import Busy
+from vlm_app.server.core.generation_input import GenerationInput
+from vlm_app.server.core.merge import merged
+from vlm_app.server.core.metrics import Metrics, Stopwatch
+from vlm_app.server.repository.statistics import RequestTimes, Statistics
+from vlm_app.server.tensors.model import ModelTensors
+
+
+class Service:
+    """One model under its name."""
+
+    def __init__(
+        self,
+        name: str,
+        pipeline: Pipeline,
+        workers: ImageWorkers,
+        metrics: Metrics,
+        max_requests: int,
+        version: str = "1",
+        on_break: Callable[[str, Exception], None] = lambda name, error: None,
+        *,
+        decoupled: bool = True,
+        datatypes: Mapping[str, str] | None = None,
+    ):
+        """`on_break` is told when the engine has broken for good. `decoupled`: streams of KServe's protocol hold a
+        response a burst, else one response; `datatypes`: of outputs, as a configuration declares them."""
+        self.name, self.version, self._metrics, self._max = name, version, metrics, max_requests
+        self.created = int(time.time())
+        self.tensors = ModelTensors.from_frontend(pipeline.frontend, pipeline.engine.build.dtype, datatypes)
+        self.held = 0  # outputs running or waiting
+        self.decoupled = decoupled
+        self.statistics = Statistics()
+        self.model = AsyncPipeline(
+            pipeline,
+            workers,
+            on_end=partial(metrics.ended, name),
+            on_break=partial(on_break, name),
+            on_step=self.statistics.step,
+        )
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.model.pipeline
+
+    @property
+    def ready(self) -> bool:
+        return self.model.engine.error is None
+
+    async def close(self, drain_seconds: float = 0) -> None:
+        """Ends when what runs has ended, or ends it once this time is over."""
+        end = time.monotonic() + drain_seconds
+        while self.held and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        await self.model.close()
+
+    @contextmanager
+    def acquire_slot(self, count: int) -> Iterator[None]:
+        """Room for so many outputs; Busy where there is none now, LimitError where there never is."""
+        if count > self._max:
+            raise LimitError(f"{count} outputs were asked for at once; {self.name} holds {self._max} at most.")
+        if self.held + count > self._max:
+            self._metrics.rejected.labels(self.name).inc()
+            raise Busy(f"{self.name} holds {self.held} requests of {self._max} at most; ask again later.")
+        self.held += count
+        try:
+            yield
+        finally:
+            self.held -= count
+
+    async def stream_all(self, items: list[GenerationInput]) -> AsyncIterator[tuple[int, Piece]]:
+        """(number of the input, piece) of a request's inputs as they come. Raises Busy and the errors of
+        AsyncPipeline."""
+        with self.statistics.request(len(items)) as times:
+            async with aclosing(merged([self._stream(each, times) for each in items])) as pieces:
+                async for numbered in pieces:
+                    yield numbered
+
+    async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncIterator[Piece]:
+        watch = Stopwatch(self._metrics, self.name)
+        with self.acquire_slot(item.count):
+            request = await self.model.request(item.source, item.files, **item.sampling)
+            prepared = times.prepared()
+            async with aclosing(self.model.stream(request)) as pieces:
+                async for piece in pieces:
+                    watch.observe(piece)
+                    if piece.delta and piece.delta.sequence:
+                        times.ended(prepared, piece.delta)
+                    yield piece
+
+    async def outputs(self, items: list[GenerationInput]) -> list[list[Output]]:
+        """Returns each input's outputs, when all have ended."""
+        found: list[dict[int, Output]] = [{} for _ in items]
+        async with aclosing(self.stream_all(items)) as pieces:
+            async for number, piece in pieces:
+                if piece.output is not None:
+                    found[number][piece.index] = piece.output
+        return [[outputs[index] for index in sorted(outputs)] for outputs in found]
+
+
+class Services:
+    """The models of a server, as they are now."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Service] = {}
+
+    def start(self) -> None:
+        """Within the event loop that will ask them."""
+        for service in self:
+            service.model.start()
+
+    def add(self, service: Service) -> None:
+        self.by_name[service.name] = service
+
+    def remove(self, name: str) -> Service:
+        """It is asked no more. Raises ModelNotFoundError."""
+        return self.by_name.pop(self[name].name)
+
+    def __getitem__(self, name: str) -> Service:
+        if name not in self.by_name:
+            raise ModelNotFoundError(f"model {name!r} is not served here; there is {listed(self.by_name)}.")
+        return self.by_name[name]
+
+    def __iter__(self) -> Iterator[Service]:
+        return iter(list(self.by_name.values()))

@@ -1,0 +1,87 @@
+"""What a served model takes and gives under KServe's protocol, and in which types."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from vlm.processing.frontend import Frontend
+from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, SAME, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
+from vlm_app.server.tensors.wire import DTYPES
+
+HIDDEN = ("output_hidden_states", "output_hidden_state")  # T5-Encoder's guide, its code and config.pbtxt
+ATTENTIONS = "output_attentions"
+INPUT_LENGTHS = "response_input_lengths"  # GPT's: tokens of output_ids that are the prompt's
+INTEGERS = ("INT32", "UINT32", "INT64", "UINT64")
+TYPES = {
+    "output_ids": INTEGERS, "sequence_length": INTEGERS, INPUT_LENGTHS: INTEGERS,
+    "cum_log_probs": ("FP32",), "output_log_probs": ("FP32",), "text_output": ("BYTES",),
+}  # fmt: skip
+LENGTHS_OUT = (TensorSpec(INPUT_LENGTHS, "UINT32", (-1,)),)
+FOLLOW_IDS = ("output_ids", "sequence_length", INPUT_LENGTHS)
+
+ENCODER_IN = (*(spec for spec in IDS_IN if spec.name in ("input_ids", "sequence_length")),
+              TensorSpec("is_return_attentions", "BOOL", (1,)))  # fmt: skip
+ENCODER_TEXT_IN = tuple(spec for spec in TEXT_IN if spec.name == "text_input")
+KNOWN_INPUTS = {spec.name for spec in (*IDS_IN, *TEXT_IN, *ENCODER_IN)} | SAME.keys()
+KNOWN_OUTPUTS = {*TYPES, *HIDDEN, ATTENTIONS}
+
+Tensors = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class ModelTensors:
+    """The tensors of one model."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    declared: Mapping[str, str] = field(default_factory=dict)  # types of outputs that its config.pbtxt names
+
+    @classmethod
+    def from_frontend(
+        cls, frontend: Frontend, dtype: str = "float32", declared: Mapping[str, str] | None = None
+    ) -> ModelTensors:
+        """Ids where the model reads tokens, texts where it has a tokenizer. `dtype`: the engine's."""
+        declared = declared or {}
+        if not frontend.generates:
+            return cls._of_encoder(frontend, dtype, declared)
+        texts = specs_of(frontend, TEXT_IN) if frontend.tokenizer else ()
+        inputs = {spec.name: spec for spec in (*specs_of(frontend, IDS_IN), *texts)}
+        outputs = (*(TEXT_OUT if frontend.tokenizer else IDS_OUT), *(LENGTHS_OUT if INPUT_LENGTHS in declared else ()))
+        typed = (replace(s, datatype=declared.get(s.name, s.datatype)) for s in output_specs(frontend, outputs))
+        return cls(tuple(inputs.values()), tuple(typed), declared)
+
+    @classmethod
+    def _of_encoder(cls, frontend: Frontend, dtype: str, declared: Mapping[str, str]) -> ModelTensors:
+        datatype = "FP16" if dtype == "float16" else "FP32"  # the protocol's JSON has no bfloat16
+        hidden = next((name for name in HIDDEN if name in declared), HIDDEN[0])
+        outputs = (
+            TensorSpec(hidden, datatype, (-1, frontend.config.hidden_size)),
+            TensorSpec(ATTENTIONS, datatype, (-1, -1, -1, -1)),
+        )
+        texts = ENCODER_TEXT_IN if frontend.tokenizer else ()
+        optional = tuple(replace(spec, optional=True) for spec in ENCODER_IN) if texts else ENCODER_IN
+        return cls((*optional, *texts), outputs, declared)
+
+    def typed(self, outputs: Tensors, inputs: Tensors, wanted: Collection[str] | None) -> Tensors:
+        """Returns the outputs in their types; ids come as those of a request do, where no configuration declares them.
+        `wanted`: by name; None: all but what only a name brings."""
+        kinds = {spec.name: spec.datatype for spec in self.outputs}
+        ids = inputs.get("input_ids")
+        if ids is not None and ids.dtype == np.int32:
+            kinds |= {name: "INT32" for name in FOLLOW_IDS if name not in self.declared}
+        left_out = {INPUT_LENGTHS} - kinds.keys() if wanted is None else set()
+        cast = lambda name, array: array.astype(DTYPES[kinds[name]], copy=False) if name in kinds else array  # noqa: E731
+        return {name: cast(name, array) for name, array in outputs.items() if name not in left_out}
+
+
+def type_errors(declared: Mapping[str, str]) -> list[str]:
+    """Returns what is wrong with the types that a configuration declares. An encoder's outputs are of its own type,
+    whatever is declared, as FasterTransformer has it."""
+    return [
+        f"output {name} is declared as {declared[name]}; it must be {' or '.join(allowed)}"
+        for name, allowed in TYPES.items()
+        if name in declared and declared[name] not in allowed
+    ]

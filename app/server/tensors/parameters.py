@@ -1,0 +1,120 @@
+"""The parameters of KServe's requests: each is honoured, or refused by its name.
+
+https://github.com/triton-inference-server/server: docs/protocol/extension_parameters.md, extension_schedule_policy.md,
+extension_sequence.md, extension_binary_data.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlm.errors import InputError, listed
+from vlm_app.server.tensors.specs import SCALARS
+
+EMPTY_FINAL = "triton_enable_empty_final_response"
+SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
+OF_INPUTS, OF_OUTPUTS = ("binary_data_size",), ("binary_data", "classification")
+ALLOWED = ("binary_data_output", "priority", "sequence_id", "timeout", EMPTY_FINAL)
+LONGEST = 2**53  # µs; a float holds it exactly
+DTYPES = {"UINT32": np.uint32, "UINT64": np.uint64, "FP32": np.float32, "BOOL": np.bool_}
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Reads what a request says apart from its tensors."""
+
+    timeout: float | None  # seconds
+    empty_final: bool  # a stream's last response is an empty one
+    options: dict[str, Any]  # values for all rows of the tensors of these names
+
+
+def check(given: dict[str, Any]) -> Parameters:
+    """Raises InputError for a parameter that is unknown, or that asks for what is not done here."""
+    unknown = [name for name in given if name not in (*ALLOWED, *SWITCHES, *SCALARS)]
+    if unknown:
+        raise InputError(
+            f"the parameter {listed(unknown)} is unknown here; allowed are {listed((*ALLOWED, *SCALARS), 40)}."
+        )
+    for name in SWITCHES:
+        if not isinstance(given.get(name, False), bool):
+            raise InputError(f"the parameter {name} is {_short(given[name])}; it must be true or false.")
+    _check_sequence(given)
+    if (priority := given.get("priority", 0)) != 0 or isinstance(priority, bool):
+        raise InputError(
+            f"the parameter priority is {_short(priority)}; requests are served as they come: leave it at 0."
+        )
+    options = {name: value for name, value in given.items() if name in SCALARS}
+    return Parameters(_timeout(given.get("timeout", 0)), given.get(EMPTY_FINAL, False), options)
+
+
+def read_parameters(entry: dict[str, Any], where: str) -> dict[str, Any]:
+    """Returns an object's parameters. InputError where they are no object."""
+    found = entry.get("parameters")
+    if found is not None and not isinstance(found, dict):
+        raise InputError(f"the parameters of {where} must be an object of names and values.")
+    return found or {}
+
+
+def check_tensors(head: dict[str, Any]) -> None:
+    """Raises InputError for parameters of a request's tensors that ask for what is not done here."""
+    for kind, allowed in (("input", OF_INPUTS), ("output", OF_OUTPUTS)):
+        entries = head.get(f"{kind}s")
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, dict):
+                _check_tensor(f"{kind} {entry.get('name')}", entry, allowed)
+
+
+def with_options(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the tensors and, for each option, one of [batch, 1] that says the same for every row.
+
+    Raises InputError for an option that is given twice or whose value is none of its kind.
+    """
+    if twice := sorted(options.keys() & inputs.keys()):
+        raise InputError(f"{listed(twice)} is given as a tensor and as a parameter; give it once.")
+    batch = max((len(array) for array in inputs.values() if array.ndim), default=0)
+    return {**inputs, **{name: _filled(name, value, batch) for name, value in options.items()}}
+
+
+def _check_sequence(given: dict[str, Any]) -> None:
+    """Refuses sequences: requests are independent of each other."""
+    if given.get("sequence_id", 0) not in (0, "") or given.get("sequence_start") or given.get("sequence_end"):
+        raise InputError("the parameter sequence_id is given; models keep no state between requests, so leave it out.")
+
+
+def _timeout(given: Any) -> float | None:
+    if type(given) is not int or not 0 <= given <= LONGEST:
+        raise InputError(
+            f"the parameter timeout is {_short(given)}; it must be microseconds, a whole number from 0 on."
+        )
+    return given / 1e6 or None
+
+
+def _check_tensor(where: str, entry: dict[str, Any], allowed: tuple[str, ...]) -> None:
+    given = read_parameters(entry, where)
+    if any(name.startswith("shared_memory") for name in given):
+        raise InputError(f"{where} lies in shared memory, which is not served; send it in the request.")
+    if unknown := [name for name in given if name not in allowed]:
+        raise InputError(f"{where} has the parameter {listed(unknown)}; allowed are {listed(allowed)}.")
+    if given.get("classification", 0) != 0:
+        raise InputError(f"{where} asks for classification; these models give no classes.")
+    if not isinstance(given.get("binary_data", False), bool):
+        raise InputError(f"{where} has binary_data {_short(given['binary_data'])}; it must be true or false.")
+
+
+def _filled(name: str, value: Any, batch: int) -> np.ndarray:
+    kind = SCALARS[name][0]
+    allowed = {"BOOL": (bool,), "FP32": (int, float)}.get(kind, (int,))
+    if not isinstance(value, allowed) or (kind != "BOOL" and isinstance(value, bool)):
+        raise InputError(f"the parameter {name} is {_short(value)}; it must be {kind}.")
+    try:
+        with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse
+            return np.full((batch, 1), value, DTYPES[kind])
+    except OverflowError:
+        raise InputError(f"the parameter {name} is {_short(value)}; it must be {kind}.") from None
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:40]

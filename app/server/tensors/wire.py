@@ -1,0 +1,222 @@
+"""Tensors on the wire: KServe's inference protocol v2, in JSON and with Triton's binary data extension.
+
+https://github.com/kserve/open-inference-protocol, and triton-inference-server/server: extension_binary_data.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vlm.errors import InputError, LimitError, listed
+from vlm_app.server.core.json_bodies import parse_json
+from vlm_app.server.tensors.parameters import check_tensors, read_parameters
+
+DTYPES = {
+    "BOOL": np.bool_,
+    **{f"{sign}INT{bits}": np.dtype(f"{sign}int{bits}".lower()) for sign in ("", "U") for bits in (8, 16, 32, 64)},
+    "FP16": np.float16,
+    "FP32": np.float32,
+    "FP64": np.float64,
+    "BYTES": np.object_,  # of bytes
+}
+# of a datatype's family -> what JSON gives for it
+JSON_TYPES = {"INT": {int}, "FP": {int, float}, "BO": {bool}}
+MAX_AXES = 8
+MAX_STRINGS = 65_536  # elements of a tensor of BYTES
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    id: str | None
+    inputs: dict[str, np.ndarray]
+    wanted: dict[str, bool] | None  # outputs by name, in binary or not; None: all
+    binary: bool  # where an output does not say
+    parameters: dict[str, Any]  # of the request as a whole
+
+
+def read(body: bytes, header_length: str | None) -> InferRequest:
+    """`header_length`: bytes of the JSON part, whose tensors' data follow it. InputError names what is wrong."""
+    size = len(body) if header_length is None else _size(header_length, len(body))
+    return request_from(parse_json(body[:size]), memoryview(body)[size:])
+
+
+def request_from(head: Any, data: memoryview) -> InferRequest:
+    """Reads a request's JSON, whose tensors' binary data stand one after the other in `data`. Raises InputError."""
+    if not isinstance(head, dict) or not isinstance(head.get("inputs"), list):
+        raise InputError('the request needs "inputs", a list of tensors.')
+    check_tensors(head)
+    inputs, rest = {}, data
+    for tensor in head["inputs"]:
+        name, array, used = _tensor(tensor, rest)
+        if name in inputs:
+            raise InputError(f"input {name} was given twice.")
+        inputs[name], rest = array, rest[used:]
+    if len(rest):
+        raise InputError(f"{len(rest)} bytes follow the last tensor; binary_data_size and the data differ.")
+    parameters = read_parameters(head, "the request")
+    binary = parameters.get("binary_data_output") is True
+    request_id = head.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise InputError(f"the request's id is {str(request_id)[:20]}; give a string.")
+    return InferRequest(request_id, inputs, _wanted(head, binary), binary, parameters)
+
+
+def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
+    """Returns the body of a model's (name, version) response, and the bytes of its JSON part where binary data follow.
+
+    InputError for an output that is wanted and not there.
+    """
+    shown, data = [], []
+    for name, binary in wanted_of(request, outputs).items():
+        array = outputs[name]
+        entry = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
+        if binary:
+            data.append(to_bytes(array))
+            entry["parameters"] = {"binary_data_size": len(data[-1])}
+        else:
+            entry["data"] = [_plain(value) for value in array.ravel().tolist()]
+        shown.append(entry)
+    head = {"model_name": model[0], "model_version": model[1], "outputs": shown}
+    text = json.dumps({**head, "id": request.id} if request.id is not None else head).encode()
+    return b"".join((text, *data)), len(text) if data else None
+
+
+def wanted_of(request: InferRequest, outputs: Mapping[str, np.ndarray]) -> dict[str, bool]:
+    """Returns the outputs to send, each in binary or not. InputError for one that is wanted and not there."""
+    wanted = dict.fromkeys(outputs, request.binary) if request.wanted is None else request.wanted
+    if unknown := [name for name in wanted if name not in outputs]:
+        raise InputError(f"{listed(unknown)} is no output of this request; there are {listed(outputs)}.")
+    return wanted
+
+
+def datatype_of(array: np.ndarray) -> str:
+    """Returns the protocol's name of an array's type."""
+    return next(kind for kind, dtype in DTYPES.items() if array.dtype == dtype)
+
+
+def to_bytes(array: np.ndarray) -> bytes:
+    """Returns the elements little-endian, each of BYTES after its length in 4 bytes."""
+    if array.dtype == object:
+        return b"".join(len(value).to_bytes(4, "little") + value for value in array.ravel())
+    return array.astype(array.dtype.newbyteorder("<")).tobytes()
+
+
+def _size(given: str, total: int) -> int:
+    if not given.isascii() or not given.isdigit() or len(given) > 12 or int(given) > total:
+        raise InputError(f"Inference-Header-Content-Length is {given[:20]!r}; the body has {total} bytes.")
+    return int(given)
+
+
+def _parameters(entry: Any) -> dict[str, Any]:
+    found = entry.get("parameters") if isinstance(entry, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _wanted(head: dict[str, Any], binary: bool) -> dict[str, bool] | None:
+    given = head.get("outputs")
+    if not given:
+        return None
+    if not isinstance(given, list) or not all(isinstance(x, dict) and isinstance(x.get("name"), str) for x in given):
+        raise InputError('"outputs" must be a list of {"name": …}.')
+    return {output["name"]: _parameters(output).get("binary_data", binary) is True for output in given}
+
+
+def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
+    """(name, values, bytes of `rest` that they took)"""
+    name = entry.get("name") if isinstance(entry, dict) else None
+    if not isinstance(name, str):
+        raise InputError("an input has no name.")
+    kind, shape = entry.get("datatype"), entry.get("shape")
+    if not isinstance(kind, str) or kind not in DTYPES:
+        raise InputError(f"input {name} is of datatype {kind!r}; allowed are {listed(DTYPES, 20)}.")
+    _check_shape(name, kind, shape)
+    used = _parameters(entry).get("binary_data_size")
+    if used is None:
+        values = _from_json(name, kind, entry.get("data"))
+    elif type(used) is not int or not 0 <= used <= len(rest):
+        raise InputError(f"input {name} has binary_data_size {used!r}; {len(rest)} bytes are left.")
+    else:
+        values = _from_bytes(name, kind, bytes(rest[:used]))
+    if math.prod(shape) != len(values):
+        raise InputError(f"input {name} has shape {shape} and {len(values)} values.")
+    return name, values.reshape(shape), used or 0
+
+
+def _check_shape(name: str, kind: str, shape: Any) -> None:
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
+        raise InputError(f"input {name} needs a shape, a list of sizes.")
+    if len(shape) > MAX_AXES:
+        raise LimitError(f"input {name} has {len(shape):,} axes; give at most {MAX_AXES}.")
+    # without values, too: NumPy takes no sizes whose product is beyond an index
+    if math.prod(size for size in shape if size) >= 2**31:
+        raise LimitError(f"input {name} has shape {shape}, more values than are taken; send less at once.")
+    if kind == "BYTES" and math.prod(shape) > MAX_STRINGS:
+        raise LimitError(f"input {name} has shape {shape}; at most {MAX_STRINGS:,} elements of BYTES are taken.")
+
+
+def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
+    """Flat; nested lists are allowed."""
+    if not isinstance(data, list):
+        raise InputError(f"input {name} has no data, a list of values.")
+    error = InputError(f"input {name} has data that are not {kind}.")
+    try:
+        values = _flat(data)
+        if kind == "BYTES":
+            return _objects([text.encode("utf-8", "replace") for text in values])
+        # of texts NumPy would make an array in which each takes as much as the longest
+        if values and not set(map(type, values)) <= JSON_TYPES["INT" if "INT" in kind else kind[:2]]:
+            raise error
+        found = np.array(values)
+        limits = np.iinfo(DTYPES[kind]) if "INT" in kind else None
+        if limits and found.size and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
+            raise error
+        with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse
+            return found.astype(DTYPES[kind])
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        raise error from None
+
+
+def _flat(values: list[Any]) -> list[Any]:
+    """Lists of lists, of one depth and at each of one length -> their values. ValueError for others."""
+    while values and type(values[0]) is list:
+        if set(map(type, values)) != {list} or len(set(map(len, values))) != 1:
+            raise ValueError
+        values = list(itertools.chain.from_iterable(values))
+    return values
+
+
+def _from_bytes(name: str, kind: str, data: bytes) -> np.ndarray:
+    """Flat, little-endian; each of BYTES after its length, 4 bytes"""
+    if kind == "BYTES":
+        return _objects(list(_elements(name, data)))
+    dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
+    if len(data) % dtype.itemsize:
+        raise InputError(f"input {name} has {len(data)} bytes, which is no multiple of {dtype.itemsize}.")
+    return np.frombuffer(data, dtype)
+
+
+def _elements(name: str, data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        begin = at + 4
+        at = begin + int.from_bytes(data[at:begin], "little")
+        if at > len(data):
+            raise InputError(f"input {name} ends within one of its elements.")
+        yield data[begin:at]
+
+
+def _objects(values: list[bytes]) -> np.ndarray:
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
