@@ -18,10 +18,11 @@ KEY = "option"  # in a field's metadata
 class Allowed(Protocol):
     """Which values an option takes."""
 
-    @property
-    def words(self) -> str: ...
+    def __str__(self) -> str: ...
 
-    def accepts(self, value: Any) -> bool: ...
+    def error(self, value: Any) -> str | None:
+        """Returns what is allowed where a value is not."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,19 @@ class Range:
     high: float = inf
     low_open: bool = False
     high_open: bool = False
-    words: str = ""
+    words: str = ""  # what a value must be, in place of the end that it lies beyond
 
-    def accepts(self, value: Any) -> bool:
-        """Says whether a number lies within; NaN never does."""
+    def error(self, value: Any) -> str | None:
+        """Returns what is allowed where a number does not lie within; NaN never does."""
         above = self.low < value if self.low_open else self.low <= value
-        return above and (value < self.high if self.high_open else value <= self.high)
+        below = value < self.high if self.high_open else value <= self.high
+        if above and below:
+            return None
+        return self.words or (f"it must be at most {self.high}" if above else f"it must be at least {self.low}")
+
+    def __str__(self) -> str:
+        low = f"{'(' if self.low_open or self.low == -inf else '['}{_number(self.low)}"
+        return f"{low}, {_number(self.high)}{')' if self.high_open or self.high == inf else ']'}"
 
 
 @dataclass(frozen=True)
@@ -47,9 +55,19 @@ class Choice:
     values: tuple[Any, ...]
     words: str
 
-    def accepts(self, value: Any) -> bool:
-        """Says whether a value is one of them."""
-        return value in self.values
+    def error(self, value: Any) -> str | None:
+        """Returns what is allowed where a value is none of them."""
+        return None if value in self.values else self.words
+
+    def __str__(self) -> str:
+        return ", ".join(str(value).lower() for value in self.values)
+
+
+def _number(value: float) -> str:
+    """Returns a number of an interval; large ones as the power of 2 that they are."""
+    if isinstance(value, int) and value > 2**20 and value.bit_count() == 1:
+        return f"2^{value.bit_length() - 1}"
+    return {inf: "∞", -inf: "-∞"}.get(value, f"{value:g}")
 
 
 def between(low: float, high: float, note: str = "") -> Range:
@@ -62,9 +80,9 @@ def share() -> Range:
     return Range(0, 1, low_open=True, words="it must lie in (0, 1]")
 
 
-def at_least(low: int, words: str | None = None) -> Range:
+def at_least(low: int, words: str = "") -> Range:
     """Returns the numbers from `low` on."""
-    return Range(low, words=words or f"it must be at least {low}")
+    return Range(low, words=words)
 
 
 def positive(note: str) -> Range:
@@ -153,9 +171,9 @@ def errors_of(config: Any, separator: str = ";") -> Iterator[str]:
     taken by every option."""
     for name, allowed in _limited(type(config)):
         value = getattr(config, name)
-        if value is not None and not allowed.accepts(value):
+        if value is not None and (wanted := allowed.error(value)):
             shown = repr(value) if isinstance(value, str) else value
-            yield f"{name} is {shown}{separator} {allowed.words}"
+            yield f"{name} is {shown}{separator} {wanted}"
 
 
 def check_each(config: Any) -> None:
