@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from types import MappingProxyType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Protocol
 
 from vlm.errors import listed
@@ -138,6 +139,14 @@ def option(
     return dataclasses.field(default=value, default_factory=factory, metadata={KEY: Option(help, **more)})
 
 
+def same_option(config: type, name: str, **changes: Any) -> Any:
+    """Returns a dataclass field that is the same option as another's, with the same default value, but for what
+    changes."""
+    [field] = [field for field in dataclasses.fields(config) if field.name == name]
+    own = dataclasses.replace(field.metadata[KEY], **{n: v for n, v in changes.items() if n != "value"})
+    return dataclasses.field(default=changes.get("value", field.default), metadata={KEY: own})
+
+
 @functools.cache
 def options_of(config: type) -> Mapping[str, Option]:
     """Returns the options of a dataclass by its fields' names."""
@@ -156,6 +165,15 @@ def defaults_of(config: type) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name in options_of(config)}
 
 
+def without_none(hint: Any) -> Any:
+    """Returns a field's type, None aside. TypeError where several are left."""
+    kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    left = [kind for kind in kinds if kind is not NoneType]
+    if len(left) != 1:
+        raise TypeError(f"an option of type {hint} needs a function that reads it")
+    return left[0]
+
+
 def flag_of(config: type, name: str) -> str:
     """Returns what the command line calls a field."""
     own = options_of(config).get(name)
@@ -166,14 +184,14 @@ def default_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def errors_of(config: Any, separator: str = ";") -> Iterator[str]:
+def errors_of(config: Any, separator: str = ";", *, flags: bool = False) -> Iterator[str]:
     """Yields what is wrong with each value of a dataclass that its option does not take, and what is allowed; None is
-    taken by every option."""
+    taken by every option. `flags`: options are called as on the command line."""
     for name, allowed in _limited(type(config)):
         value = getattr(config, name)
         if value is not None and (wanted := allowed.error(value)):
-            shown = repr(value) if isinstance(value, str) else value
-            yield f"{name} is {shown}{separator} {wanted}"
+            called = flag_of(type(config), name) if flags else name
+            yield f"{called} is {repr(value) if isinstance(value, str) else value}{separator} {wanted}"
 
 
 def check_each(config: Any) -> None:

@@ -153,7 +153,7 @@ class SamplingOptions:
     stop_token_ids: tuple[int, ...] = end((), "The id of a token that ends the output.", openai=Offer())
     stop: tuple[str, ...] = end(
         (), "A string that ends the output and is left out of its text.", check=values.check_stop,
-        convert=values.to_strings, openai=Offer(), model_key="stop_strings", default=None,
+        convert=values.to_strings, openai=Offer(read=values.to_strings), model_key="stop_strings", default=None,
     )  # fmt: skip
     include_stop_str_in_output: bool = end(False, "Leave the string of --stop in the text.", openai=Offer())
     skip_special_tokens: bool = shown(
