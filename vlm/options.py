@@ -11,7 +11,7 @@ from math import inf
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Protocol
 
-from vlm.errors import listed
+from vlm.errors import InputError, listed
 
 KEY = "option"  # in a field's metadata
 
@@ -86,9 +86,9 @@ def at_least(low: int, words: str = "") -> Range:
     return Range(low, words=words)
 
 
-def positive(note: str) -> Range:
+def positive(words: str) -> Range:
     """Returns the finite numbers above 0."""
-    return Range(0, inf, low_open=True, high_open=True, words=f"it must be positive, {note}")
+    return Range(0, low_open=True, high_open=True, words=words)
 
 
 def count(bits: int) -> Range:
@@ -192,6 +192,12 @@ def errors_of(config: Any, separator: str = ";", *, flags: bool = False) -> Iter
         if value is not None and (wanted := allowed.error(value)):
             called = flag_of(type(config), name) if flags else name
             yield f"{called} is {repr(value) if isinstance(value, str) else value}{separator} {wanted}"
+
+
+def check_limits(config: Any, *, flags: bool = False) -> None:
+    """Raises InputError for the first value of a dataclass that its option does not take."""
+    for error in errors_of(config, flags=flags):
+        raise InputError(f"{error}.")
 
 
 def check_each(config: Any) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 
 from vlm.config import BACKENDS, DTYPES, QUANTIZATIONS, Config, RuntimeConfig
 from vlm.errors import InputError, listed
-from vlm.options import at_least, errors_of, option, same_option
+from vlm.options import at_least, check_limits, option, same_option
 from vlm_app.bench.lists import names, numbers, pairs
 
 BATCH_SIZES = partial(numbers, option="--batch-size")
@@ -42,8 +42,7 @@ class SubjectConfig(Config):
     def __post_init__(self) -> None:
         if (self.arch is None) == (self.model is None):
             raise InputError("give either --model NAME, or --random-weights --arch NAME.")
-        for error in errors_of(self, flags=True):
-            raise InputError(f"{error}.")
+        check_limits(self, flags=True)
         known = [*BACKENDS, *(f"onnxruntime-{kind}" for kind in QUANTIZATIONS)]
         if unknown := [name for name in self.backends if name not in known]:
             raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(known)}, apart by ','.")

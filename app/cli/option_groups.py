@@ -54,8 +54,8 @@ class Group:
         """Returns the group without these fields."""
         return self.only(*(name for name in self.options if name not in names))
 
-    def changed(self, **changes: dict[str, str]) -> Group:
-        """Returns the group with other help or defaults of some options."""
+    def changed(self, **changes: dict[str, Any]) -> Group:
+        """Returns the group with other flags, help or defaults of some options."""
         return replace(self, options={n: replace(o, **changes.get(n, {})) for n, o in self.options.items()})
 
     def parameters(self) -> list[inspect.Parameter]:

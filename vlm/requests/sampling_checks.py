@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from vlm.errors import InputError
-from vlm.options import check_each, errors_of
+from vlm.options import check_each, check_limits
 from vlm.requests.sampling_options import SamplingOptions
 
 
 def check(params: SamplingOptions) -> None:
     """Raises InputError for the first value that is not allowed, by itself or beside the others."""
-    for error in errors_of(params):
-        raise InputError(f"{error}.")
+    check_limits(params)
     check_each(params)
     _check_lengths(params)
     _check_beams(params)

@@ -14,6 +14,7 @@ from vlm.requests import sampling_values as values
 MODELS = "the model's"  # what a model's generation_config.json may set
 MAX_OUTPUTS, MAX_BEAMS = 64, 64  # of a server's request
 LEAST_TOP_P = 1e-9  # OpenAI's clients say 0 for the likeliest alone
+FACTOR = positive("it must be positive, 1 is none")
 IDS = Range(0, 2**31, high_open=True)  # of tokens, as servers take them
 
 
@@ -82,7 +83,7 @@ class SamplingOptions:
         model_key="eta_cutoff", drawn=True,
     )  # fmt: skip
     repetition_penalty: float = penalty(
-        1.0, "Above 1: tokens that stand there already count less.", allowed=positive("1 is none"),
+        1.0, "Above 1: tokens that stand there already count less.", allowed=FACTOR,
         openai=Offer(allowed=Range(0, 100, low_open=True)), kserve=Offer(), model_key="repetition_penalty",
     )  # fmt: skip
     presence_penalty: float = penalty(
@@ -98,7 +99,7 @@ class SamplingOptions:
         model_key="no_repeat_ngram_size",
     )  # fmt: skip
     encoder_repetition_penalty: float = penalty(
-        1.0, "Above 1: the input's tokens count more, of a decoder its prompt's.", allowed=positive("1 is none"),
+        1.0, "Above 1: the input's tokens count more, of a decoder its prompt's.", allowed=FACTOR,
         model_key="encoder_repetition_penalty",
     )  # fmt: skip
     encoder_no_repeat_ngram_size: int = penalty(

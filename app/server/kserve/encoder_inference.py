@@ -52,7 +52,7 @@ class EncoderInference(Inference):
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
                 for rows in batched(self._rows, AT_ONCE):
-                    with self._service.admitted(len(rows)):
+                    with self._service.acquire_slot(len(rows)):
                         files: list[list[Any]] = [[] for _ in rows]
                         found += await self._service.model.encode(rows, files, attentions=self._attentions)
         return await asyncio.to_thread(self._padded, found)
