@@ -121,7 +121,7 @@ def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[
 
 def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measured]:
     """Fewer tokens where so configured."""
-    from vlm_app.bench.huggingface import PromptBaseline
+    from vlm_app.bench.baselines import PromptBaseline
 
     config, configs = session.config, session.configs
     baseline = PromptBaseline(folder, config.dtype, session.device, config.image_rows(configs))

@@ -57,7 +57,7 @@ def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[li
 
 def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     """Fewer texts or tokens where so configured."""
-    from vlm_app.bench.huggingface import TextBaseline
+    from vlm_app.bench.baselines import TextBaseline
 
     config = session.config
     baseline = TextBaseline(folder, config.dtype, session.device)

@@ -16,10 +16,10 @@ from vlm.processing.worker_process import Budget
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.option_groups import LOADING, takes
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.watchdog import Watchdog
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.models import PACKAGED
-from vlm_app.load_options import LoadOptions
-from vlm_app.watchdog import Watchdog
 
 DEFAULTS = DemoConfig()
 GRACE_SECONDS = 6  # for answers, models and workers to end

@@ -15,19 +15,19 @@ from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import DEFAULT_MODEL, MaxNewTokens, Model
 from vlm_app.cli.progress import Progress
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.storage import is_remote, location, seen_file
 from vlm_app.ocr.config import JobConfig
-from vlm_app.ocr.engines import EngineConfig, devices_of
+from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
+from vlm_app.ocr.documents.pages import OpenDocument, check_pages, selected
+from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.ocr.naming import FORMATS, Document, name_all
+from vlm_app.ocr.ledger.ledger import Ledger
+from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.outputs import Outputs
-from vlm_app.ocr.pages import OpenDocument, check_pages, selected
+from vlm_app.ocr.readers.engines import EngineConfig, devices_of
 from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
-from vlm_app.ocr.sources import Shard, find_documents
-from vlm_app.ocr.state import ledger_of
-from vlm_app.storage import is_remote, location, seen_file
 
 # --batch-size says it here, and is an engine's own to settle
 OCR_LOADING = LOADING.only(*(name for name in LOADING.options if name != "max_batch_size"))
@@ -138,14 +138,14 @@ def _check_places(ray: bool, devices: str | None, engines: int | None) -> None:
 
 
 def _cluster_device(device: str) -> tuple[str]:
-    from vlm_app.ocr.cluster import connect
+    from vlm_app.ocr.readers.cluster import connect
 
     gpus = connect()
     return (("cuda" if gpus else "cpu") if device == "auto" else device,)
 
 
 def _cluster_reader(engine: EngineConfig, engines: int | None) -> Reader:
-    from vlm_app.ocr.cluster import RayReader
+    from vlm_app.ocr.readers.cluster import RayReader
 
     return RayReader(engine, engines)
 

@@ -14,7 +14,7 @@ from vlm.processing.worker_process import Budget
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.progress import Progress
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from vlm.processing.worker_process import Budget
-from vlm_app.listening import check_names, check_port, listener
+from vlm_app.core.listening import check_names, check_port, listener
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from tests import tiny
 from tests.engines import pipeline
 from vlm.errors import InputError
-from vlm_app import accuracy
+from vlm_app.reference import accuracy
 
 MODELS = {
     "llama": lambda: tiny.llama(seed=3),

@@ -15,12 +15,13 @@ from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, LimitError
 from vlm.registry.registry import match_family
 from vlm_app.bench import prompt as prompts
-from vlm_app.bench import random_model, session, subject
+from vlm_app.bench import session, subject
+from vlm_app.bench.baselines import PromptBaseline
 from vlm_app.bench.config import PromptBenchConfig
 from vlm_app.bench.floor import decode_floor
-from vlm_app.bench.huggingface import PromptBaseline
-from vlm_app.bench.vila import Vila
 from vlm_app.cli.main import main
+from vlm_app.reference import random_model
+from vlm_app.reference.vila import Vila
 
 CPU = torch.device("cpu")
 LLAMA = {"model_type": "llama", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

@@ -8,7 +8,7 @@ from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.processing.worker_process import Budget
-from vlm_app.listening import check_names, check_port
+from vlm_app.core.listening import check_names, check_port
 
 
 @dataclass(frozen=True)

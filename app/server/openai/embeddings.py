@@ -12,9 +12,9 @@ from vlm.api.outputs import Encoding
 from vlm.errors import LimitError
 from vlm.executor.packing import batched
 from vlm_app.server.core.data_uris import decode_data_uri, is_data_uri
-from vlm_app.server.core.json_bodies import JsonRoute
-from vlm_app.server.core.limits import cancel_on_disconnect
 from vlm_app.server.core.messages import verbatim
+from vlm_app.server.http.json_bodies import JsonRoute
+from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.schema import EmbeddingBody
 from vlm_app.server.repository.service import Service, Services
 

@@ -12,13 +12,13 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, VlmError
-from vlm_app.ocr.device_process import READY, ROUND_DONE, serve
+from vlm_app.ocr.documents.pages import Pages, opening, selected
+from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
-from vlm_app.ocr.pages import Pages, opening, selected
-from vlm_app.ocr.render_pool import RenderPool
+from vlm_app.ocr.readers.device_process import READY, ROUND_DONE, serve
 
 if TYPE_CHECKING:
-    from vlm_app.ocr.engines import EngineConfig
+    from vlm_app.ocr.readers.engines import EngineConfig
 
 CHUNK = 4  # pages handed out at once: few, so that the devices end together
 AHEAD = 4  # times what an engine reads at once is handed out: twice that it prepares, the rest waits beside it

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.errors import VlmError
 
 if TYPE_CHECKING:
-    from vlm_app.ocr.engines import EngineConfig
+    from vlm_app.ocr.readers.engines import EngineConfig
 
 READY, ROUND_DONE = "ready", "round done"
 

@@ -140,7 +140,7 @@ class Reference:
     @classmethod
     def load(cls, folder: Path, pipeline: Pipeline, dtype: str | None = None) -> Reference:
         """Loads the folder's model; `dtype` None: the engine's computing type."""
-        from vlm_app.bench.huggingface import quiet
+        from vlm_app.bench.baselines import quiet
 
         quiet()
         dtype = getattr(torch, dtype or pipeline.engine.build.dtype)

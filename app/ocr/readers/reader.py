@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
+from vlm_app.ocr.documents.pages import InProcess, PageInput, Renderer, opening, selected
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
-from vlm_app.ocr.pages import InProcess, PageInput, Renderer, opening, selected
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Output, Pipeline

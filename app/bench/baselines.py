@@ -154,8 +154,8 @@ class PromptBaseline:
 
 
 def _prompt_model(folder: Path, dtype: torch.dtype) -> Any:
-    from vlm_app.accuracy import model_class
-    from vlm_app.bench.vila import Vila
+    from vlm_app.reference.accuracy import model_class
+    from vlm_app.reference.vila import Vila
 
     kind = Vila if (folder / "llm").is_dir() else model_class(folder)
     return kind.from_pretrained(folder, dtype=dtype)

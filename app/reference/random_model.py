@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlm_app.bench.huggingface import quiet
+from vlm_app.bench.baselines import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,7 +22,7 @@ def has_class(hf: dict[str, Any]) -> bool:
 
 def save_random(hf: dict[str, Any], folder: Path, seed: int, dtype: torch.dtype, device: torch.device) -> None:
     """A Hugging Face configuration (or this program's of VILA) -> a model folder."""
-    from vlm_app.bench.vila import Vila
+    from vlm_app.reference.vila import Vila
 
     quiet()
     torch.manual_seed(seed)

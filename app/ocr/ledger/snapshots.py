@@ -12,8 +12,8 @@ import uuid
 from pathlib import Path
 
 from vlm.errors import InputError
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.storage import key, reaching
+from vlm_app.core.storage import key, reaching
+from vlm_app.ocr.ledger.ledger import Ledger
 
 SECONDS_BETWEEN = 30.0
 SHARE = 0.05  # of the time may go into copies
