@@ -26,6 +26,7 @@ from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.outputs import Outputs
+from vlm_app.ocr.readers.devices import load_reader
 from vlm_app.ocr.readers.engines import EngineConfig, devices_of
 from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
 
@@ -109,7 +110,7 @@ def ocr(
         engine = EngineConfig.resolved(model, where, options, workers, progress, elsewhere=ray)
     name = part.name if part else ""
     with ledger_of(folder, engine.settings(max_new_tokens), recompute, name) as ledger:
-        reader = _cluster_reader(engine, engines) if ray else engine.reader()
+        reader = _cluster_reader(engine, engines) if ray else load_reader(engine)
         summary = _run(reader, documents, config, ledger, Outputs(folder, format, ledger, name))
     summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unsearched]
     _report(summary, gpu_price)

@@ -62,7 +62,7 @@ def verify(
         raise InputError(f"--tolerance is {tolerance}; it must be 0 or a positive number.")
     import vlm
     from vlm.config import RuntimeConfig
-    from vlm_app.reference.accuracy import folder_of
+    from vlm_app.reference.huggingface import folder_of
     from vlm_app.reference.verification import Allowed
     from vlm_app.reference.verification import verify as compare
 

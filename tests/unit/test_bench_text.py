@@ -22,8 +22,8 @@ from vlm_app.bench.baselines import TextBaseline
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.csv_rows import csv_rows
 from vlm_app.bench.floor import decode_floor
+from vlm_app.bench.inputs import random_texts
 from vlm_app.bench.subject import prepare
-from vlm_app.bench.text import random_texts
 from vlm_app.cli.main import main
 from vlm_app.reference import random_model
 
