@@ -102,10 +102,11 @@ def run(
     folder = None
     if check_accuracy:
         from vlm_app.reference import accuracy
+        from vlm_app.reference.huggingface import folder_of
 
         run_inputs.check_comparable()
         with Progress() as progress:
-            sampling, folder = accuracy.greedy(sampling), accuracy.folder_of(name, progress=progress)
+            sampling, folder = accuracy.greedy(sampling), folder_of(name, progress=progress)
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if chat:
         from vlm_app.cli.chat import converse
