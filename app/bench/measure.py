@@ -14,10 +14,10 @@ from torch import Tensor
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.errors import LimitError, VlmError
 from vlm.registry.registry import model_spec
+from vlm_app.bench.baselines import Baseline
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor, decode_floor
-from vlm_app.bench.huggingface import Baseline
 from vlm_app.bench.session import Results, Session, prepared, split
 from vlm_app.bench.subject import Progress
 

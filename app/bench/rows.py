@@ -6,9 +6,6 @@ import statistics
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor
-
 from vlm.requests.generation import model_defaults
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
@@ -21,16 +18,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Sized)  # a batch
-
-FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here,
-SPECIAL_AT_END = 128  # … and those at the end of a large vocabulary: sentinels, languages, padding, images
-LARGE = 1024
-
-
-def random_ids(vocab_size: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draws ids of ordinary tokens."""
-    past = vocab_size - (SPECIAL_AT_END if vocab_size >= LARGE else vocab_size // 16)
-    return torch.randint(min(FIRST_ORDINARY_ID, past - 1), past, shape, generator=generator)
 
 
 def neutral(engine: EngineDir) -> dict[str, Any]:

@@ -25,9 +25,9 @@ from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError, InputError, LimitError, listed
 from vlm.registry.registry import configs_of, family, match_family
 from vlm.registry.spec import FamilySpec
-from vlm_app.architecture import hf_config, read_arch
 from vlm_app.bench.config import Limits, SubjectConfig
-from vlm_app.bench.random_model import has_class, save_random
+from vlm_app.core.architecture import hf_config, read_arch
+from vlm_app.reference.random_model import has_class, save_random
 
 Progress = Callable[[str, int, int], None]
 LimitsOf = Callable[[Mapping[str, Config]], Limits]  # of an engine with these roles

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from vlm.options import at_least, check_limits, option, positive
 from vlm.processing.worker_process import Budget
-from vlm_app.listening import check_names, check_port, listener
+from vlm_app.core.listening import check_names, check_port, listener
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def test_without_hugging_face_and_limits(arch):
 def test_both_systems_get_the_same_weights(arch, tmp_path):
     """The baseline is no straw man: greedy tokens of one image are the same."""
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm_app.bench.huggingface import Baseline
+    from vlm_app.bench.baselines import Baseline
     from vlm_app.bench.subject import prepare
 
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")

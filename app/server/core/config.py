@@ -9,7 +9,7 @@ from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.options import at_least, check_limits, option, positive
 from vlm.processing.worker_process import Budget
-from vlm_app.listening import check_names, check_port
+from vlm_app.core.listening import check_names, check_port
 
 SECONDS = positive("it must be a number above 0")
 NONE_OR_MORE = at_least(0, "it must be 0 or more")

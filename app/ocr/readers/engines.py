@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 from vlm.artifacts.files import canonical_json
 from vlm.backends.threads import usable_cpus
 from vlm.errors import ConfigError, InputError
-from vlm_app.load_options import LoadOptions, Progress
-from vlm_app.ocr.pages import InProcess
+from vlm_app.core.load_options import LoadOptions, Progress
+from vlm_app.ocr.documents.pages import InProcess
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm_app.ocr.events import Reader
-    from vlm_app.ocr.pages import Renderer
+    from vlm_app.ocr.documents.pages import Renderer
 
 
 @dataclass(frozen=True)
@@ -90,28 +89,10 @@ class EngineConfig:
         shared = usual_workers(count) if self.workers is None else self.workers and max(1, self.workers // count)
         return replace(self, devices=(device,), workers=shared)
 
-    def reader(self) -> Reader:
-        """Loads the engines. Raises what `vlm.load` raises."""
-        if len(self.devices) > 1:
-            from vlm_app.ocr.devices import DeviceReader
-
-            return DeviceReader(self, self.devices)
-        return self._local_reader()
-
     def pipeline(self) -> Pipeline:
         """The engine, loaded on the first device."""
         here = self.options.overridden_by(LoadOptions(runtime={"device": self.devices[0]}))
         return here.load(self.path)
-
-    def _local_reader(self) -> Reader:
-        from vlm_app.ocr.reader import PipelineReader
-
-        renderer = self.renderer()  # starts while the model loads
-        try:
-            return PipelineReader(self.pipeline(), renderer)
-        except BaseException:
-            renderer.close()
-            raise
 
     def _open(self, verify: bool = False) -> EngineDir:
         from vlm.artifacts.engine_dir import EngineDir
@@ -119,7 +100,7 @@ class EngineConfig:
         return EngineDir.open(self.path, verify)
 
     def renderer(self) -> Renderer:
-        from vlm_app.ocr.render_pool import RenderPool
+        from vlm_app.ocr.documents.render_pool import RenderPool
 
         workers = usual_workers() if self.workers is None else self.workers
         return RenderPool(workers) if workers else InProcess()

@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vlm_app.names import printable
-from vlm_app.ocr.database import Database, LedgerError
+from vlm_app.core.names import printable
+from vlm_app.core.storage import Seen, key
+from vlm_app.ocr.documents.naming import folded
 from vlm_app.ocr.events import LOOP, Opened, PageFailed, PageRead, Unreadable
-from vlm_app.ocr.naming import folded
-from vlm_app.ocr.schema import prepare
-from vlm_app.ocr.siblings import Siblings
-from vlm_app.storage import Seen, key
+from vlm_app.ocr.ledger.database import Database, LedgerError
+from vlm_app.ocr.ledger.schema import prepare
+from vlm_app.ocr.ledger.siblings import Siblings
 
 DONE, LOOPED, FAILED = "done", "looped", "failed"  # states of a page
 RESET = (
@@ -34,7 +34,7 @@ class Record:
 
     id: int
     path: str
-    stamp: str  # see vlm_app.storage.Seen
+    stamp: str  # see vlm_app.core.storage.Seen
     created: str  # when the file was written last
     digest: str | None
     num_pages: int | None

@@ -13,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from vlm_app.server.core import errors
-from vlm_app.server.core.limits import cancel_on_disconnect
+from vlm_app.server.http.limits import cancel_on_disconnect
 
 log = logging.getLogger("vlm.server")
 Item = dict[str, Any]

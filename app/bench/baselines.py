@@ -9,17 +9,11 @@ import torch
 from torch import Tensor
 
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
+from vlm_app.reference.huggingface import model_class, quiet
+from vlm_app.reference.vila import Vila
 
 if TYPE_CHECKING:
-    from vlm_app.bench.prompt import Prompts
-
-
-def quiet() -> None:
-    """Its progress bars and hints are not this program's output."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    from vlm_app.bench.inputs import Prompts
 
 
 class Baseline:
@@ -156,9 +150,6 @@ class PromptBaseline:
 
 
 def _prompt_model(folder: Path, dtype: torch.dtype) -> Any:
-    from vlm_app.accuracy import model_class
-    from vlm_app.bench.vila import Vila
-
     kind: Any = Vila if (folder / "llm").is_dir() else model_class(folder)
     return kind.from_pretrained(folder, dtype=dtype)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vlm.errors import DocumentError, InputError, VlmError
+from vlm_app.core.storage import LocalCopy, digest
 from vlm_app.ocr.events import Work
-from vlm_app.storage import LocalCopy, digest
 
 if TYPE_CHECKING:
     from PIL.Image import Image

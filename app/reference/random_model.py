@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vlm_app.bench.huggingface import quiet
+from vlm_app.reference.huggingface import quiet
+from vlm_app.reference.vila import Vila
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,8 +23,6 @@ def has_class(hf: dict[str, Any]) -> bool:
 
 def save_random(hf: dict[str, Any], folder: Path, seed: int, dtype: torch.dtype, device: torch.device) -> None:
     """A Hugging Face configuration (or this program's of VILA) -> a model folder."""
-    from vlm_app.bench.vila import Vila
-
     quiet()
     torch.manual_seed(seed)
     model = Vila.random(hf, dtype, device) if hf["model_type"] == "vila" else random_model(hf, dtype, device)

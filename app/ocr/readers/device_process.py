@@ -10,9 +10,10 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
+from vlm_app.ocr.readers.reader import PipelineReader
 
 if TYPE_CHECKING:
-    from vlm_app.ocr.engines import EngineConfig
+    from vlm_app.ocr.readers.engines import EngineConfig
 
 READY, ROUND_DONE = "ready", "round done"
 
@@ -23,7 +24,7 @@ def serve(pipe: Connection, engine: EngineConfig, device: str) -> None:
     messages: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_receive, args=(pipe, messages), daemon=True).start()
     try:
-        reader = engine.on(device).reader()
+        reader = PipelineReader.load(engine.on(device))
         pipe.send(READY)
         while True:
             sampling = messages.get()

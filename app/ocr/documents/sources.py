@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlm.errors import InputError, listed
-from vlm_app.ocr.naming import Document, Source
-from vlm_app.ocr.search import FolderSearch
-from vlm_app.storage import files_below, is_remote, key, location, reaching
+from vlm_app.core.storage import files_below, is_remote, key, location, reaching
+from vlm_app.ocr.documents.naming import Document, Source
+from vlm_app.ocr.documents.search import FolderSearch
 
 
 @dataclass

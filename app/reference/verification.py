@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from vlm.artifacts.files import read_json
 from vlm.errors import InputError
 from vlm.registry.registry import match_family
-from vlm_app.accuracy import Reference, fitting_beside, greedy
-from vlm_app.random_inputs import RandomInputs
-from vlm_app.teacher_forcing import Distance, distances, places
+from vlm_app.reference.accuracy import fitting_beside, greedy
+from vlm_app.reference.random_inputs import RandomInputs
+from vlm_app.reference.reference import Reference
+from vlm_app.reference.teacher_forcing import Distance, distances, places
 
 if TYPE_CHECKING:
     from torch import Tensor

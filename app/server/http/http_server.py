@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from vlm_app.server.core.config import ConnectionLimits
-from vlm_app.server.core.connections import LOGGER, MAX_HEADER_BYTES, STOPPING, Connection
+from vlm_app.server.http.connections import LOGGER, MAX_HEADER_BYTES, STOPPING, Connection
 
 TICK = 0.1  # seconds between two looks at the connections: uvicorn's
 BACKLOG = 128  # connections accepted at once: each is a file

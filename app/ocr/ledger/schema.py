@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from vlm_app.ocr.database import Database, LedgerError
-from vlm_app.ocr.naming import FORMATS, folded
+from vlm_app.ocr.documents.naming import FORMATS, folded
+from vlm_app.ocr.ledger.database import Database, LedgerError
 
 VERSION = 1  # kept in the file as `user_version`; 0: ledgers that knew no names
 TABLES = (

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from vlm.errors import DocumentError, InputError, VlmError
-from vlm_app.names import as_text, is_utf8, percent_encoded
+from vlm_app.core.names import as_text, is_utf8, percent_encoded
 
 EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
 CHUNK = 2**20  # bytes

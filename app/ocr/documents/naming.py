@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from vlm_app.names import percent_encoded
-from vlm_app.storage import key
+from vlm_app.core.names import percent_encoded
+from vlm_app.core.storage import key
 
 LONGEST = 255  # bytes of a name, on most file systems
 PARTIAL = ".partial"  # of what an interrupted job leaves

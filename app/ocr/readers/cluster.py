@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, InputError, VlmError
+from vlm_app.core.storage import EXTRA
+from vlm_app.ocr.documents.pages import selected
+from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
-from vlm_app.ocr.pages import selected
-from vlm_app.ocr.reader import page_event
-from vlm_app.ocr.render_pool import RenderPool
-from vlm_app.storage import EXTRA
+from vlm_app.ocr.readers.reader import page_event
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from vlm_app.ocr.engines import EngineConfig
+    from vlm_app.ocr.readers.engines import EngineConfig
 
 BATCH = 4  # times what an engine reads at once: it runs dry but at the end of so many pages
 NOTHING = b""

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
+from vlm_app.ocr.documents.pages import InProcess, PageInput, Renderer, opening, selected
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
-from vlm_app.ocr.pages import InProcess, PageInput, Renderer, opening, selected
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Output, Pipeline
+    from vlm_app.ocr.readers.engines import EngineConfig
 
 
 class PipelineReader:
@@ -21,6 +22,16 @@ class PipelineReader:
 
     def __init__(self, pipeline: Pipeline, renderer: Renderer | None = None):
         self.pipeline, self.renderer = pipeline, renderer or InProcess()
+
+    @classmethod
+    def load(cls, engine: EngineConfig) -> PipelineReader:
+        """Loads an engine on its first device. Raises what `vlm.load` raises."""
+        renderer = engine.renderer()  # starts while the model loads
+        try:
+            return cls(engine.pipeline(), renderer)
+        except BaseException:
+            renderer.close()
+            raise
 
     def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
         events: deque[Event] = deque()  # of documents; they come with the next page

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm.errors import InputError
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.storage import key, reaching
+from vlm_app.core.storage import key, reaching
+from vlm_app.ocr.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
     from vlm_app.storage import RemotePath

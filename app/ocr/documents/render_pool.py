@@ -12,8 +12,8 @@ from vlm.errors import DocumentError, VlmError
 from vlm.limits import MEDIA_MEMORY_MB
 from vlm.processing.worker_pool import PoolState, WorkerPool
 from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
-from vlm_app.ocr.pages import OpenDocument
-from vlm_app.storage import LocalCopy
+from vlm_app.core.storage import LocalCopy
+from vlm_app.ocr.documents.pages import OpenDocument
 
 if TYPE_CHECKING:
     from PIL.Image import Image

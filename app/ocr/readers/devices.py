@@ -13,17 +13,23 @@ from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, VlmError
-from vlm_app.ocr.device_process import READY, ROUND_DONE, serve
-from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
-from vlm_app.ocr.pages import Pages, opening, selected
-from vlm_app.ocr.render_pool import RenderPool
+from vlm_app.ocr.documents.pages import Pages, opening, selected
+from vlm_app.ocr.documents.render_pool import RenderPool
+from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
+from vlm_app.ocr.readers.device_process import READY, ROUND_DONE, serve
+from vlm_app.ocr.readers.reader import PipelineReader
 
 if TYPE_CHECKING:
-    from vlm_app.ocr.engines import EngineConfig
+    from vlm_app.ocr.readers.engines import EngineConfig
 
 CHUNK = 4  # pages handed out at once: few, so that the devices end together
 AHEAD = 4  # times what an engine reads at once is handed out: twice that it prepares, the rest waits beside it
 OPENERS = 2  # processes that open documents, a device
+
+
+def load_reader(engine: EngineConfig) -> Reader:
+    """Loads an engine on each of its devices. Raises what `vlm.load` raises."""
+    return DeviceReader(engine, engine.devices) if len(engine.devices) > 1 else PipelineReader.load(engine)
 
 
 class DeviceReader:

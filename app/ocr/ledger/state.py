@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from vlm.errors import InputError
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.ocr.snapshots import Snapshots, working_folder
-from vlm_app.storage import is_remote, key
+from vlm_app.core.storage import is_remote, key
+from vlm_app.ocr.ledger.ledger import Ledger
+from vlm_app.ocr.ledger.snapshots import Snapshots, working_folder
 
 FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for a text
 
