@@ -43,8 +43,8 @@ def places(starts: Tensor, span: int) -> Tensor:
 
 @dataclass
 class SlotMetadata(AttentionMetadata):
-    """Lays out a decoder's rows: token s of sequence b stands at starts[b] + s, and sees all before it. The lists hold, once the
-    decoder has run, the caches with the new keys and values."""
+    """Lays out a decoder's rows: token s of sequence b stands at starts[b] + s, and sees all before it. The
+    lists hold, once the decoder has run, the caches with the new keys and values."""
 
     starts: Tensor  # [B] int64
     span: int  # S
