@@ -18,10 +18,11 @@ from llm_engines.models.nemo_config import nemo_fields
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Apply, Drop, Fuse, Rename, Tied, Transpose, is_tied
-from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.attention import SelfAttention
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.norm import LayerNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
@@ -132,11 +133,13 @@ class Block(nn.Module):
             context=context,
         )  # fmt: skip
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows, angles: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(x, self.attention(y, rows, angles=angles))
-        return x, self.ffn(y)
+        x, y = self.ffn_norm(x, self.attention(y, batch, angles=angles))
+        return x, self.ffn(y, batch)
 
 
 def _norm(config: GPT2Config) -> LayerNorm:
@@ -163,15 +166,15 @@ class GPT2(nn.Module):
         if self.config.rotary is not None:
             self.rotary.init_buffers(device)
 
-    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta, angles = self.embedding(token_ids, rows.virtual), None, None
+        x, delta, angles = self.embedding(token_ids, batch), None, None
         if self.config.rotary is None:
-            x = x + self.positions(rows.positions)
+            x = x + self.positions(batch.positions)
         else:
-            angles = self.rotary(rows.positions)
+            angles = self.rotary(batch.positions)
         for block in self.blocks:
-            x, delta = block(x, delta, rows, angles)
+            x, delta = block(x, delta, batch, angles)
         return self.final_norm(x, delta)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:

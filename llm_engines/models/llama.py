@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
-from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.attention import SelfAttention
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.norm import RmsNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
@@ -122,11 +123,11 @@ class Block(nn.Module):
             config.hidden_size, config.ffn_size, config.activation, gated=True, bias=config.mlp_bias, context=context
         )
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows, angles: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(x, self.attention(y, rows, angles=angles))
-        return x, self.ffn(y)
+        x, y = self.ffn_norm(x, self.attention(y, batch, angles=angles))
+        return x, self.ffn(y, batch)
 
 
 class Llama(nn.Module):
@@ -145,11 +146,11 @@ class Llama(nn.Module):
         """Fills what follows from the configuration and is not stored."""
         self.rotary.init_buffers(device)
 
-    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta, angles = self.embedding(token_ids, rows.virtual), None, self.rotary(rows.positions)
+        x, delta, angles = self.embedding(token_ids, batch), None, self.rotary(batch.positions)
         for block in self.blocks:
-            x, delta = block(x, delta, rows, angles)
+            x, delta = block(x, delta, batch, angles)
         return self.final_norm(x, delta)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:

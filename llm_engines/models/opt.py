@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
-from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.attention import SelfAttention
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
@@ -94,15 +95,15 @@ class Block(nn.Module):
             config.hidden_size, config.ffn_size, config.activation, bias=config.bias, context=context
         )
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
         adds it in one pass."""
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
-            x, y = self.ffn_norm(x, self.attention(y, rows))
-            return x, self.ffn(y)
-        x = self.attention_norm(x, self.attention(x, rows))[1]
-        return self.ffn_norm(x, self.ffn(x))[1], None
+            x, y = self.ffn_norm(x, self.attention(y, batch))
+            return x, self.ffn(y, batch)
+        x = self.attention_norm(x, self.attention(x, batch))[1]
+        return self.ffn_norm(x, self.ffn(x, batch))[1], None
 
 
 class OPT(nn.Module):
@@ -122,18 +123,18 @@ class OPT(nn.Module):
             self.final_norm = LayerNorm(config.hidden_size)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
-    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, embedding_size], final norm applied"""
-        x = self.embedding(token_ids, rows.virtual)
-        x = self.project_in(x) if self.projected else x
-        x, delta = x + self.positions(rows.positions + POSITION_OFFSET), None
+        x = self.embedding(token_ids, batch)
+        x = self.project_in(x, batch) if self.projected else x
+        x, delta = x + self.positions(batch.positions + POSITION_OFFSET), None
         for block in self.blocks:
-            x, delta = block(x, delta, rows)
+            x, delta = block(x, delta, batch)
         if self.config.final_norm:
             x = self.final_norm(x, delta)[1]
         elif delta is not None:
             x = x + delta
-        return self.project_out(x) if self.projected else x
+        return self.project_out(x, batch) if self.projected else x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, embedding_size] -> [R, vocab_size]"""

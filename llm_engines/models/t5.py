@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
-from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
+from vlm.layers.attention import CrossAttention, EncoderAttention, SelfAttention
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.norm import RmsNorm
 from vlm.layers.relative_bias import RelativeBias
@@ -139,12 +140,12 @@ class EncoderBlock(nn.Module):
         )
         self.ffn = _ffn(config, context)
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
-        rows.record(x, delta)
+        batch.record(x, delta)
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(x, self.attention(y, rows, bias))
-        return x, self.ffn(y)
+        x, y = self.ffn_norm(x, self.attention(y, batch, bias))
+        return x, self.ffn(y, batch)
 
 
 class DecoderBlock(nn.Module):
@@ -156,11 +157,11 @@ class DecoderBlock(nn.Module):
         self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, **kind)
         self.ffn = _ffn(config, context)
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self.self_norm(x, delta)
-        x, y = self.cross_norm(x, self.self_attention(y, rows, bias))
-        x, y = self.ffn_norm(x, self.cross_attention(y, rows))
-        return x, self.ffn(y)
+        x, y = self.cross_norm(x, self.self_attention(y, batch, bias=bias))
+        x, y = self.ffn_norm(x, self.cross_attention(y, batch))
+        return x, self.ffn(y, batch)
 
 
 class Stack(nn.Module):
@@ -177,11 +178,11 @@ class Stack(nn.Module):
         """Fills what follows from the weights and is not stored."""
         self.relative_bias.init_buffers(device)
 
-    def forward(self, token_ids: Tensor, rows: PackedRows | PagedRows) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta = self.embedding(token_ids, rows.virtual).float(), None
+        x, delta = self.embedding(token_ids, batch).float(), None
         for block in self.blocks:
-            x, delta = block(x, delta, rows, self.relative_bias.by_distance)
+            x, delta = block(x, delta, batch, self.relative_bias.by_distance)
         return self.final_norm(x, delta)[1]
 
 
@@ -206,10 +207,10 @@ class T5Decoder(Stack):
             hidden = hidden * self.config.hidden_size**-0.5
         return self.head(hidden)
 
-    def write_cross_kv(self, features: Tensor, rows: PagedRows) -> None:
+    def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Encoder output [R, hidden_size], one row per (slot, position) -> every layer's cross K/V in the cache."""
         for block in self.blocks:
-            block.cross_attention.write(features, rows)
+            block.cross_attention.write(features, batch)
 
 
 def encoder_rules(config: T5Config) -> list[Any]:

@@ -27,7 +27,7 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
-from vlm.layers.attention import HiddenStateRecorder
+from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.processing.processor import Processor
 from vlm.processing.request_builder import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied

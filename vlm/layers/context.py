@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from vlm.layers.adapters.base import Adapters
 from vlm.layers.quant.base import LinearMethod
 from vlm.layers.quant.dense import Dense
 from vlm.parallel.mapping import Mapping
@@ -18,3 +19,4 @@ class ModelContext:
 
     mapping: Mapping = field(default_factory=Mapping)  # which part of the network this process runs
     quantization: LinearMethod = field(default_factory=Dense)  # how weights are kept and multiplied
+    adapters: Adapters | None = None  # what changes results row by row

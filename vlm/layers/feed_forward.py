@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vlm.layers.context import ModelContext
+from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.ops.gated import ACTIVATIONS, gated
 
@@ -33,7 +34,8 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, hidden, bias=bias, axis="row", out_fp32=out_fp32, context=context)
         self.gated = "gate" in self.up.part_sizes
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [R, hidden] -> [R, hidden]"""
-        x = self.up(x)
-        return self.down(gated(x, self.activation) if self.gated else ACTIVATIONS[self.activation](x))
+        x = self.up(x, batch)
+        x = gated(x, self.activation) if self.gated else ACTIVATIONS[self.activation](x)
+        return self.down(x, batch)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.layers.context import ModelContext
+from vlm.layers.forward_batch import ForwardBatch
 from vlm.parallel.mapping import Shard
 
 Axis = Literal["column", "row"]
@@ -43,14 +44,20 @@ class Linear(nn.Module):
         for name, spec in self.method.layout(self.in_features, self.part_sizes).items():
             self.register_parameter(name, _parameter(torch.empty(spec.shape, dtype=spec.dtype)))
         self.register_parameter("bias", _parameter(torch.empty(self.out_features)) if bias else None)
+        kind = context.adapters
+        self.adapters = None if kind is None else kind.bank(self.in_features, self.part_sizes)
 
     @property
     def out_features(self) -> int:
         """Returns the width of a result, all parts together."""
         return sum(self.part_sizes.values())
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.method.apply(self, x, self.bias)
+    def forward(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        """x [..., in_features] -> [..., out_features]; batch: of x [R, in_features], whose rows may have adapters"""
+        y = self.method.apply(self, x, self.bias)
+        if self.adapters is None or batch is None or batch.adapter_ids is None:
+            return y
+        return self.adapters(x, y, batch.adapter_ids)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.part_sizes}, axis={self.axis}"
