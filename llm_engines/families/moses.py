@@ -31,7 +31,7 @@ class Moses:
         return cls(str(config.get("source") or "en"), str(config.get("target") or "en"), **options)
 
     def split(self, text: str) -> str:
-        return self._tokenizer.tokenize(text, return_str=True, **self._options)
+        return str(self._tokenizer.tokenize(text, return_str=True, **self._options))
 
     def join(self, text: str) -> str:
         words = text.split()

@@ -260,7 +260,7 @@ def test_the_command_says_what_is_wrong(monkeypatch):
         port = str(taken.getsockname()[1])
         assert "give another --host or --port" in refused("mini-t5", "--device", "cpu", "--port", port)
     assert "cannot be listened at" in refused("mini-t5", "--device", "cpu", "--host", "no.such.host.invalid")
-    for module in [name for name in sys.modules if name in ("vlm_app.server.run", "vlm_app.server.core.http_server")]:
+    for module in [name for name in sys.modules if name in ("vlm_app.server.run", "vlm_app.server.http.http_server")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'vlm-runtime[serve]'" in refused("mini-t5")

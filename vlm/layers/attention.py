@@ -10,7 +10,7 @@ from vlm.layers.linear import Linear
 
 
 class Attention(nn.Module):
-    """What the kinds of attention share. `scale` None: 1/sqrt(head_dim)."""
+    """Cuts what a Linear computes into heads, as many as its parts are wide. `scale` None: 1/sqrt(head_dim)."""
 
     def __init__(self, head_dim: int, scale: float | None):
         super().__init__()
@@ -27,7 +27,7 @@ class Attention(nn.Module):
 
 
 class EncoderAttention(Attention):
-    """Multi-head attention of each row over all rows of its sequence."""
+    """Computes multi-head attention of each row over all rows of its sequence."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class EncoderAttention(Attention):
 
 
 class SelfAttention(Attention):
-    """Multi-head attention of each row over the earlier tokens of its sequence.
+    """Computes multi-head attention of each row over the earlier tokens of its sequence.
 
     `num_kv_heads` below `num_heads`: so many heads of keys and values, each for several of queries.
     """
@@ -92,7 +92,8 @@ class SelfAttention(Attention):
 
 
 class CrossAttention(Attention):
-    """Multi-head attention of each row over the encoder output of its sequence, whose K/V were written at admission.
+    """Computes multi-head attention of each row over the encoder output of its sequence, whose K/V were written at
+    admission.
 
     They lie in the same pool as the self-attention's, in blocks of their own.
     """

@@ -45,7 +45,7 @@ class AttentionMetadata:
 
 @dataclass(frozen=True)
 class PagedMetadata(AttentionMetadata):
-    """A decoder's rows over a cache in blocks. `S` slots, `R` rows, `L` layers."""
+    """Places a decoder's rows in a cache of blocks. `S` slots, `R` rows, `L` layers."""
 
     cache: Tensor  # [L, 2, blocks, H, block_size, D]
     self_tables: Tensor  # [S, n] int32
@@ -79,7 +79,7 @@ class PagedMetadata(AttentionMetadata):
 
 @dataclass(frozen=True)
 class PackedMetadata(AttentionMetadata):
-    """An encoder's rows: whole sequences, one after the other."""
+    """Lays out an encoder's rows: whole sequences, one after the other."""
 
     tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
 

@@ -19,4 +19,4 @@ class ModelContext:
 
     mapping: Mapping = field(default_factory=Mapping)  # which part of the network this process runs
     quantization: LinearMethod = field(default_factory=Dense)  # how weights are kept and multiplied
-    adapters: Adapters | None = None  # what rows of a batch may change in the network
+    adapters: Adapters | None = None  # what changes results row by row

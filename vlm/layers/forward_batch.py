@@ -37,7 +37,7 @@ class ForwardBatch:
     positions: Tensor  # [R] int; [axes, R] in models whose positions have several axes
     attention: AttentionMetadata
     prompt_embeds: PromptEmbeds | None = None
-    adapter_ids: Tensor | None = None  # [R] int32; None: no row has an adapter
+    adapter_ids: Tensor | None = None  # [R] int32, NO_ADAPTER where a row has none; None: no row has one
     recorder: HiddenStateRecorder | None = None
 
     def record(self, x: Tensor, delta: Tensor | None) -> None:

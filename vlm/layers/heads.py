@@ -10,7 +10,7 @@ from vlm.layers.quant.dense import Dense
 
 
 class Head(Linear):
-    """A head with a weight of its own."""
+    """Scores tokens by a weight of its own."""
 
     def __init__(self, hidden: int, vocab_size: int, *, context: ModelContext):
         super().__init__(hidden, vocab_size, bias=False, context=context)
@@ -21,7 +21,7 @@ class Head(Linear):
 
 
 class TiedHead(nn.Module):
-    """A head whose weight is the embedding's: it has none of its own, and no name in a state dict."""
+    """Scores tokens by the embedding's weight: it has none of its own, and no name in a state dict."""
 
     out_fp32 = False
 

@@ -43,8 +43,8 @@ def places(starts: Tensor, span: int) -> Tensor:
 
 @dataclass
 class SlotMetadata(AttentionMetadata):
-    """A decoder's rows: token s of sequence b stands at starts[b] + s, and sees all before it. The lists hold, once the
-    decoder has run, the caches with the new keys and values."""
+    """Lays out a decoder's rows: token s of sequence b stands at starts[b] + s, and sees all before it. The
+    lists hold, once the decoder has run, the caches with the new keys and values."""
 
     starts: Tensor  # [B] int64
     span: int  # S
@@ -85,7 +85,7 @@ class SlotMetadata(AttentionMetadata):
 
 @dataclass
 class CrossMetadata(AttentionMetadata):
-    """The rows of an encoder's output on their way into the cross caches."""
+    """Lays out the rows of an encoder's output on their way into the cross caches."""
 
     batch: int
     caches: Caches = field(default_factory=list)
@@ -97,7 +97,7 @@ class CrossMetadata(AttentionMetadata):
 
 @dataclass(frozen=True)
 class PaddedMetadata(AttentionMetadata):
-    """An encoder's rows: `lengths` rows of each sequence count."""
+    """Lays out an encoder's rows: `lengths` rows of each sequence count."""
 
     lengths: Tensor  # [B] int64
     span: int  # S

@@ -23,7 +23,7 @@ def read_chat(
     `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
     cut. Raises InputError with one sentence.
     """
-    check_conversation(messages, pipeline.frontend.inputs.max_tokens)
+    check_conversation(messages, pipeline.processor.request_builder.max_tokens)
     files: list[bytes] = []
     turns = [_turn(number, message, files) for number, message in enumerate(messages, 1)]
     if pipeline.supports_chat:

@@ -7,16 +7,15 @@ from typing import Protocol
 
 from torch import nn
 
-NO_ADAPTER = -1  # the adapter id of what is computed with the network alone
-
 
 class Adapters(Protocol):
-    """One kind of adapters and what it needs to know (how many, of which rank). One object serves all layers."""
+    """Makes the banks of one kind of adapters, for as many and as large ones as it was made for. One object serves all
+    layers."""
 
     def bank(self, in_features: int, part_sizes: Mapping[str, int]) -> nn.Module | None:
         """Returns what a Linear of these sizes is to hold, or None where adapters leave it as it is.
 
         The bank has the tensors of all adapters. Its forward(x [..., in], y [..., out], adapter_ids [R] int32) returns
-        y, the Linear's own result, changed for each row by its adapter.
+        y, the Linear's own result, changed for each row by its adapter; NO_ADAPTER changes nothing.
         """
         ...

@@ -84,4 +84,4 @@ def test_dolly_is_asked_as_it_was_trained(tmp_path):
     for given in ({"prompt": "say yes"}, conversation, {"raw_prompt": asked}):
         assert pipe.generate(given, max_new_tokens=10).token_ids == theirs(model, ids, 10)
     written = [WORDS.index(word) for word in ("yes", "###", "End", "no")]
-    assert pipe.tokenizer.decode(written) == "yes ### End no" and pipe.frontend.text_of(written) == "yes"
+    assert pipe.tokenizer.decode(written) == "yes ### End no" and pipe.processor.text_of(written) == "yes"
