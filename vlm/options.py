@@ -180,6 +180,11 @@ def flag_of(config: type, name: str) -> str:
     return own.flags[0] if own and own.flags else default_flag(name)
 
 
+def by_flag(config: Any, *names: str) -> dict[str, Any]:
+    """Returns values of a dataclass by what the command line calls their fields."""
+    return {flag_of(type(config), name): getattr(config, name) for name in names}
+
+
 def default_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import InputError
+from vlm.options import option
+from vlm_app.cli.option_groups import Group
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 BASE = -1  # the task of a request without rows
 
-TableFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompt-table", help="Tuned prompts, a .npy file of floats [tasks, rows, hidden] or [rows, hidden]."
-    ),
-]
-TaskNumbers = Annotated[
-    str | None,
-    typer.Option(
-        "--tasks", help="Whose rows go before the text: one number, or one for each: 0,1,0; -1: none, the base model."
-    ),
-]
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Tuned prompts, as the command line has them."""
+
+    prompt_table: Path | None = option(
+        None, "Tuned prompts, a .npy file of floats [tasks, rows, hidden] or [rows, hidden]."
+    )
+    tasks: str | None = option(
+        None, "Whose rows go before the text: one number, or one for each: 0,1,0; -1: none, the base model."
+    )
 
 
 @dataclass(frozen=True)
@@ -121,3 +120,10 @@ def _read(file: Path) -> np.ndarray:
             " give floats [tasks, rows, hidden] or [rows, hidden]."
         )
     return (found if found.ndim == 3 else found[None]).astype(np.float32)
+
+
+def _from_options(given: dict[str, Any]) -> SoftPrompts | None:
+    return SoftPrompts.read(given.get("prompt_table"), given.get("tasks"))
+
+
+SOFT_PROMPTS = Group.from_fields(None, _from_options, TableOptions)
