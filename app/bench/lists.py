@@ -6,7 +6,7 @@ from vlm.errors import InputError
 
 
 def numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
-    """InputError for anything but whole numbers."""
+    """Reads "1;8;32". Raises InputError for anything but whole numbers."""
     try:
         return tuple(int(part) for part in text.split(separator))
     except ValueError:
@@ -14,12 +14,12 @@ def numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
 
 
 def names(text: str | None) -> tuple[str, ...]:
-    """ "torch,onnxruntime" -> its parts"""
+    """Reads "torch,onnxruntime"."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def pairs(text: str, option: str) -> tuple[tuple[int, ...], ...]:
-    """Two numbers each."""
+    """Reads "60,20;128,20". Raises InputError for anything but pairs of whole numbers."""
     found = tuple(numbers(pair, option, ",") for pair in text.split(";"))
     if any(len(pair) != 2 for pair in found):
         raise InputError(f'{option} is {text!r}; give pairs such as "60,20;128,20".')

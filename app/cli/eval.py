@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlm.errors import InputError
-from vlm.options import at_least, check_limits, option
+from vlm.options import check_limits, option
+from vlm.ranges import at_least
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes

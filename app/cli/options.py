@@ -25,7 +25,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def check_reference_dtype(dtype: str | None, wanted_by: str | None = None) -> None:
-    """InputError for an unknown type, and for any where `wanted_by`, the option that it goes with, is not given."""
+    """Raises InputError for an unknown type, and for any where `wanted_by`, the option that it goes with, is left
+    out."""
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"--reference-dtype is {dtype!r}; allowed are {_dtypes}.")
     if dtype is not None and wanted_by is not None:

@@ -78,11 +78,11 @@ class RunInputs:
 
     @property
     def places(self) -> list[str] | None:
-        """What rows of token ids are called."""
+        """Returns what rows of token ids are called."""
         return [item.place for item in self.ids] or None
 
     def default_model(self) -> str:
-        """What answers where no model is named."""
+        """Returns what answers where no model is named. Raises InputError where nothing packaged does."""
         if self.texts or self.ids:
             return DEFAULT_TEXT_MODEL
         in_words = self.chat or self.prompt is not None or self.raw_prompt is not None
@@ -97,7 +97,7 @@ class RunInputs:
             raise InputError("--check-accuracy is for single requests; leave --chat out.")
 
     def check_pages(self, pipeline: Pipeline) -> None:
-        """InputError where all pages of a long document would stand in one prompt, unasked."""
+        """Raises InputError where all pages of a long document would stand in one prompt without a word."""
         if pipeline.family.prompt is not None and self.long_document:
             raise InputError(
                 f"{self.long_document} has several pages, and {pipeline.family.name} takes them all in one prompt; say"
@@ -105,7 +105,7 @@ class RunInputs:
             )
 
     def inputs(self, pipeline: Pipeline) -> list[dict[str, Any]]:
-        """One for all images and the prompt, where the family is asked in words; else one an image, or a text."""
+        """Returns one for all images and the prompt, where the family takes prompts; else one an image, or a text."""
         if self.ids:
             items = without_padding(self.ids, pipeline.config.pad_token_id)
             return [{"input_ids": item.given.get("input_ids", [])} for item in items]

@@ -42,7 +42,8 @@ class SoftPrompts:
 
     @classmethod
     def read(cls, file: Path | None, tasks: str | None) -> SoftPrompts | None:
-        """None where there is no file. InputError, before a model is loaded, for what is no table or no task of it."""
+        """Reads a table; None where there is no file. Raises InputError, before a model is loaded, for what is no table
+        or no task of it."""
         if file is None:
             if tasks is not None:
                 raise InputError("--tasks says whose rows of a prompt table are used; add --prompt-table FILE.npy.")
@@ -59,8 +60,8 @@ class SoftPrompts:
         return cls(tables, numbers)
 
     def per_request(self, count: int) -> list[np.ndarray | None]:
-        """Each request's rows [rows, hidden], None for the base model. InputError unless there is a task for each, or
-        one for all."""
+        """Returns each request's rows [rows, hidden], None for the base model. Raises InputError unless there is a task
+        for each, or one for all."""
         if len(self.tasks) not in (1, count):
             raise InputError(f"--tasks names {len(self.tasks)} tasks for {count} requests; give one for each, or one.")
         tasks = self.tasks * count if len(self.tasks) == 1 else self.tasks
@@ -68,7 +69,7 @@ class SoftPrompts:
 
 
 def prepend(tuned: SoftPrompts | None, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The inputs with their rows."""
+    """Returns the inputs with their rows."""
     if tuned is None:
         return inputs
     rows = tuned.per_request(len(inputs))
@@ -77,8 +78,8 @@ def prepend(tuned: SoftPrompts | None, inputs: list[dict[str, Any]]) -> list[dic
 
 
 def attach_prompt_tables(tuned: SoftPrompts | None, items: Iterable[Item]) -> Iterable[Item]:
-    """The items with their rows; they are read at once where each has a task of its own. InputError unless there is one
-    for each, or one for all."""
+    """Returns the items with their rows; they are read at once where each has a task of its own. Raises InputError
+    unless there is one for each, or one for all."""
     if tuned is None:
         return items
     if len(tuned.tasks) == 1:
@@ -100,7 +101,7 @@ def _numbers(tasks: str) -> tuple[int, ...]:
 
 
 def _read(file: Path) -> np.ndarray:
-    """[tasks, rows, hidden]"""
+    """Reads [tasks, rows, hidden]. Raises InputError for a file of anything else."""
     import numpy as np
 
     option = f"--prompt-table {file}"

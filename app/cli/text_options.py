@@ -91,7 +91,7 @@ def ids_of(file: Path, others: Mapping[str, object], out: Path | None = None) ->
 
 
 def _check_readable(file: Path) -> None:
-    """A pipe will do, too."""
+    """Raises InputError for a file that is not there or cannot be read; a pipe will do, too."""
     from vlm_app.text.sources import check_ends
 
     if file.is_dir() or not file.exists():
@@ -105,7 +105,7 @@ def _check_readable(file: Path) -> None:
 
 
 def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> None:
-    """InputError for a file that cannot be written or that is read; leaves nothing behind."""
+    """Raises InputError for a file that cannot be written or that is read; leaves nothing behind."""
     if out is None:
         return
     new = not os.path.lexists(out)
@@ -122,13 +122,13 @@ def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> 
 
 
 def streams(texts: list[str] | None, out: Path | None, as_json: bool, sampling: Mapping[str, Any] = ONE) -> bool:
-    """A lone text's only output on a terminal appears as it is decoded."""
+    """Says whether an output appears as it is decoded: a lone text's only one, on a terminal."""
     several = sampling.get("num_return_sequences", 1) > 1
     return is_alone(texts) and not as_json and not several and _on_terminal(out)
 
 
 def is_alone(texts: list[str] | None) -> bool:
-    """Is it one text, not a file's or stdin's?"""
+    """Says whether it is one text, not a file's or stdin's."""
     return texts is not None and len(texts) == 1 and texts != ["-"]
 
 
@@ -185,7 +185,7 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
 
 
 def load_text_model(model: str, options: LoadOptions) -> Pipeline:
-    """InputError for a model that takes no text."""
+    """Loads a model. Raises InputError for one that takes no text."""
     pipeline = decoding.load(model, options)
     if "text" not in pipeline.family.inputs:
         raise InputError(f"{model} takes {pipeline.family.inputs[0]}, not text; vlm models lists what takes text.")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+from vlm.artifacts.generation_config import FIELDS
+from vlm.options import options_of
+from vlm.requests.generation import NOT_APPLIED
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.options_page import page
 
 ROOT = Path(__file__).parents[2]
@@ -14,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 TOY = """
 import json
 from dataclasses import dataclass
-from vlm.options import Offer, between, option
+from vlm.options import Offer, option
+from vlm.ranges import between
 from vlm.requests import sampling_params
 
 @dataclass(frozen=True)
@@ -78,6 +84,17 @@ def test_a_new_field_is_an_option_everywhere():
     assert found["python"] == "toy_factor is -1.0; it must lie in [0, 1]."
     assert found["page"] == ["| `toy_factor` | `--toy-factor` | `toy_factor` | `runtime_toy` | `toy` | 0.25 | [0, 1] |"
                              " Makes it a toy. |"]  # fmt: skip
+
+
+def test_every_field_of_a_request_is_an_option():
+    assert options_of(SamplingParams).keys() == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+def test_what_a_model_may_set_is_read_of_its_folder():
+    """Every key that transformers reads and that changes the tokens is a setting, or known not to be applied."""
+    keys = {own.model_key for own in options_of(SamplingParams).values() if own.model_key}
+    ours = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "do_sample"}
+    assert keys | NOT_APPLIED.keys() | ours == FIELDS and not keys & NOT_APPLIED.keys()
 
 
 def test_the_page_on_options_is_up_to_date():
