@@ -105,11 +105,13 @@ def default_flag(name: str) -> str:
 
 
 def errors_of(config: Any, separator: str = ";", *, flags: bool = False) -> Iterator[str]:
-    """Yields what is wrong with each value of a dataclass that its option does not take, and what is allowed; None is
-    taken by every option. `flags`: options are called as on the command line."""
-    for name, allowed in _limited(type(config)):
+    """Yields what is wrong with each value of a dataclass that its option does not take, and what is allowed; None and
+    defaults are taken by every option. `flags`: options are called as on the command line."""
+    for name, default, allowed in _limited(type(config)):
         value = getattr(config, name)
-        if value is not None and (wanted := allowed.error(value)):
+        if value is default or value is None:  # as most are, of each request
+            continue
+        if wanted := allowed.error(value):
             called = flag_of(type(config), name) if flags else name
             yield f"{called} is {repr(value) if isinstance(value, str) else value}{separator} {wanted}"
 
@@ -121,16 +123,19 @@ def check_limits(config: Any, *, flags: bool = False) -> None:
 
 
 def check_each(config: Any) -> None:
-    """Calls the checks of a dataclass's options. Raises InputError."""
-    for name, check in _checked(type(config)):
-        check(getattr(config, name))
+    """Calls the checks of a dataclass's options where a value is not the default. Raises InputError."""
+    for name, default, check in _checked(type(config)):
+        if (value := getattr(config, name)) is not default:
+            check(value)
 
 
 @functools.cache
-def _limited(config: type) -> tuple[tuple[str, Allowed], ...]:
-    return tuple((name, own.allowed) for name, own in options_of(config).items() if own.allowed is not None)
+def _limited(config: type) -> tuple[tuple[str, Any, Allowed], ...]:
+    options, defaults = options_of(config), defaults_of(config)
+    return tuple((n, defaults.get(n), own.allowed) for n, own in options.items() if own.allowed is not None)
 
 
 @functools.cache
-def _checked(config: type) -> tuple[tuple[str, Callable[[Any], None]], ...]:
-    return tuple((name, own.check) for name, own in options_of(config).items() if own.check is not None)
+def _checked(config: type) -> tuple[tuple[str, Any, Callable[[Any], None]], ...]:
+    options, defaults = options_of(config), defaults_of(config)
+    return tuple((n, defaults.get(n), own.check) for n, own in options.items() if own.check is not None)

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from vlm.artifacts.generation_config import FIELDS
-from vlm.options import options_of
+from vlm.options import defaults_of, options_of
 from vlm.requests.generation import NOT_APPLIED
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.options_page import page
+from vlm_app.options_page import PARTS, page
 
 ROOT = Path(__file__).parents[2]
 # the field, in place of an edit of vlm/requests/sampling_options.py; then what everybody makes of it
@@ -39,7 +41,7 @@ from typer.testing import CliRunner
 from vlm.errors import InputError
 from vlm.requests.generation import sampling_params as resolve
 from vlm_app.cli.main import app
-from vlm_app.options_page import page
+from vlm_app.options_page import PARTS, page
 from vlm_app.server.openai.schema import ChatBody, CompletionBody
 from vlm_app.server.tensors.inputs import _sampling
 from vlm_app.server.tensors.parameters import check, with_options
@@ -88,6 +90,16 @@ def test_a_new_field_is_an_option_everywhere():
 
 def test_every_field_of_a_request_is_an_option():
     assert options_of(SamplingParams).keys() == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+@pytest.mark.parametrize("config", [SamplingParams, *(config for *_, config in PARTS)])
+def test_defaults_are_allowed(config):
+    """They are not looked at when one is made."""
+    for name, value in defaults_of(config).items():
+        option = options_of(config)[name]
+        assert value is None or option.allowed is None or option.allowed.error(value) is None, name
+        if option.check is not None:
+            option.check(value)
 
 
 def test_what_a_model_may_set_is_read_of_its_folder():
