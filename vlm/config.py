@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
@@ -159,6 +160,33 @@ class BuildConfig(Config):
             return [f"target is {','.join(self.target)}, only the backend tensorrt takes one"]
         unknown = [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]
         return [f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86"] if unknown else []
+
+
+@dataclass(frozen=True)
+class EngineLimits(Config):
+    """What an engine holds, resolved: 0 where its model has no such thing."""
+
+    max_batch_size: int  # sequences decoded at once
+    max_seq_len: int = 0  # decoder tokens of a sequence, prompt included; 0: there is no decoder
+    max_encoder_input_len: int = 0  # encoder rows of a request; 0: there is no encoder besides that of prompts' images
+
+    @classmethod
+    def from_manifest(cls, values: Mapping[str, int | None]) -> EngineLimits:
+        """Reads what a manifest keeps, where `None` stands for what there is not."""
+        return cls(**{name: value or 0 for name, value in values.items()})
+
+    def to_manifest(self) -> dict[str, int | None]:
+        """Returns what a manifest and a BuildConfig keep."""
+        return {name: value or None for name, value in self.to_dict().items()}
+
+    def within(self, **limits: int | None) -> EngineLimits:
+        """Returns these limits, lowered where a smaller one is named; `None` keeps its own."""
+        return replace(self, **{name: min(value, getattr(self, name)) for name, value in limits.items() if value})
+
+    @property
+    def max_input_len(self) -> int:
+        """Tokens of the longest text: the decoder's, or those of an encoder alone."""
+        return self.max_seq_len or self.max_encoder_input_len
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import TypedDict
 
 from vlm.config import BACKENDS, DTYPES, QUANTIZATIONS, Config, RuntimeConfig
 from vlm.errors import InputError, listed
@@ -16,6 +17,14 @@ from vlm_app.bench.lists import names, numbers, pairs
 
 BATCH_SIZES = partial(numbers, option="--batch-size")
 LENGTHS = partial(pairs, option="--input-output-len")
+
+
+class Limits(TypedDict, total=False):
+    """What an engine must hold for a benchmark, as fields of BuildConfig."""
+
+    max_batch_size: int
+    max_seq_len: int
+    max_encoder_input_len: int
 
 
 @dataclass(frozen=True)
@@ -143,7 +152,7 @@ class TextBenchConfig(RowsConfig):
         rows = itertools.product(self.lengths, self.num_beams, self.batch_sizes)
         return [Workload(lengths, num_beams=beams, batch_size=size) for lengths, beams, size in rows]
 
-    def limits(self, configs: Mapping[str, Config]) -> dict[str, int]:
+    def limits(self, configs: Mapping[str, Config]) -> Limits:
         """Returns what the engine must hold; a beam takes a sequence's place."""
         return {
             "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
@@ -162,13 +171,17 @@ class PromptBenchConfig(RowsConfig):
     )  # fmt: skip
     images: int | None = option(None, "In each prompt.", default="1 where the model takes any", allowed=at_least(0))
 
-    def limits(self, configs: Mapping[str, Config]) -> dict[str, int]:
+    def limits(self, configs: Mapping[str, Config]) -> Limits:
         """Returns what the engine of these roles must hold. Raises InputError for images that it does not take."""
-        rows, size = self.image_rows(configs), {"max_batch_size": max(self.batch_sizes)}
+        rows, size = self.image_rows(configs), max(self.batch_sizes)
         if "encoder" not in configs:
-            return size | {"max_seq_len": rows + max(given + made for given, made in self.lengths)}
-        longest, most = max(given for given, _ in self.lengths), max(made for _, made in self.lengths)
-        return size | {"max_seq_len": most + 1, "max_encoder_input_len": rows + longest}
+            longest = rows + max(given + made for given, made in self.lengths)
+            return {"max_batch_size": size, "max_seq_len": longest}
+        return {
+            "max_batch_size": size,
+            "max_seq_len": max(made for _, made in self.lengths) + 1,
+            "max_encoder_input_len": rows + max(given for given, _ in self.lengths),
+        }
 
     def image_rows(self, configs: Mapping[str, Config]) -> int:
         """Returns how many rows all images of a prompt take."""

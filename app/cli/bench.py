@@ -18,7 +18,7 @@ from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import Group, takes
 from vlm_app.cli.progress import Progress
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print the README's table.")
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print tables of results.")
 
 CSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 Out = Annotated[Path | None, typer.Option("--json", help="Write the results to this file too.")]
@@ -116,7 +116,7 @@ def prompt(*, config: PromptBenchConfig, csv: CSV = False, out: Out = None) -> N
 @app.command()
 @command
 def table(results: Annotated[list[Path], typer.Argument(help="Files written by --json.")]) -> None:
-    """Print the README's table of results, in markdown.
+    """Print the table of docs/benchmarks.md: results, in markdown.
 
     \b
     Examples:

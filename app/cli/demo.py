@@ -15,10 +15,10 @@ from vlm.errors import InputError
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.option_groups import LOADING, Group, takes
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.watchdog import Watchdog
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.models import PACKAGED
-from vlm_app.load_options import LoadOptions
-from vlm_app.watchdog import Watchdog
 
 GRACE_SECONDS = 6  # for answers, models and workers to end
 

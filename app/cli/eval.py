@@ -18,7 +18,7 @@ from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
 from vlm_app.cli.options import Model, ReferenceDType, check_reference_dtype
 from vlm_app.cli.progress import Progress
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -145,7 +145,7 @@ def _run(
     references, theirs = [pair.reference for pair in pairs], None
     result = {"task": scoring.task, "pairs": len(pairs), "left_out": errors, "dtype": pipeline.engine.build.dtype}
     result |= {"device": str(pipeline.device), "sampling": sampling}
-    result["vlm"] = {**ours.summary(scoring.metrics, references), "batch_size": pipeline.llm.max_batch_size}
+    result["vlm"] = {**ours.summary(scoring.metrics, references), "batch_size": pipeline.llm.limits.max_batch_size}
     if reference is not None:
         folder, dtype = reference
         theirs = run_hugging_face(folder, pipeline, pairs, to_input, sampling, HF_BATCH_SIZE, dtype)

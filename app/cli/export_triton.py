@@ -11,7 +11,7 @@ from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import MODEL_HELP
 from vlm_app.cli.progress import Progress
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.triton_options import ExportConfig
 
 
@@ -53,7 +53,7 @@ def export_triton(
     pbtxt.schema()
     with Progress() as progress:
         engine = EngineDir.open(options.resolve(model, _on(options.device), progress))
-        limit = options.build.get("max_batch_size", engine.build.max_batch_size)
+        limit = options.build.get("max_batch_size", engine.limits.max_batch_size)
         export(engine, out, replace(config, max_batch_size=limit))
     print(out)
 

@@ -15,19 +15,20 @@ from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
 from vlm_app.cli.option_groups import LOADING, Group, takes
 from vlm_app.cli.options import DEFAULT_MODEL, Model
 from vlm_app.cli.progress import Progress
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.storage import is_remote, location, seen_file
 from vlm_app.ocr.config import JobConfig, PlaceConfig
-from vlm_app.ocr.engines import EngineConfig, devices_of
+from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
+from vlm_app.ocr.documents.pages import OpenDocument, check_pages, selected
+from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.ocr.naming import FORMATS, Document, name_all
+from vlm_app.ocr.ledger.ledger import Ledger
+from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.outputs import Outputs
-from vlm_app.ocr.pages import OpenDocument, check_pages, selected
+from vlm_app.ocr.readers.devices import load_reader
+from vlm_app.ocr.readers.engines import EngineConfig, devices_of
 from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
-from vlm_app.ocr.sources import Shard, find_documents
-from vlm_app.ocr.state import ledger_of
-from vlm_app.storage import is_remote, location, seen_file
 
 OCR_LOADING = LOADING.changed(
     max_batch_size={
@@ -77,7 +78,7 @@ def ocr(
         engine = EngineConfig.resolved(model, where, options, places.workers, progress, elsewhere=places.ray)
     name = part.name if part else ""
     with ledger_of(folder, engine.settings(config.max_new_tokens), config.recompute, name) as ledger:
-        reader = _cluster_reader(engine, places.engines) if places.ray else engine.reader()
+        reader = _cluster_reader(engine, places.engines) if places.ray else load_reader(engine)
         summary = _run(reader, documents, config, ledger, Outputs(folder, config.format, ledger, name))
     summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unsearched]
     _report(summary, gpu_price)
@@ -99,14 +100,14 @@ def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document
 
 
 def _cluster_device(device: str) -> tuple[str]:
-    from vlm_app.ocr.cluster import connect
+    from vlm_app.ocr.readers.cluster import connect
 
     gpus = connect()
     return (("cuda" if gpus else "cpu") if device == "auto" else device,)
 
 
 def _cluster_reader(engine: EngineConfig, engines: int | None) -> Reader:
-    from vlm_app.ocr.cluster import RayReader
+    from vlm_app.ocr.readers.cluster import RayReader
 
     return RayReader(engine, engines)
 

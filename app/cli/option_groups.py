@@ -16,8 +16,8 @@ from typer.core import TyperCommand
 from vlm.config import BACKENDS, BuildConfig, RuntimeConfig
 from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app import load_options
-from vlm_app.load_options import LoadOptions
+from vlm_app.core import load_options
+from vlm_app.core.load_options import LoadOptions
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from vlm.errors import InputError, VlmError, listed
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
 from vlm_app.cli.option_groups import LOADING, Group, takes
 from vlm_app.cli.progress import Progress
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
 from vlm_app.cli.options import Json, Model
 from vlm_app.cli.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 
 
 @command

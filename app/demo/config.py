@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from vlm.options import check_limits, option
 from vlm.processing.worker_process import Budget
 from vlm.ranges import at_least, positive
-from vlm_app.listening import check_names, check_port, listener
+from vlm_app.core.listening import check_names, check_port, listener
 
 
 @dataclass(frozen=True)

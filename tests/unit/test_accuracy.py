@@ -1,4 +1,4 @@
-"""app/accuracy: what is compared, what it finds, what cannot be compared."""
+"""app/reference/accuracy: what is compared, what it finds, what cannot be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from tests import tiny
 from tests.engines import pipeline
 from vlm.errors import InputError
-from vlm_app import accuracy
+from vlm_app.reference import accuracy
+from vlm_app.reference.huggingface import folder_of
 
 MODELS = {
     "llama": lambda: tiny.llama(seed=3),
@@ -30,7 +31,7 @@ MODELS = {
 
 def inputs_of(model, pipe):
     """Three inputs of each kind that the model takes, as ids and pixels."""
-    vocab, encoder = 60, pipe.llm.executor.encoder
+    vocab, encoder = 60, pipe.llm.encoders.encoder
     texts = tiny.prompts(model, (5, 12, 3)) if hasattr(model.config, "vocab_size") else [[7, 8, 9], [20, 30], [5] * 9]
     key = "encoder_input_ids" if encoder else "decoder_prompt_token_ids"
     if pipe.family.name == "nougat":
@@ -39,8 +40,8 @@ def inputs_of(model, pipe):
     width = (encoder.config if encoder else pipe.config).embedding_size
     table = torch.randn(4, width, generator=torch.Generator().manual_seed(1))
     found.append({key: [*range(vocab, vocab + 4), *texts[0]], "prompt_table": table})
-    if pipe.llm.executor.visual is not None:
-        visual = pipe.llm.executor.visual.config
+    if pipe.llm.encoders.visual is not None:
+        visual = pipe.llm.encoders.visual.config
         pixels = torch.randn(2, 3, *visual.image_size, generator=torch.Generator().manual_seed(2))
         rows = range(vocab, vocab + 2 * visual.num_features)
         found.append({key: [*rows, *texts[1]], "pixel_values": pixels})
@@ -106,7 +107,7 @@ def test_what_is_not_greedy(options, says):
 def test_an_images_rows_and_a_table_together(tmp_path):
     model = tiny.llava(seed=3)
     pipe = pipeline(model, tmp_path)
-    visual = pipe.llm.executor.visual.config
+    visual = pipe.llm.encoders.visual.config
     given = {"decoder_prompt_token_ids": [*range(60, 61 + visual.num_features), 7], "prompt_table": torch.zeros(1, 32),
              "pixel_values": torch.zeros(1, 3, *visual.image_size)}  # fmt: skip
     outputs = pipe.generate([given], **accuracy.greedy({"max_new_tokens": 3}))
@@ -116,15 +117,15 @@ def test_an_images_rows_and_a_table_together(tmp_path):
 
 def test_folders(tmp_path):
     pipe = pipeline(tiny.gpt2(), tmp_path)
-    assert accuracy.folder_of(tmp_path / "hf") == tmp_path / "hf"
-    assert accuracy.folder_of("mini-t5").name == "mini-t5"
+    assert folder_of(tmp_path / "hf") == tmp_path / "hf"
+    assert folder_of("mini-t5").name == "mini-t5"
     for path, what in ((pipe.engine.path, "an engine"), (tmp_path / "checkpoint", "a checkpoint")):
         with pytest.raises(InputError, match=f"is {what}; the accuracy check needs the model's Hugging Face folder"):
-            accuracy.folder_of(path)
+            folder_of(path)
     own_form = {"model_type": "llava_llama", "mm_x": 1}
     for kind, config in (("nemo_gpt", {"model_type": "nemo_gpt"}), ("llava", own_form), ("vila", own_form)):
         folder = tmp_path / kind
         (folder / "llm" if kind == "vila" else folder).mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(InputError, match=f"has no class for {kind} models"):
-            accuracy.folder_of(folder)
+            folder_of(folder)

@@ -10,7 +10,7 @@ from vlm.limits import MAX_PIXELS
 from vlm.options import check_limits, option
 from vlm.processing.worker_process import Budget
 from vlm.ranges import at_least, positive
-from vlm_app.listening import check_names, check_port
+from vlm_app.core.listening import check_names, check_port
 
 SECONDS = positive("it must be a number above 0")
 NONE_OR_MORE = at_least(0, "it must be 0 or more")

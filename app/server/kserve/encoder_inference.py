@@ -16,8 +16,7 @@ from vlm.api.outputs import Encoding
 from vlm.errors import InputError, LimitError
 from vlm.executor.packing import batched
 from vlm_app.server.kserve.inference import Inference, Response
-from vlm_app.server.openai.embeddings import AT_ONCE
-from vlm_app.server.repository.service import Service
+from vlm_app.server.repository.service import ENCODED_TOGETHER, Service
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.inputs import Row, cut
 from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN, HIDDEN, Tensors
@@ -44,17 +43,15 @@ class EncoderInference(Inference):
         flag = tensors.get("is_return_attentions")
         self._attentions = ATTENTIONS in self._wanted or (flag is not None and bool(flag.any()))
         if self._attentions:
-            _check_size(service, count, self._width or service.pipeline.llm.max_encoder_len)
+            _check_size(service, count, self._width or service.pipeline.llm.limits.max_encoder_input_len)
 
     async def outputs(self) -> Tensors:
         """Returns the states, padded as the ids are, and attentions where the flag or their name asks for them."""
         found: list[Encoding] = []
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
-                for rows in batched(self._rows, AT_ONCE):
-                    with self._service.acquire_slot(len(rows)):
-                        files: list[list[Any]] = [[] for _ in rows]
-                        found += await self._service.model.encode(rows, files, attentions=self._attentions)
+                for rows in batched(self._rows, ENCODED_TOGETHER):
+                    found += await self._service.encode(rows, [[] for _ in rows], self._attentions)
         return await asyncio.to_thread(self._padded, found)
 
     async def responses(self) -> AsyncIterator[Response]:
@@ -89,7 +86,7 @@ def _source(row: Row) -> dict[str, Any]:
 
 
 def _check_size(service: Service, rows: int, width: int) -> None:
-    config = service.pipeline.frontend.encoder
+    config = service.pipeline.processor.encoder
     size = rows * config.num_layers * config.num_heads * width**2 * 4
     if size > MAX_ATTENTION_BYTES:
         raise LimitError(

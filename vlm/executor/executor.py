@@ -1,0 +1,154 @@
+"""Runs batches of one engine: the state of its slots, what is sampled for them, and the way of results to the host.
+
+Networks and caches are a runner's and the encoders'.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from vlm.config import ModelConfig
+from vlm.executor.decode_burst import DecodeBurst, hypotheses_of, to_host
+from vlm.executor.encoders import Encoders
+from vlm.executor.memory import memory_errors
+from vlm.executor.packing import batched, batched_by_tokens, bucket_of
+from vlm.executor.runner import Runner
+from vlm.executor.sampler import DecodeRows, Sampler
+from vlm.executor.sampling_plan import BeamRows, SamplingPlan
+from vlm.requests.sequence import PrefillChunk, Sequence
+from vlm.requests.token_update import Hypothesis
+
+
+class Executor:
+    """Admits sequences into slots, fills their caches and decodes them, burst by burst."""
+
+    def __init__(self, config: ModelConfig, runner: Runner, encoders: Encoders, sampler: Sampler):
+        """`config`: the decoder's; the runner decodes by the same sampler."""
+        self.config, self.runner, self.encoders, self.sampler = config, runner, encoders, sampler
+        self.state, self.logits = sampler.state, sampler.logits
+        self.device, self.timer, self.asynchronous = encoders.device, encoders.timer, encoders.asynchronous
+        padding_slot = self.state.padding_slot
+        self.rows = torch.full((2, padding_slot + 1), padding_slot, dtype=torch.int32, device=self.device)
+        self.beam_rows = BeamRows(padding_slot, self.device)
+
+    @torch.inference_mode()
+    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+        """Encodes what newly admitted sequences see and fills their slots."""
+        self.runner.reserve(sequences)
+        self.state.admit(sequences, stop_ids)
+        self.state.update_tables(sequences)
+        with self.timer("encode"), self._memory_errors(sequences):
+            self._make_tables([s for s in sequences if s.contents])
+            texts = [s for s in sequences if s.request.encoder_input_ids is not None]
+            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
+                self.runner.encode_texts(chunk)
+            for sequence in texts:
+                sequence.table = None
+            others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            for chunk in batched(others, self.encoders.max_encoder_batch_size):
+                self.runner.write_cross_kv(chunk, self._features(chunk))
+
+    @torch.inference_mode()
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+        """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
+        with self.timer("prefill"):
+            self.runner.prefill(prefills)
+        for sequence in {s for s, _ in prefills if not s.pending_chunks}:
+            sequence.table = None
+
+    @torch.inference_mode()
+    def launch(self, sequences: list[Sequence], steps: int) -> DecodeBurst:
+        """Starts `steps` decode steps of these sequences; returns before they are done."""
+        sequences = sorted(sequences, key=lambda s: s.width > 1)
+        self.state.update_tables(sequences)
+        plan = SamplingPlan.from_sequences(sequences)
+        if plan.top and self.state.top is None:
+            self.state.allocate_top()
+        if plan.logits:
+            self.logits.begin(sequences, steps, self.config.vocab_size, self.state.slots)
+        rows, single = self._rows(sequences)
+        beams = self.beam_rows.fill(sequences, plan) if plan.groups else None
+        leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
+        start = self.state.slots.lengths[leaders].long()
+        with self.timer("decode"):
+            self.runner.decode(DecodeRows(rows, single, beams), plan, steps)
+        return self._fetch(sequences, leaders, start, steps, plan)
+
+    @torch.inference_mode()
+    def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
+        """The outcomes of ended beam searches, best first."""
+        beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
+        kept = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
+        rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
+        return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
+
+    def free_cached_memory(self) -> None:
+        """Waits for the device and gives back the memory of what is kept for later."""
+        self.encoders.free_cached_memory()
+        self.runner.free_cached_memory()
+
+    # --- admission ---
+    @contextlib.contextmanager
+    def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
+        reason = (
+            f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
+            " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
+            f" {self.encoders.max_encoder_batch_size}) or max_encoder_tokens (now {self.encoders.max_encoder_tokens})."
+        )
+        with memory_errors(reason):
+            yield
+
+    def _features(self, sequences: list[Sequence]) -> Tensor:
+        """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
+        images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
+        encoded = iter(self.encoders.encode(torch.stack(images))) if images else iter(())
+        given = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
+        parts = [
+            next(encoded) if s.request.encoder_output is None else given(s.request.encoder_output) for s in sequences
+        ]
+        return torch.cat(parts)
+
+    # --- prompt tables ---
+    def _make_tables(self, sequences: list[Sequence]) -> None:
+        """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
+        tables = self.encoders.tables([s.request for s in sequences])
+        for sequence, table in zip(sequences, tables, strict=True):
+            sequence.table = table
+            last = sequence.tokens[-1] - self.config.vocab_size
+            if self.encoders.encoder is None and last >= 0:
+                for slot in sequence.slots:
+                    self.state.last_prompt_embeds[slot] = sequence.table[last]
+
+    # --- decode ---
+    def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
+        """The slots of a batch, padded to its bucket with the padding slot; and again without those of beams."""
+        padding_slot = self.state.padding_slot
+        slots = [slot for s in sequences for slot in s.slots]
+        extra = [padding_slot] * (bucket_of(len(slots), padding_slot) - len(slots))
+        single = [slot if s.width == 1 else padding_slot for s in sequences for slot in s.slots]
+        rows = self.rows[:, : len(slots) + len(extra)]
+        rows.copy_(torch.tensor([slots + extra, single + extra], dtype=torch.int32), non_blocking=True)
+        return rows[0], rows[1]
+
+    def _fetch(
+        self, sequences: list[Sequence], slots: Tensor, start: Tensor, steps: int, plan: SamplingPlan
+    ) -> DecodeBurst:
+        """Starts the copy of a burst's results to the host."""
+        state = self.state.slots
+        at = (start[:, None] + torch.arange(steps, device=self.device)).clamp(max=state.tokens.shape[1] - 1)
+        head = torch.stack((state.lengths[slots], state.finish[slots]), 1)
+        tokens, logprobs = state.tokens[slots[:, None], at], state.logprobs[slots[:, None], at]
+        result = torch.cat((head, tokens, logprobs.view(torch.int32)), 1)
+        top = self.state.top[slots[:, None], at] if plan.top else None
+        logits = self.logits.burst(sequences, steps) if plan.logits else None
+        if not self.asynchronous:
+            return DecodeBurst(sequences, result, top, None if logits is None else logits.clone(), None)
+        parts = [None if part is None else to_host(part) for part in (result, top, logits)]
+        ready = torch.cuda.Event()
+        ready.record()
+        return DecodeBurst(sequences, *parts, ready)
