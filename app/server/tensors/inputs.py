@@ -19,7 +19,7 @@ from vlm_app.server.core.messages import decode_data_uri
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.specs import IDS_IN, SCALARS, TEXT_IN, checked
 
-Row = dict[str, np.ndarray]  # one request's part of each tensor
+Row = dict[str, Any]  # one request's part of each tensor: an array, or the one value of a scalar
 
 
 def read_batch(frontend: Frontend, inputs: dict[str, np.ndarray]) -> list[GenerationInput]:
