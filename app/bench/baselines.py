@@ -23,7 +23,8 @@ class Baseline:
         from transformers import VisionEncoderDecoderModel
 
         quiet()
-        model = VisionEncoderDecoderModel.from_pretrained(folder, dtype=getattr(torch, dtype))
+        # its own types know neither the parts that it has, nor that it generates
+        model: Any = VisionEncoderDecoderModel.from_pretrained(folder, dtype=getattr(torch, dtype))
         self.model, self.device = model.to(device).eval(), device
 
     @property
@@ -80,7 +81,7 @@ class TextBaseline:
         from transformers import AutoModelForSeq2SeqLM
 
         quiet()
-        model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         model.generation_config = _neutral(model.generation_config)
         self.model, self.device = model.to(device).eval(), device
 
@@ -144,11 +145,12 @@ class PromptBaseline:
 
     def _pixels(self, prompts: Prompts) -> Tensor:
         """[B * images, C, H, W]"""
+        assert prompts.pixel_values is not None
         return prompts.pixel_values.flatten(0, 1).to(self.device, self.model.dtype)
 
 
 def _prompt_model(folder: Path, dtype: torch.dtype) -> Any:
-    kind = Vila if (folder / "llm").is_dir() else model_class(folder)
+    kind: Any = Vila if (folder / "llm").is_dir() else model_class(folder)
     return kind.from_pretrained(folder, dtype=dtype)
 
 

@@ -78,7 +78,7 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
     from vlm_app.bench.baselines import PromptBaseline
 
     config, configs = session.config, session.configs
-    baseline = PromptBaseline(folder, config.dtype, session.device, config.image_rows(configs))
+    baseline = PromptBaseline(folder, session.dtype, session.device, config.image_rows(configs))
 
     def measured(number: int, row: Workload) -> Turns[Results]:
         draw = random_prompts(session, row, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from vlm.requests.generation import model_defaults
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 T = TypeVar("T")
+B = TypeVar("B", bound=Sized)  # a batch
 
 
 def neutral(engine: EngineDir) -> dict[str, Any]:
@@ -34,8 +35,8 @@ def of_rows(session: Session[Any], system: str, measured: Callable[[int, Workloa
 
 
 def times(
-    draw: Callable[[], T],
-    generate: Callable[[T, int], Any],
+    draw: Callable[[], B],
+    generate: Callable[[B, int], Any],
     row: Workload,
     steps: int,
     repeats: int,

@@ -55,7 +55,7 @@ def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Res
     from vlm_app.bench.baselines import TextBaseline
 
     config = session.config
-    baseline = TextBaseline(folder, config.dtype, session.device)
+    baseline = TextBaseline(folder, session.dtype, session.device)
 
     def measured(_: int, row: Workload) -> Turns[Results]:
         texts = random_texts(session, row)[: config.hf_batch_size].to(session.device)

@@ -50,7 +50,7 @@ def packaged_chat_model() -> str | None:
 def check_chat_model(pipeline: Pipeline, what: str) -> None:
     """InputError for a model that is not asked in words."""
     family = pipeline.family
-    if family.prompt is None:
+    if family.chat_format is None:
         other = "vlm run --image FILE" if "image" in family.inputs else 'vlm run --text "A text."'
         raise InputError(f"{what} is for models that are asked in words; {family.name} is for {other}.")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.options import options_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
 
 Progress = Callable[[str, int, int], None]  # description, done, total
+# of an engine's build what its loading may ask for; the rest is built by vlm build alone
 BUILD = ("dtype", "backend", "max_batch_size", "max_seq_len", "max_encoder_input_len")
-RUNTIME = ("device", "threads", "kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction")
+RUNTIME = tuple(name for name, own in options_of(RuntimeConfig).items() if own.cli)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from vlm.errors import DocumentError, InputError, VlmError
 from vlm_app.core.names import as_text, is_utf8, percent_encoded
@@ -19,6 +19,14 @@ from vlm_app.core.names import as_text, is_utf8, percent_encoded
 EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
 CHUNK = 2**20  # bytes
 LONGEST_SUFFIX = 16  # characters that the name of a local copy keeps
+
+if TYPE_CHECKING:
+
+    class RemotePath(Path):
+        """What a UPath is taken for: a path with a client of its store, and the name that this client knows."""
+
+        fs: Any
+        path: str
 
 
 def location(given: str | Path) -> Path:
@@ -28,14 +36,14 @@ def location(given: str | Path) -> Path:
     try:
         from upath import UPath
 
-        return UPath(given)
+        return cast("RemotePath", UPath(given))
     except ImportError as error:
         raise InputError(f"{given} needs the package {error.name}: {EXTRA}.") from None
     except ValueError as error:
         raise InputError(f"{given} is no URL that can be read: {error}.") from None
 
 
-def is_remote(path: Path) -> bool:
+def is_remote(path: Path) -> TypeGuard[RemotePath]:
     return hasattr(path, "fs")
 
 
@@ -68,7 +76,7 @@ def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
                 yield Path(where, name), Path(where).relative_to(folder)
 
 
-def objects_below(folder: Path) -> Iterator[tuple[PurePosixPath, dict[str, Any]]]:
+def objects_below(folder: RemotePath) -> Iterator[tuple[PurePosixPath, dict[str, Any]]]:
     """Names below a folder of a store, and what its client says of each; sorted, hidden ones left out."""
     root = PurePosixPath(folder.path)
     for found, info in sorted(folder.fs.find(folder.path, detail=True).items()):
@@ -92,7 +100,7 @@ class Presence:
         with reaching(path):
             return path.name in self._listed(path.parent) if is_remote(path) else is_taken(path)
 
-    def _listed(self, folder: Path) -> set[str]:
+    def _listed(self, folder: RemotePath) -> set[str]:
         if str(folder) not in self._names:
             try:
                 found = folder.fs.ls(folder.path, detail=False)
@@ -172,13 +180,13 @@ class LocalCopy:
         if is_remote(path) or not is_utf8(str(path)):
             self._folder = tempfile.TemporaryDirectory(prefix="vlm-ocr-")
             self.path = Path(self._folder.name, f"document{percent_encoded(path.suffix)[:LONGEST_SUFFIX]}")
-            self._fetch() if is_remote(path) else self.path.symlink_to(path.absolute())
+            self._fetch(path) if is_remote(path) else self.path.symlink_to(path.absolute())
 
-    def _fetch(self) -> None:
+    def _fetch(self, source: RemotePath) -> None:
         try:
-            self.source.fs.get_file(self.source.path, str(self.path))
+            source.fs.get_file(source.path, str(self.path))
         except Exception as error:  # clients raise errors of many kinds
-            raise DocumentError(f"{self.source} cannot be fetched: {error}.", "not fetched") from error
+            raise DocumentError(f"{source} cannot be fetched: {error}.", "not fetched") from error
 
     def named(self, text: str) -> str:
         """A message about the copy, told of the source."""

@@ -72,7 +72,7 @@ def json_lines(draft: Draft) -> str:
     return "".join(json.dumps(_record(draft, page), ensure_ascii=False) + "\n" for page in draft.asked)
 
 
-WRITERS = dict(zip(FORMATS, (markdown, raw_text, json_lines), strict=True))
+WRITERS: dict[str, Callable[[Draft], str]] = dict(zip(FORMATS, (markdown, raw_text, json_lines), strict=True))
 
 
 def loop_notice(page: Page) -> str:

@@ -20,14 +20,15 @@ class RandomInputs:
     """What a family takes, drawn from a seed. `placeholder`: an id that stands for an image, and must not be drawn"""
 
     def __init__(self, pipeline: Pipeline, placeholder: int | None, new_tokens: int, seed: int):
-        executor = pipeline.llm.executor
-        self.is_chat = pipeline.family.prompt is not None
-        self.visual, self.placeholder = executor.visual and executor.visual.config, placeholder
-        self.key = "encoder_input_ids" if executor.encoder else "decoder_prompt_token_ids"
-        self.vocab = (executor.encoder or executor.decoder).config.vocab_size
-        self.room = pipeline.llm.max_encoder_len if executor.encoder else pipeline.llm.max_seq_len - new_tokens
+        encoders = pipeline.llm.encoders
+        self.is_chat = pipeline.family.chat_format is not None
+        self.visual, self.placeholder = encoders.visual and encoders.visual.config, placeholder
+        self.key = "encoder_input_ids" if encoders.encoder else "decoder_prompt_token_ids"
+        self.vocab = (encoders.encoder.config if encoders.encoder else pipeline.config).vocab_size
+        limits = pipeline.llm.limits
+        self.room = limits.max_encoder_input_len if encoders.encoder else limits.max_seq_len - new_tokens
         self.generator = torch.Generator().manual_seed(seed)
-        if min(self.room, pipeline.llm.max_seq_len - new_tokens) < 1:
+        if min(self.room, limits.max_seq_len - new_tokens) < 1:
             raise InputError(f"{new_tokens} new tokens leave no room for a prompt in this engine; ask for fewer.")
 
     def all(self) -> list[tuple[str, dict[str, Any]]]:

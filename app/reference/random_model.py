@@ -36,7 +36,8 @@ def random_model(hf: dict[str, Any], dtype: torch.dtype, device: torch.device) -
     kind = hf["model_type"]
     with device:
         if kind == "vision-encoder-decoder":
-            return t.VisionEncoderDecoderModel(t.VisionEncoderDecoderConfig.from_dict(hf)).to(dtype)
+            model: Any = t.VisionEncoderDecoderModel(t.VisionEncoderDecoderConfig.from_dict(hf))
+            return model.to(dtype)
         config = t.AutoConfig.for_model(**hf)
         whole = {"llava": t.LlavaForConditionalGeneration, "blip-2": t.Blip2ForConditionalGeneration}
         if kind in whole:

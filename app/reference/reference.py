@@ -21,9 +21,9 @@ class Reference:
 
     def __init__(self, model: Any, pipeline: Pipeline):
         self.model, self.pipeline = model, pipeline
-        executor = pipeline.llm.executor
+        encoder = pipeline.llm.encoders.encoder
         self.encoder_decoder = pipeline.config.cross_attention
-        self.vocab_size = (executor.encoder or executor.decoder).config.vocab_size
+        self.vocab_size = (encoder.config if encoder else pipeline.config).vocab_size
 
     @classmethod
     def load(cls, folder: Path, pipeline: Pipeline, dtype: str | None = None) -> Reference:
@@ -69,7 +69,8 @@ class Reference:
 
     def _limit(self, request: Request) -> int:
         """New tokens at most."""
-        prompt, params, most = len(request.decoder_prompt_token_ids), request.params, self.pipeline.llm.max_seq_len
+        prompt, params = len(request.decoder_prompt_token_ids), request.params
+        most = self.pipeline.llm.limits.max_seq_len
         return params.max_new_tokens or max(1, min(most, params.max_length or most) - prompt)
 
     def _inputs(self, request: Request, after: list[int] | None = None) -> tuple[Any, dict[str, Any]]:

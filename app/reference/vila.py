@@ -8,13 +8,16 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.artifacts.files import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CONFIG = "config.json"
 DOWNSAMPLE = "mlp_downsample"
@@ -23,7 +26,11 @@ DOWNSAMPLE = "mlp_downsample"
 class Vila(nn.Module):
     """A tower, a projector and a language model. `settings`: config.json's, with the projector's type."""
 
-    def __init__(self, llm: nn.Module, tower: nn.Module, projector: nn.Module, settings: dict[str, Any]):
+    llm: Any  # what an Auto class of transformers makes has no type that can generate
+    tower: PreTrainedModel
+    projector: nn.Module
+
+    def __init__(self, llm: Any, tower: PreTrainedModel, projector: nn.Module, settings: dict[str, Any]):
         super().__init__()
         self.llm, self.tower, self.projector, self.settings = llm, tower, projector, settings
 

@@ -61,7 +61,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
-        if any(service.pipeline.frontend.vision for service in services):
+        if any(service.pipeline.processor.vision for service in services):
             workers.start()
         if config.grpc_port is not None:
             app.state.grpc = await _grpc(services, app.state.control, config)

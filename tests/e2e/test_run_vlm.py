@@ -253,7 +253,7 @@ def test_rows_before_the_text_of_an_encoder(tmp_path):
     found = pipe.request({"text": "one two", "prompt_table": table}).encoder_input_ids
     assert found == (*range(vocab, vocab + 4), *plain)
     cut = pipe.request({"text": "one " * 2000, "prompt_table": table, "truncate": True}).encoder_input_ids
-    assert len(cut) == pipe.llm.max_encoder_len and cut[:4] == found[:4] and cut[-1] == plain[-1]
+    assert len(cut) == pipe.llm.limits.max_encoder_input_len and cut[:4] == found[:4] and cut[-1] == plain[-1]
 
 
 # --- mistakes, and which model ---

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.prompted_kit import call
 from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
+from visual_engines.families.image_processors import CLIP
 from vlm.errors import ImageError, InputError
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.workers import ImageWorkers, MediaLimits
@@ -271,7 +272,7 @@ def test_an_image_that_kills_its_process_costs_one_request():
 
     async def ask():
         workers = ImageWorkers(1, MediaLimits())
-        source = ProcessorSource(None, "CLIPImageProcessor", (32, 32))
+        source = ProcessorSource(None, (CLIP,), (32, 32))
         try:
             [whole] = await workers.pixels([SCENE.read_bytes()], source)
             with pytest.raises(ImageError, match="broke the process"):

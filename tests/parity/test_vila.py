@@ -14,6 +14,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, 
 
 from tests import tiny
 from tests.published_kit import facts
+from visual_engines.families.image_processors import SIGLIP, preferring
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
@@ -146,7 +147,7 @@ def check(model, folder, tmp_path):
     engine = build_engine(convert_folder(folder, tmp_path / "checkpoint"), tmp_path / "engine", BuildConfig())
     pipe = Pipeline(engine, RuntimeConfig(device="cpu", max_prefill_tokens=40))
     images = torch.randn(3, 3, model.size, model.size, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(pipe.llm.executor.encode(images), model.features(images), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pipe.llm.encoders.encode(images), model.features(images), atol=1e-5, rtol=1e-5)
     inputs = [ours(model, prompt, images[which]) for prompt, which in PROMPTS]
     found = [out.token_ids for out in pipe.generate(inputs, max_new_tokens=12)]
     assert found == [model.continued(prompt, images[which], 12) for prompt, which in PROMPTS]
@@ -189,7 +190,7 @@ def test_pictures_are_pressed_or_padded_into_the_square(tmp_path):
         config = json.loads((folder / "config.json").read_text()) | {"image_aspect_ratio": ratio}
         (folder / "config.json").write_text(json.dumps(config))
         convert_folder(folder, tmp_path / f"{ratio} checkpoint")
-        pixels = ImageProcessor.from_dir(tmp_path / f"{ratio} checkpoint" / "processor")([wide])[0]
+        pixels = ImageProcessor.from_dir(tmp_path / f"{ratio} checkpoint" / "processor", preferring(SIGLIP))([wide])[0]
         assert pixels.shape == (3, 20, 20)
         red, blue = pixels[0], pixels[2]
         assert blue[10, 2] > red[10, 2] and red[10, 17] > blue[10, 17], "both ends are there"

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig, VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
+from vlm.layers.context import ModelContext
 from vlm.registry import registry
+from vlm.registry.images import ImageProcessorSpec
 from vlm.registry.spec import FamilySpec, ModelSpec, Role
 
 WIDTH, VOCAB, ROWS = 4, 11, 6
@@ -34,7 +36,7 @@ class EyeConfig(VisionConfig):
 
 
 class Eye(nn.Module):
-    def __init__(self, config: EyeConfig):
+    def __init__(self, config: EyeConfig, context: ModelContext):
         super().__init__()
         self.stem = nn.Linear(config.num_channels, config.width)
         self.register_buffer("rows", torch.arange(ROWS), persistent=False)
@@ -47,7 +49,7 @@ class Layer(nn.Module):
 
 
 class Voice(nn.Module):
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, context: ModelContext):
         super().__init__()
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Layer(config.hidden_size) for _ in range(config.num_layers))
@@ -99,6 +101,7 @@ TOY = FamilySpec(
     roles={"visual": Role("eye", "encoder", "encoder."), "decoder": Role("voice", "decoder", "decoder.")},
     matches=lambda hf: hf.get("model_type") == "toy",
     inputs=("image",),
+    image_processors=(ImageProcessorSpec("ViTImageProcessor"),),
     architectures={"toy-base": lambda: CONFIG},
 )
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.config import ModelConfig
+from vlm.config import EngineLimits, ModelConfig
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.prefix import block_keys
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
-from vlm.executor.decode_burst import RowResult
+from vlm.executor.decode_burst import StepOutput
+from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
-from vlm.requests.sequence import Hypothesis
+from vlm.requests.token_update import Hypothesis
 
 CONFIG = ModelConfig(1000, 8, 1, 1, 64, 0, 2, 1, 0)
 STOP, LENGTH = 1, 3
@@ -34,10 +37,10 @@ class Invented:
     """Executor whose next token depends only on the sequence's seed and position; keeps the device's view of it, and of
     each place in the cache which tokens it was computed from."""
 
-    encoder = None
+    encoders = SimpleNamespace(visual=None, encoder=None)
 
-    def __init__(self, asynchronous: bool):
-        self.asynchronous = asynchronous
+    def __init__(self, config: ModelConfig, asynchronous: bool):
+        self.config, self.asynchronous = config, asynchronous
         self.slots: dict[int, list] = {}  # slot -> [sequence, tokens, finish code]
         self.cells: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, place) -> tokens up to and with its own
         self.computed = 0
@@ -92,7 +95,7 @@ class Invented:
             code = STOP if tokens[-1] in stops else LENGTH if len(tokens) >= s.max_length else 0
         state[2] = code
         new = tokens[first:] + [0] * (steps - len(tokens) + first)
-        return RowResult(len(tokens), code, new, [float(t) for t in new])
+        return StepOutput(len(tokens), code, new, [float(t) for t in new])
 
 
 class FakeBurst:
@@ -122,8 +125,8 @@ def engine(
     alone = not config.cross_attention
     schedule = SchedulerConfig(slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone)
     return LLMEngine(
-        config, Invented(asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
-        max_batch_size=slots, max_seq_len=40, max_encoder_len=8, num_features=None, eos_token_ids=(2,),
+        Invented(config, asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
+        EngineLimits(slots, 40, 8), eos_token_ids=(2,),
     )  # fmt: skip
 
 
@@ -174,18 +177,18 @@ def test_tokens_do_not_depend_on_company_and_blocks_balance(
             llm.abort(aborted.pop())
         for update in llm.step():
             if update.finished:
-                assert update.sequence.id not in done
-                done[update.sequence.id] = update.sequence
+                assert update.request_id not in done
+                done[update.request_id] = update.completion
         if not pending and not llm.has_work:
             break
     assert not llm.has_work and len(done) == len(ids)
-    for request_id, sequence in done.items():
+    for request_id, completion in done.items():
         want = expected(*ids[request_id])
-        if sequence.finish_reason == "abort":
-            assert sequence.generated == want[: len(sequence.generated)]
+        if completion.finish_reason == "abort":
+            assert completion.token_ids == want[: len(completion.token_ids)]
         else:
-            assert sequence.generated == want
-            assert sequence.logprobs == [float(t) for t in want]
+            assert completion.token_ids == want
+            assert completion.logprobs == [float(t) for t in want]
     assert llm.scheduler.blocks.balanced
 
 
@@ -218,6 +221,12 @@ def test_what_stands_behind_an_id_makes_it_equal_or_not():
     assert keys[0][0] == keys[2][0] and keys[0][1] != keys[2][1] and keys[0][2] != keys[2][2]
 
 
+def test_adapters_share_no_blocks():
+    alone, first, second = (block_keys(range(8), 4, CONFIG.vocab_size, [], adapter_id=i) for i in (NO_ADAPTER, 0, 1))
+    assert alone == block_keys(range(8), 4, CONFIG.vocab_size, [])
+    assert len({*alone, *first, *second}) == 6
+
+
 def test_room_is_made_by_the_longest_unused():
     blocks = BlockManager(3, 0)
     first, second = blocks.allocate(1, "self"), blocks.allocate(1, "self")
@@ -245,9 +254,9 @@ def test_preemption_happens_and_loses_nothing():
         llm.add(Request((0,), encoder_output=torch.zeros(2, 8), params=params))
     done = []
     while llm.has_work:
-        done += [u.sequence for u in llm.step() if u.finished]
+        done += [u.completion for u in llm.step() if u.finished]
     assert sum(s.preemptions for s in done) > 0
-    assert [s.generated for s in done] == [[token_at(3, p) for p in range(1, 31)]] * 4
+    assert [s.token_ids for s in done] == [[token_at(3, p) for p in range(1, 31)]] * 4
     assert llm.scheduler.blocks.balanced
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vlm.config import ModelConfig
+from vlm.config import EngineLimits, ModelConfig
 from vlm.errors import InputError, LengthError, LimitError
 from vlm.requests.prompt_table import contents
 from vlm.requests.request import Request
@@ -18,9 +18,7 @@ class Admission:
 
     config: ModelConfig  # of the decoder
     encoder: ModelConfig | None  # of a text encoder
-    max_batch_size: int
-    max_seq_len: int
-    max_encoder_len: int
+    limits: EngineLimits
     num_features: int | None  # rows of an image
     image_token_id: int | None = None  # what logits processors see of them
 
@@ -29,12 +27,11 @@ class Admission:
         features = self._num_features(request)
         table = self._contents(request)
         length = self._length(request, len(table))
-        params = request.params
-        _check_rows(features, self.max_encoder_len)
-        if params.num_beams > self.max_batch_size:
+        params, most = request.params, self.limits.max_batch_size
+        _check_rows(features, self.limits.max_encoder_input_len)
+        if params.num_beams > most:
             raise LimitError(
-                f"num_beams is {params.num_beams}, this engine decodes {self.max_batch_size} sequences at once; ask for"
-                " fewer",
+                f"num_beams is {params.num_beams}, this engine decodes {most} sequences at once; ask for fewer",
                 f"or give --max-batch-size {params.num_beams} or more",
             )
         _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(table))
@@ -76,18 +73,18 @@ class Admission:
 
     def _length(self, request: Request, virtual: int) -> int:
         """Tokens that a sequence may have in all."""
-        prompt, params = len(request.decoder_prompt_token_ids), request.params
-        wanted = min(self.max_seq_len, max(params.max_length or self.max_seq_len, prompt + 1))
+        prompt, params, most = len(request.decoder_prompt_token_ids), request.params, self.limits.max_seq_len
+        wanted = min(most, max(params.max_length or most, prompt + 1))
         if params.default_max_new_tokens is not None:
             wanted = min(wanted, prompt + params.default_max_new_tokens)
         if params.max_new_tokens is not None:
             wanted = prompt + params.max_new_tokens
-        if wanted > self.max_seq_len or prompt >= self.max_seq_len:
+        if wanted > most or prompt >= most:
             new = params.max_new_tokens or 1
             rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.encoder else ""
             raise LengthError(
-                f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - self.max_seq_len} more than the"
-                f" {self.max_seq_len} that the engine was built for; ask for fewer",
+                f"{prompt} prompt tokens{rows} and {new} new ones are {prompt + new - most} more than the"
+                f" {most} that the engine was built for; ask for fewer",
                 self._longer(prompt + new),
             )
         return wanted

@@ -14,10 +14,10 @@ from vlm.config import RuntimeConfig
 from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.packing import PackedTexts, batched
+from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.timing import DeviceTimer
-from vlm.executor.virtual_rows import virtual_rows
-from vlm.layers.attention import HiddenStateRecorder, PackedRows
-from vlm.layers.embedding import Virtual
+from vlm.layers.attention_metadata import PackedMetadata
+from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
 from vlm.requests.prompt_table import Image
 from vlm.requests.request import Request
 
@@ -57,7 +57,7 @@ class Encoders(ABC):
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
-    def _tables(self, requests: list[Request]) -> list[Tensor | None]:
+    def tables(self, requests: list[Request]) -> list[Tensor | None]:
         """Returns each request's prompt table [n, hidden]: the given rows, then its images' features."""
         features = iter(self.encode_images([image for request in requests for image in request.images]))
         given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
@@ -73,11 +73,19 @@ class Encoders(ABC):
 
 
 class TorchEncoders(Encoders):
-    """Modules of torch; on CUDA passes over images are CUDA graphs."""
+    """Modules of torch; with `graphs` passes over images are CUDA graphs."""
 
-    def __init__(self, visual: Any, encoder: Any, device: torch.device, dtype: torch.dtype, runtime: RuntimeConfig):
+    def __init__(
+        self,
+        visual: Any,
+        encoder: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        runtime: RuntimeConfig,
+        graphs: GraphPool | None = None,
+    ):
         super().__init__(visual, encoder, device, dtype, runtime)
-        self.graphs = GraphPool(device) if runtime.cuda_graphs and self.asynchronous else None
+        self.graphs = graphs
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
@@ -96,8 +104,8 @@ class TorchEncoders(Encoders):
         texts = [request.encoder_input_ids for request in requests]
         packed_texts = PackedTexts.from_texts(texts, [0] * len(texts))
         token_ids, positions, _, tiles = packed_texts.tensors(self.device)
-        virtual = virtual_rows(
-            list(zip(self._tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
+        prompt_embeds = gather_prompt_embeds(
+            list(zip(self.tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
         )
-        rows = PackedRows(positions, tiles, recorder, Virtual(*virtual) if virtual else None)
-        return list(self.encoder(token_ids, rows).split(packed_texts.lengths))
+        batch = ForwardBatch(positions, PackedMetadata(tiles), prompt_embeds, recorder=recorder)
+        return list(self.encoder(token_ids, batch).split(packed_texts.lengths))

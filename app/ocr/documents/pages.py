@@ -32,9 +32,11 @@ class Pages(Protocol):
 
     def named(self, text: str) -> str:
         """A message about the local file, told of the document."""
+        ...
 
     def begin(self, page: int) -> Callable[[], Image]:
         """A call that gives the page (from 0), or raises DocumentError or ImageError."""
+        ...
 
 
 class Renderer(Protocol):
@@ -76,7 +78,7 @@ class OpenDocument:
         self._lock = _PDFIUM
         self._copy = LocalCopy(path)
         with _PDFIUM, self._renamed():
-            self._document: Document | None = open_document(self._copy.path)
+            self._document: Document = open_document(self._copy.path)
             self.num_pages = self._document.num_pages
         if not isinstance(self._document, PdfDocument):
             self._lock = contextlib.nullcontext()
@@ -110,7 +112,7 @@ class OpenDocument:
 
     def __del__(self) -> None:
         with self._lock:
-            self._document = None
+            vars(self).pop("_document", None)  # none where it could not be opened
 
 
 _PDFIUM = threading.RLock()  # reentrant: a collection may run __del__ in the middle of a rendering

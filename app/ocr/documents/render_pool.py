@@ -18,6 +18,8 @@ from vlm_app.ocr.documents.pages import OpenDocument
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from vlm_app.ocr.pages import Pages
+
 SECONDS = 120.0  # for opening a document, or drawing a page
 KEPT_OPEN = 4  # documents, in each worker
 OPENING, DRAWING = 0, 1  # the order in which workers take what waits: no document waits for another one's pages
@@ -31,7 +33,7 @@ class RenderPool:
         self._pool = WorkerPool(workers, Budget(seconds, memory_mb), __name__)
         self._pool.start()
 
-    def open(self, path: Path) -> Future[PooledDocument]:
+    def open(self, path: Path) -> Future[Pages]:
         return self._pool.submit(lambda worker: PooledDocument(self, worker, path), OPENING)
 
     def draw(self, document: PooledDocument, page: int) -> Future[Image]:

@@ -38,10 +38,16 @@ class Database:
     def close(self) -> None:
         self._connection.close()
 
-    def execute(self, statement: str, values: Sequence[Any] = ()) -> int | None:
-        """Runs a statement; returns the number of the row that it inserted."""
+    def execute(self, statement: str, values: Sequence[Any] = ()) -> None:
         with self._explained("written"):
-            return self._connection.execute(statement, values).lastrowid
+            self._connection.execute(statement, values)
+
+    def insert(self, statement: str, values: Sequence[Any]) -> int:
+        """Runs a statement that inserts one row; returns the row's number."""
+        with self._explained("written"):
+            row = self._connection.execute(statement, values).lastrowid
+        assert row is not None  # SQLite numbers every row
+        return row
 
     def execute_all(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         with self._explained("written"):

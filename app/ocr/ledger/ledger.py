@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ class Record:
     selection: str | None  # the page range that was asked for
     name: str | None  # of its output, without suffix, below the output folder
     pages: tuple[int, ...] | None  # which pages the range is, from 0; None: never opened
+
+
+COLUMNS = tuple(field.name for field in fields(Record))
 
 
 @dataclass(frozen=True)
@@ -105,18 +108,24 @@ class Ledger:
     def register(self, path: str, seen: Seen) -> int:
         """A document that is to be read -> its number."""
         values = (path, seen.stamp, seen.modified)
-        return self._database.execute("INSERT INTO documents (path, stamp, created) VALUES (?, ?, ?)", values)
+        return self._database.insert("INSERT INTO documents (path, stamp, created) VALUES (?, ?, ?)", values)
 
     def find(self, path: str) -> Record | None:
         return self._record("path = ?", path)
 
     def record(self, document: int) -> Record:
-        return self._record("id = ?", document)  # of one that is registered
+        """Returns the row of a document that is registered."""
+        record = self._record("id = ?", document)
+        assert record is not None, document
+        return record
 
     def _record(self, where: str, value: Any) -> Record | None:
-        columns = "id, path, stamp, created, digest, num_pages, selection, name, pages"
-        row = self._database.row(f"SELECT {columns} FROM documents WHERE {where}", (value,))
-        return Record(*row[:-1], row[-1] and tuple(json.loads(row[-1]))) if row else None
+        row = self._database.row(f"SELECT {', '.join(COLUMNS)} FROM documents WHERE {where}", (value,))
+        if row is None:
+            return None
+        values = dict(zip(COLUMNS, row, strict=True))
+        pages = values["pages"] and tuple(json.loads(values["pages"]))
+        return Record(**{**values, "pages": pages})
 
     def restamp(self, document: int, seen: Seen) -> None:
         """The file was written again."""

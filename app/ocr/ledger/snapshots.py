@@ -10,10 +10,14 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vlm.errors import InputError
 from vlm_app.core.storage import key, reaching
 from vlm_app.ocr.ledger.ledger import Ledger
+
+if TYPE_CHECKING:
+    from vlm_app.storage import RemotePath
 
 SECONDS_BETWEEN = 30.0
 SHARE = 0.05  # of the time may go into copies
@@ -29,7 +33,7 @@ def working_folder(out: Path) -> Path:
 class Snapshots:
     """Brings a ledger from its URL, and copies there as pages come."""
 
-    def __init__(self, local: Path, remote: Path):
+    def __init__(self, local: Path, remote: RemotePath):
         self._local, self._remote, self._root = local, remote, key(remote.parent.parent)
         self._due = time.monotonic() + SECONDS_BETWEEN
 

@@ -58,14 +58,14 @@ class RayReader:
         self._cores = resources.get("CPU", 1.0) / 2
 
     def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
-        import ray
+        from ray.exceptions import RayError
 
         rows = [{"work": pickle.dumps(work)} for work in works]
         if not rows:
             return
         try:
             yield from _opened_first(pickle.loads(row["event"]) for row in self._data(rows, sampling).iter_rows())
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             raise EngineError(
                 f"the Ray job has ended: {_first_line(error)}; run the same command again to go on after the last page."
             ) from error
@@ -79,7 +79,7 @@ class RayReader:
         rendered = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
             _rendered, num_cpus=min(1.0, self._cores), concurrency=self._engine.workers or None
         )
-        share = {"num_gpus": 1} if self._on_gpu else {"num_cpus": min(1.0, self._cores / self.engines)}
+        share: dict[str, Any] = {"num_gpus": 1} if self._on_gpu else {"num_cpus": min(1.0, self._cores / self.engines)}
         return rendered.map_batches(
             _Engine,
             fn_constructor_args=(self._engine, dict(sampling)),

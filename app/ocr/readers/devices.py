@@ -9,6 +9,7 @@ import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, VlmError
@@ -87,11 +88,13 @@ class DeviceReader:
 
     def _answers(self) -> Iterator[Event]:
         """Waits for what the devices say next."""
-        by_pipe = {device.pipe: device for device in self._devices if device.busy}
-        for pipe in wait(list(by_pipe)):
-            for event in by_pipe[pipe].take():
-                yield self._renamed(event)
-                self._release(event.document)
+        busy = [device for device in self._devices if device.busy]
+        ready = wait([device.pipe for device in busy])
+        for device in busy:
+            if device.pipe in ready:
+                for event in device.take():
+                    yield self._renamed(event)
+                    self._release(event.document)
 
     def _renamed(self, event: PageRead | PageFailed) -> PageRead | PageFailed:
         """Reasons name the document, not the local copy of a remote one."""
@@ -110,7 +113,7 @@ class _Device:
     """A process with an engine, seen from here."""
 
     name: str
-    process: multiprocessing.process.BaseProcess
+    process: BaseProcess
     pipe: Connection
     most: int  # pages that it may hold
     pages: dict[int, set[int]] = field(default_factory=dict)  # by document: handed out, not answered
@@ -137,6 +140,7 @@ class _Device:
         self.send(sampling)
 
     def hand_out(self, work: Work) -> None:
+        assert work.pages is not None  # a chunk names its pages
         numbers = {int(number) - 1 for number in work.pages.split(",")}
         self.pages.setdefault(work.document, set()).update(numbers)
         self.send(work)

@@ -81,7 +81,7 @@ class EngineConfig:
     @property
     def batch_size(self) -> int:
         """Pages that each engine reads at once."""
-        return self.options.build.get("max_batch_size", self._open().build.max_batch_size)
+        return self.options.build.get("max_batch_size", self._open().limits.max_batch_size)
 
     def on(self, device: str) -> EngineConfig:
         """One of the engines, with its share of the workers."""

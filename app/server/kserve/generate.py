@@ -26,7 +26,8 @@ from vlm_app.server.kserve.api import service_of
 from vlm_app.server.kserve.descriptions import specs
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Service
-from vlm_app.server.tensors.specs import SCALARS, TensorSpec
+from vlm_app.server.tensors.settings import SCALARS
+from vlm_app.server.tensors.specs import TensorSpec
 from vlm_app.server.tensors.wire import request_from
 
 router = APIRouter(prefix="/v2/models/{name}")

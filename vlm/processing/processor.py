@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
-from vlm.processing.inputs import InputReader
 from vlm.processing.prompts import Prompts
+from vlm.processing.request_builder import RequestBuilder
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry import registry
 from vlm.registry.spec import FamilySpec
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Frontend:
+class Processor:
     """Turns one engine's inputs into requests and its outputs into texts. Used by several threads at once."""
 
     family: FamilySpec
@@ -35,35 +33,52 @@ class Frontend:
     tokenizer: Tokenizer | None
     processor_source: ProcessorSource | None  # where another process finds the image processor
     image_processor: ImageProcessor | None
-    inputs: InputReader
-    postprocess: Callable[[str], str]
+    request_builder: RequestBuilder
     generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
-    def from_engine(cls, engine: EngineDir) -> Frontend:
+    def from_engine(cls, engine: EngineDir) -> Processor:
         """Raises EngineError for a damaged processor."""
         family, configs = registry.family(engine.family), registry.configs_of(engine)
         encoder, vision = configs.get("encoder"), configs.get("visual")
         config = configs.get("decoder", encoder)
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
-        tokenizer = Tokenizer.from_dir(folder) if folder else None
-        source = ProcessorSource(folder, family.image_processor, tuple(vision.image_size)) if vision else None
-        processor = source.load() if source else None
-        if processor is not None and not processor.fits():
+        tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
+        source = ProcessorSource(folder, family.image_processors, tuple(vision.image_size)) if vision else None
+        image_processor = source.load() if source else None
+        if image_processor is not None and not image_processor.fits():
             warnings.warn(
                 f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
                 stacklevel=4,
             )
         prompts, features = None, vision.num_features if vision else 0
-        if family.prompt is not None:
-            prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size, features)
-        longest = engine.build.max_encoder_input_len or 0
-        made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
-        made = (*made, engine.build.max_seq_len or 0)
-        inputs = InputReader(family, config, vision, engine.generation, *made)
-        postprocess = _imported(family.postprocess) if family.postprocess else str
-        return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess, engine.generates)
+        if family.chat_format is not None:
+            prompts = Prompts.load(family.chat_format, tokenizer, folder, vocab_size, features)
+        request_builder = RequestBuilder(
+            family,
+            config,
+            vision,
+            engine.generation,
+            tokenizer,
+            image_processor,
+            prompts,
+            max_encoder_len=engine.limits.max_encoder_input_len,
+            has_encoder=encoder is not None,
+            source_vocab_size=vocab_size if encoder else None,
+            max_seq_len=engine.limits.max_seq_len,
+        )
+        return cls(
+            family,
+            config,
+            encoder,
+            vision,
+            tokenizer,
+            source,
+            image_processor,
+            request_builder,
+            generates=engine.generates,
+        )
 
     @property
     def num_features(self) -> int | None:
@@ -86,9 +101,9 @@ class Frontend:
 
         if "messages" in source:
             source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
-        self.inputs.check_images(sum(map(len, images)))
+        self.request_builder.check_images(sum(map(len, images)))
         pixels = torch.cat([torch.from_numpy(x) for x in images])
-        if self.family.prompt is not None or self.vision is None:
+        if self.family.chat_format is not None or self.vision is None:
             return {**source, "pixel_values": pixels} if len(pixels) else source
         if len(pixels) != 1:
             raise InputError(
@@ -100,12 +115,7 @@ class Frontend:
         """What a sequence's generated tokens say, post-processed; of a loop its first turn."""
         period = loop_period(token_ids) if self.family.loop_detection else None
         shown = without_loop(token_ids, period) if period else token_ids
-        return self.postprocess(self.tokenizer.decode(shown))
-
-
-def _imported(target: str) -> Callable[[str], str]:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+        return self.family.postprocess(self.tokenizer.decode(shown))
 
 
 def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:

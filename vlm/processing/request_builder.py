@@ -45,8 +45,8 @@ _SOURCES = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_outp
 
 
 @dataclass(frozen=True)
-class InputReader:
-    """Reads the inputs of one engine. Used by several threads at once."""
+class RequestBuilder:
+    """Builds the requests of one engine. Used by several threads at once."""
 
     family: FamilySpec
     config: ModelConfig
@@ -61,7 +61,7 @@ class InputReader:
     max_seq_len: int = 0
 
     @memory_errors()
-    def request(self, source: Any, params: SamplingParams) -> Request:
+    def build(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
         params = self._without_bad_words(params)
@@ -264,12 +264,13 @@ class InputReader:
         return pixels
 
     def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
-        """mBART-50 begins its output with the code of the target's language; mBART starts from it."""
+        """Returns the settings with the target's token as the first one of the output, where the model does not start
+        from it."""
         languages = self.tokenizer.languages if self.tokenizer else None
         if languages is None:
             raise InputError("this model takes no language codes; name the languages in the text, as it was trained.")
         token = languages.id(language)
-        return replace(params, forced_bos_token_id=token) if languages.place == "prefix" else params
+        return params if languages.starts_output else replace(params, forced_bos_token_id=token)
 
     def _decoder_prompt(self, fields: dict[str, Any]) -> tuple[int, ...]:
         ids, prompt = fields.get("decoder_prompt_token_ids"), fields.get("prompt")
@@ -278,7 +279,7 @@ class InputReader:
         start = self.generation.get("decoder_start_token_id")
         start = (self.config.decoder_start_token_id if start is None else start,)
         languages = self.tokenizer.languages if self.tokenizer else None
-        if (target := fields.get("tgt_lang")) is not None and languages is not None and languages.place == "suffix":
+        if (target := fields.get("tgt_lang")) is not None and languages is not None and languages.starts_output:
             start = (languages.id(target),)
         if not prompt:
             return start

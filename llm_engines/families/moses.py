@@ -30,10 +30,10 @@ class Moses:
         options = {name: bool(config[name]) for name in ("dash_splits", "escape") if name in config}
         return cls(str(config.get("source") or "en"), str(config.get("target") or "en"), **options)
 
-    def tokenize(self, text: str) -> str:
-        return self._tokenizer.tokenize(text, return_str=True, **self._options)
+    def split(self, text: str) -> str:
+        return str(self._tokenizer.tokenize(text, return_str=True, **self._options))
 
-    def detokenize(self, text: str) -> str:
+    def join(self, text: str) -> str:
         words = text.split()
         try:
             return self._detokenizer.detokenize(words)
