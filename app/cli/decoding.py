@@ -12,7 +12,7 @@ from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
-    from vlm_app.load_options import LoadOptions
+    from vlm_app.core.load_options import LoadOptions
 
 DEFAULT_ASKED_MODEL = "mini-llava"  # where it is packaged
 ROOM_FOR_ANOTHER = {"kv_cache_free_gpu_memory_fraction": 0.2}  # a cache that leaves most of a GPU to another model
@@ -50,7 +50,7 @@ def packaged_chat_model() -> str | None:
 def check_chat_model(pipeline: Pipeline, what: str) -> None:
     """InputError for a model that is not asked in words."""
     family = pipeline.family
-    if family.prompt is None:
+    if family.chat_format is None:
         other = "vlm run --image FILE" if "image" in family.inputs else 'vlm run --text "A text."'
         raise InputError(f"{what} is for models that are asked in words; {family.name} is for {other}.")
 

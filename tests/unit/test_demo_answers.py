@@ -20,9 +20,9 @@ from vlm_app.demo.parts import given
 from vlm_app.demo.write import WriteTab
 
 
-def piece(*token_ids: int, reason: str | None = None, of: int = 0):
+def delta(*token_ids: int, reason: str | None = None, of: int = 0):
     output = None if reason is None else SimpleNamespace(token_ids=[0] * of, finish_reason=reason)
-    return SimpleNamespace(delta=SimpleNamespace(token_ids=token_ids), output=output)
+    return SimpleNamespace(update=SimpleNamespace(token_ids=token_ids), output=output)
 
 
 @pytest.fixture
@@ -32,15 +32,15 @@ def clock(monkeypatch):
     return Clock()
 
 
-def test_the_rate_is_of_the_tokens_after_the_first_piece(clock):
-    clock.observe(piece(1, 2))
+def test_the_rate_is_of_the_tokens_after_the_first_delta(clock):
+    clock.observe(delta(1, 2))
     assert clock.line == "first token 250 ms · 2 tokens · 8 tokens/s · total 250 ms"
-    clock.observe(piece(3, 4, 5, 6, 7, 8, reason="eos", of=8))
+    clock.observe(delta(3, 4, 5, 6, 7, 8, reason="eos", of=8))
     assert clock.line == "first token 250 ms · 8 tokens · 3 tokens/s · total 2.25 s"
 
 
 def test_a_beam_searchs_tokens_come_at_once(clock):
-    clock.observe(piece(reason="length", of=5))
+    clock.observe(delta(reason="length", of=5))
     assert clock.line.startswith(
         "first token 250 ms · 5 tokens · 20 tokens/s · total 250 ms · ended because it reached"
     )

@@ -49,7 +49,8 @@ class Manifest(Config):
     def build(self) -> BuildConfig:
         target = tuple(self.built_for.get("tensorrt", {}).get("targets", ()))
         kind = {"backend": self.backend, "target": target, "quantization": self.quantization}
-        return BuildConfig(dtype=self.dtype, **kind, **self.limits)
+        values: dict[str, Any] = {**kind, **self.limits}
+        return BuildConfig(dtype=self.dtype, **values)
 
     def write(self, folder: Path) -> None:
         values = self.to_dict()

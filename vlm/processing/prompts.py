@@ -14,7 +14,7 @@ from typing import Any
 from vlm.artifacts.chat_template import read_template
 from vlm.errors import InputError, LengthError, listed
 from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
-from vlm.registry.spec import PromptFormat
+from vlm.registry.spec import ChatFormat
 
 PLACEHOLDER = "<image>"
 MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts
@@ -95,14 +95,14 @@ class Prompts:
     """Makes the prompts of one engine. Used by several threads at once."""
 
     def __init__(
-        self, form: PromptFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int, num_features: int
+        self, form: ChatFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int, num_features: int
     ):
         self.form, self.tokenizer, self.template = form, tokenizer, template
         self.vocab_size, self.num_features = vocab_size, num_features
 
     @classmethod
     def load(
-        cls, form: PromptFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int, num_features: int
+        cls, form: ChatFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int, num_features: int
     ) -> Prompts:
         """With the folder's chat template, or the family's where the folder has none."""
         template = (read_template(folder) if folder else None) or form.template
@@ -114,9 +114,7 @@ class Prompts:
         placed = prompt.count(PLACEHOLDER)
         _check_count(placed, num_images, optional=not placed)
         if self.form.question is not None:
-            # a whole sentence is asked; anything else (nothing, "a photo of") is gone on with
-            is_question = prompt.rstrip().endswith(("?", ".", "!")) and "Answer:" not in prompt
-            return self.form.question.format(prompt=prompt.strip()) if is_question else prompt
+            return self.form.question(prompt)
         if self.template is None:
             return prompt if placed else PLACEHOLDER * num_images + prompt
         parts = (*([] if placed else [PLACEHOLDER] * num_images), *split_text(prompt))

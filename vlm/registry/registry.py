@@ -61,10 +61,13 @@ def text_config(model: Checkpoint | EngineDir) -> Any:
     return configs.get("decoder", configs.get("encoder"))
 
 
+def converters() -> tuple[ConverterRef, ...]:
+    return tuple(ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()))
+
+
 def converter_of(path: Path) -> ConverterRef | None:
-    """What converts this folder or file; None for a Hugging Face one and any other."""
-    found = (ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()) if ref.matches(path))
-    return next(found, None)
+    """Returns what converts this folder or file; None for a Hugging Face one and any other."""
+    return next((ref for ref in converters() if ref.matches(path)), None)
 
 
 def unsupported() -> tuple[Unsupported, ...]:

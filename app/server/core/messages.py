@@ -23,7 +23,7 @@ def read_chat(
     `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
     cut. Raises InputError with one sentence.
     """
-    check_conversation(messages, pipeline.frontend.inputs.max_tokens)
+    check_conversation(messages, pipeline.processor.request_builder.max_tokens)
     files: list[bytes] = []
     turns = [_turn(number, message, files) for number, message in enumerate(messages, 1)]
     if pipeline.supports_chat:
@@ -34,7 +34,7 @@ def read_chat(
     if len(turns) != 1 or turns[0]["role"] != "user":
         raise InputError(f"{family.name} does not converse; send one message, of the user.")
     text = "".join(part["text"] for part in turns[0]["content"] if part["type"] == "text")
-    if family.prompt is not None:
+    if family.chat_format is not None:
         return {"prompt": text, **_cut(truncate)}, files
     if "text" in family.inputs:
         return {"text": text, **_cut(truncate)}, files
@@ -52,7 +52,7 @@ def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int =
         has_encoder = pipeline.llm.encoders.encoder is not None
         kept = prompt if isinstance(truncate, bool) else prompt[-truncate:]
         return {"encoder_input_ids" if has_encoder else "decoder_prompt_token_ids": kept}
-    return {("raw_prompt" if pipeline.family.prompt is not None else "text"): prompt, **_cut(truncate)}
+    return {("raw_prompt" if pipeline.family.chat_format is not None else "text"): prompt, **_cut(truncate)}
 
 
 def _cut(truncate: bool | int) -> dict[str, bool | int]:

@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from vlm.api.async_pipeline import Piece
+from vlm.api.async_pipeline import TextDelta
 from vlm.engine.llm_engine import LLMEngine
 from vlm.processing.worker_pool import WorkerPool
-from vlm.requests.sequence import Sequence
+from vlm.requests.token_update import Completion
 
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKEN = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
@@ -35,13 +35,13 @@ class Metrics:
         self.rejected = Counter("vlm_rejected_requests", "Requests refused with 429.", **made)
         self.outputs = Counter("vlm_outputs", "Outputs ended.", ("model", "reason"), registry=registry)
 
-    def ended(self, model: str, sequence: Sequence) -> None:
-        """Counts a sequence that has ended, an aborted one too."""
-        self.outputs.labels(model, sequence.finish_reason).inc()
-        self.preemptions.labels(model).inc(sequence.preemptions)
-        self.loop_stops.labels(model).inc(sequence.finish_reason == "loop")
-        self.tokens.labels(model).inc(len(sequence.generated))
-        self.prompt_tokens.labels(model).inc(prompt_tokens(sequence))
+    def ended(self, model: str, completion: Completion) -> None:
+        """Counts a request that has ended, an aborted one too."""
+        self.outputs.labels(model, completion.finish_reason).inc()
+        self.preemptions.labels(model).inc(completion.preemptions)
+        self.loop_stops.labels(model).inc(completion.finish_reason == "loop")
+        self.tokens.labels(model).inc(len(completion.token_ids))
+        self.prompt_tokens.labels(model).inc(completion.prompt_tokens)
 
     def register(self, engines: Callable[[], dict[str, LLMEngine]]) -> None:
         """Shows how full these are whenever it is asked."""
@@ -59,17 +59,17 @@ class Stopwatch:
         self._first, self._next = metrics.first_token.labels(model), metrics.token.labels(model)
         self._began, self._last = time.perf_counter(), {}
 
-    def observe(self, piece: Piece) -> None:
-        if piece.delta is None or not piece.delta.token_ids:
+    def observe(self, delta: TextDelta) -> None:
+        if delta.update is None or not delta.update.token_ids:
             return
-        at, count = piece.delta.at, len(piece.delta.token_ids)
-        last = self._last.get(piece.index)
+        at, count = delta.update.time, len(delta.update.token_ids)
+        last = self._last.get(delta.index)
         if last is None:
             self._first.observe(at - self._began)
         else:
             for _ in range(count):
                 self._next.observe((at - last) / count)
-        self._last[piece.index] = at
+        self._last[delta.index] = at
 
 
 class _Occupancy(Collector):
@@ -111,8 +111,3 @@ def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple])
     for *values, value in rows:
         gauge.add_metric(values, value)
     return gauge
-
-
-def prompt_tokens(sequence: Sequence) -> int:
-    """What a request was read as: rows of its encoder, or tokens and image rows of its prompt."""
-    return sequence.num_features or sequence.prompt_length

@@ -1,0 +1,58 @@
+"""Inputs that need no files: random ids and pixels of a family's kinds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vlm.errors import InputError
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
+
+LENGTHS = (17, 3, 1, 40, 9)  # of random prompts and texts; longer ones are cut to what the engine takes
+FIRST_ID = 3  # below are special tokens, in most vocabularies
+
+
+class RandomInputs:
+    """What a family takes, drawn from a seed. `placeholder`: an id that stands for an image, and must not be drawn"""
+
+    def __init__(self, pipeline: Pipeline, placeholder: int | None, new_tokens: int, seed: int):
+        encoders = pipeline.llm.encoders
+        self.is_chat = pipeline.family.chat_format is not None
+        self.visual, self.placeholder = encoders.visual and encoders.visual.config, placeholder
+        self.key = "encoder_input_ids" if encoders.encoder else "decoder_prompt_token_ids"
+        self.vocab = (encoders.encoder.config if encoders.encoder else pipeline.config).vocab_size
+        limits = pipeline.llm.limits
+        self.room = limits.max_encoder_input_len if encoders.encoder else limits.max_seq_len - new_tokens
+        self.generator = torch.Generator().manual_seed(seed)
+        if min(self.room, limits.max_seq_len - new_tokens) < 1:
+            raise InputError(f"{new_tokens} new tokens leave no room for a prompt in this engine; ask for fewer.")
+
+    def all(self) -> list[tuple[str, dict[str, Any]]]:
+        """Returns pairs of what it is and the input"""
+        if self.visual is not None and not self.is_chat:
+            return [(f"image {i}", {"pixel_values": self._pixels(1)[0]}) for i in range(1, 4)]
+        texts = [self._ids(min(length, self.room)) for length in LENGTHS]
+        found = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]
+        return found + (self._with_images(texts[0]) if self.visual is not None else [])
+
+    def _with_images(self, ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
+        """Returns a text after one image and after two, as far as they fit."""
+        found = []
+        for images in (1, 2):
+            rows = list(range(self.vocab, self.vocab + images * self.visual.num_features))
+            if len(rows) + len(ids) <= self.room:
+                name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
+                found.append((name, {self.key: rows + ids, "pixel_values": self._pixels(images)}))
+        return found
+
+    def _pixels(self, images: int) -> Tensor:
+        return torch.randn(images, self.visual.num_channels, *self.visual.image_size, generator=self.generator)
+
+    def _ids(self, length: int) -> list[int]:
+        low = min(FIRST_ID, self.vocab - 1)
+        drawn = torch.randint(low, self.vocab, (length,), generator=self.generator).tolist()
+        return [low if i == self.placeholder else i for i in drawn]

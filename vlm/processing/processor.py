@@ -1,0 +1,130 @@
+"""What reads an engine's inputs and outputs; it needs the manifest and the processor's files, no weights."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlm.config import ModelConfig, VisionConfig
+from vlm.errors import InputError
+from vlm.processing.image_processor import ImageProcessor, ProcessorSource
+from vlm.processing.prompts import Prompts
+from vlm.processing.request_builder import RequestBuilder
+from vlm.processing.tokenization import Tokenizer
+from vlm.registry import registry
+from vlm.registry.spec import FamilySpec
+from vlm.requests.loops import loop_period, without_loop
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vlm.artifacts.engine_dir import EngineDir
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Turns one engine's inputs into requests and its outputs into texts. Used by several threads at once."""
+
+    family: FamilySpec
+    config: ModelConfig  # the decoder's, or that of an encoder alone
+    encoder: ModelConfig | None
+    vision: VisionConfig | None
+    tokenizer: Tokenizer | None
+    processor_source: ProcessorSource | None  # where another process finds the image processor
+    image_processor: ImageProcessor | None
+    request_builder: RequestBuilder
+    generates: bool = True  # False: an encoder alone is loaded
+
+    @classmethod
+    def from_engine(cls, engine: EngineDir) -> Processor:
+        """Raises EngineError for a damaged processor."""
+        family, configs = registry.family(engine.family), registry.configs_of(engine)
+        encoder, vision = configs.get("encoder"), configs.get("visual")
+        config = configs.get("decoder", encoder)
+        vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
+        tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
+        source = ProcessorSource(folder, family.image_processors, tuple(vision.image_size)) if vision else None
+        image_processor = source.load() if source else None
+        if image_processor is not None and not image_processor.fits():
+            warnings.warn(
+                f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
+                " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
+                stacklevel=4,
+            )
+        prompts, features = None, vision.num_features if vision else 0
+        if family.chat_format is not None:
+            prompts = Prompts.load(family.chat_format, tokenizer, folder, vocab_size, features)
+        request_builder = RequestBuilder(
+            family,
+            config,
+            vision,
+            engine.generation,
+            tokenizer,
+            image_processor,
+            prompts,
+            max_encoder_len=engine.limits.max_encoder_input_len,
+            has_encoder=encoder is not None,
+            source_vocab_size=vocab_size if encoder else None,
+            max_seq_len=engine.limits.max_seq_len,
+        )
+        return cls(
+            family,
+            config,
+            encoder,
+            vision,
+            tokenizer,
+            source,
+            image_processor,
+            request_builder,
+            generates=engine.generates,
+        )
+
+    @property
+    def num_features(self) -> int | None:
+        """Returns the rows of an image; None for a model of texts."""
+        return self.vision.num_features if self.vision else None
+
+    @property
+    def image_source(self) -> ProcessorSource:
+        """Raises InputError for a model of texts."""
+        if self.processor_source is None:
+            raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
+        return self.processor_source
+
+    def with_pixels(self, source: dict[str, Any], images: list[np.ndarray]) -> dict[str, Any]:
+        """An input of `Pipeline.generate` and its images, of each [pages, C, H, W] -> the input that has them in it.
+
+        Raises InputError and LimitError for more images than the model reads.
+        """
+        import torch
+
+        if "messages" in source:
+            source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
+        self.request_builder.check_images(sum(map(len, images)))
+        pixels = torch.cat([torch.from_numpy(x) for x in images])
+        if self.family.chat_format is not None or self.vision is None:
+            return {**source, "pixel_values": pixels} if len(pixels) else source
+        if len(pixels) != 1:
+            raise InputError(
+                f"{self.family.name} reads one image a request, got {len(pixels)}; send a request for each."
+            )
+        return {**source, "pixel_values": pixels[0]}
+
+    def text_of(self, token_ids: list[int]) -> str:
+        """What a sequence's generated tokens say, post-processed; of a loop its first turn."""
+        period = loop_period(token_ids) if self.family.loop_detection else None
+        shown = without_loop(token_ids, period) if period else token_ids
+        return self.family.postprocess(self.tokenizer.decode(shown))
+
+
+def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
+    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
+    count = iter(counts)
+
+    def expanded(content: Any) -> Any:
+        if isinstance(content, str):
+            return content
+        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
+
+    return [{**message, "content": expanded(message["content"])} for message in messages]

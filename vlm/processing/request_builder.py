@@ -1,0 +1,317 @@
+"""What people give -> a Request: images and texts become pixels and token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from vlm.config import ModelConfig, VisionConfig
+from vlm.errors import InputError, LengthError, listed
+from vlm.executor.memory import memory_errors
+from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.images import load_image
+from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, read_messages
+from vlm.processing.tokenization import StopStrings, Tokenizer
+from vlm.registry.spec import FamilySpec
+from vlm.requests.prompt_table import Image, PromptTable
+from vlm.requests.request import Request
+from vlm.requests.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    import torch
+
+INPUT_KEYS = (
+    "images",
+    "text",
+    "suffix",
+    "input_ids",
+    "src_lang",
+    "tgt_lang",
+    "truncate",
+    "prompt",
+    "raw_prompt",
+    "messages",
+    "continue_final_message",
+    "prompt_table",
+    "pixel_values",
+    "encoder_output",
+    "encoder_input_ids",
+    "decoder_prompt_token_ids",
+)
+
+
+_SOURCES = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output")
+
+
+@dataclass(frozen=True)
+class RequestBuilder:
+    """Builds the requests of one engine. Used by several threads at once."""
+
+    family: FamilySpec
+    config: ModelConfig
+    vision: VisionConfig | None
+    generation: Mapping[str, Any]  # the model's own settings
+    tokenizer: Tokenizer | None
+    image_processor: ImageProcessor | None
+    prompts: Prompts | None  # of a family that is asked in words
+    max_encoder_len: int
+    has_encoder: bool  # of tokens
+    source_vocab_size: int | None = None  # the encoder's; None: the decoder's
+    max_seq_len: int = 0
+
+    @memory_errors()
+    def build(self, source: Any, params: SamplingParams) -> Request:
+        """Raises InputError and its kin with one sentence."""
+        fields = self.fields(source)
+        params = self._without_bad_words(params)
+        stops = self._stops(params) if params.stop and self.tokenizer else None
+        if self.prompts is not None:
+            return self._chat_request(fields, params, stops)
+        given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
+        if fields.get("images") is not None:
+            pixels = self._pixels(fields["images"])
+        elif pixels is not None:
+            pixels = self._checked_pixels(pixels)
+        if fields.get("text") is not None:
+            ids = self._source_ids(fields)
+        ids = None if ids is None else tuple(ids)
+        if (target := fields.get("tgt_lang")) is not None:
+            params = self._towards(target, params)
+        return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops, prompt_table=_table(fields))
+
+    def _stops(self, params: SamplingParams) -> StopStrings:
+        return StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
+
+    def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
+        """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
+        if not params.bad_words:
+            return params
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; give bad_words_ids instead of bad_words.")
+        written = (form for word in params.bad_words for form in (word, f" {word.lstrip()}"))
+        found = [tuple(self.tokenizer.encode(form)) for form in written]
+        return replace(params, bad_words=(), bad_words_ids=tuple(dict.fromkeys((*params.bad_words_ids, *found))))
+
+    def _chat_request(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
+        """A prompt, with images in it or not."""
+        if "messages" in fields:
+            check_conversation(fields["messages"], self.max_tokens)
+        turns, sources = read_messages(fields["messages"]) if "messages" in fields else (None, [])
+        if sources and fields.get("images"):
+            raise InputError("images were given in the messages and besides them; give each once.")
+        if sources and self.image_processor is None:
+            raise InputError(f"{self.family.name} takes text, not images; leave them out of the messages.")
+        images = self.images(fields, sources)
+        table = _table(fields)
+        rows, ids = 0 if table is None else len(table), None
+        given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
+        suffix = self._suffix(fields)
+        limit = _cut_to(fields, self._prompt_limit(params))
+        if turns is not None:
+            continued = bool(fields.get("continue_final_message"))
+            whole = self._bounded(self.prompts.of_messages(turns, len(images), continued))
+            ids = self.prompts.ids(whole, len(images), rows)
+        elif "raw_prompt" in fields:
+            text = self._prompt_text(fields["raw_prompt"], limit)
+            ids = self.prompts.ids(text + suffix, len(images), rows, limit=limit, cut=text)
+        elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
+            text = self._prompt_text(prompt, limit)
+            whole = self.prompts.of_prompt(text + suffix, len(images))
+            ids = self.prompts.ids(whole, len(images), rows, limit=limit, cut=text)
+        unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
+        if given := sorted(unknown & fields.keys()):
+            raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
+        ids = given_ids or (None if ids is None else [*_rows_of(table, self.prompts.vocab_size), *ids])
+        if not ids:
+            raise InputError("there is no prompt: give prompt=, messages= or token ids.")
+        if not self.has_encoder:
+            return Request(tuple(ids), params=params, stops=stops, images=images, prompt_table=table)
+        if len(ids) > self.max_encoder_len:
+            raise LengthError(
+                f"the prompt has {len(ids)} tokens with its images, {len(ids) - self.max_encoder_len} more than the"
+                " engine was built for; shorten it",
+                f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
+            )
+        start = self._decoder_prompt({k: v for k, v in fields.items() if k == "decoder_prompt_token_ids"})
+        return Request(
+            start, encoder_input_ids=tuple(ids), params=params, stops=stops, images=images, prompt_table=table
+        )
+
+    @property
+    def max_tokens(self) -> int:
+        """Returns the tokens that a text may have at most, whatever else a request asks for."""
+        return self.max_encoder_len if self.has_encoder else self.max_seq_len
+
+    def _prompt_text(self, prompt: Any, limit: int | None) -> str:
+        """Returns a prompt, cut to what is read for `limit` tokens. LengthError for one that is too long for
+        certain."""
+        if not isinstance(prompt, str | None):
+            raise InputError(f"the prompt must be a text; got {type(prompt).__name__}.")
+        if limit is not None and self.tokenizer is not None:
+            return self.tokenizer.shortened(prompt or "", limit)
+        return self._bounded(prompt or "")
+
+    def _suffix(self, fields: dict[str, Any]) -> str:
+        return self._bounded(fields.get("suffix") or "")
+
+    def _bounded(self, text: str) -> str:
+        """LengthError for a text of too many tokens, told before it is tokenized; images stand where it says so."""
+        if self.tokenizer is not None:
+            self.tokenizer.check_length(text.replace(PLACEHOLDER, ""), self.max_tokens)
+        return text
+
+    def _prompt_limit(self, params: SamplingParams) -> int:
+        """Tokens that a prompt may have: an encoder's, or what a decoder holds apart from the new ones."""
+        if self.has_encoder:
+            return self.max_encoder_len
+        new = params.max_new_tokens or params.default_max_new_tokens or params.min_new_tokens
+        return max(1, self.max_seq_len - max(1, new))
+
+    def images(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
+        """Those of a prompt; `sources`: of its conversation."""
+        if (pixels := fields.get("pixel_values")) is not None:
+            return tuple(Image.from_pixels(self._checked_pixels(x)) for x in (pixels if pixels.ndim == 4 else [pixels]))
+        given = fields.get("images") or sources or []
+        given = given if isinstance(given, list | tuple) else [given]
+        return tuple(Image.from_pixels(self.image_processor([load_image(source)])[0]) for source in given)
+
+    def check_images(self, count: int) -> None:
+        """Raises LengthError for more images than a request can hold, before any of them is read."""
+        rows = count * self.vision.num_features if self.vision and self.prompts else 0
+        if rows > self.max_tokens:
+            raise LengthError(
+                f"{count} images and pages are {rows:,} tokens, the engine was built for {self.max_tokens:,}; send"
+                " fewer."
+            )
+
+    def fields(self, source: Any) -> dict[str, Any]:
+        """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""
+        if not isinstance(source, Mapping):
+            is_text = "image" not in self.family.inputs or (self.prompts is not None and isinstance(source, str))
+            if is_text and not isinstance(source, str):
+                raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
+            key = "prompt" if self.prompts is not None else "text"
+            return {key: source} if is_text else {"images": [source]}
+        if unknown := [k for k in source if k not in INPUT_KEYS]:
+            raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
+        fields = self._with_named_ids({k: v for k, v in source.items() if v is not None})
+        if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
+            raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
+        if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
+            raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
+        asked = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
+        if asked == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
+            raise InputError(f"{self.family.name} is not asked in words: it takes no {listed(unknown)}.")
+        for names in (asked, _SOURCES if self.prompts is None else ("images", "pixel_values")):
+            if len(given := [k for k in names if k in fields]) > 1:
+                raise InputError(f"{listed(given)} were given together; an input has one of them.")
+        return fields
+
+    def _with_named_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """`input_ids` are the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""
+        if "input_ids" not in fields:
+            return fields
+        if not self.has_encoder and self.config.cross_attention:
+            raise InputError(f"{self.family.name} takes images, not token ids.")
+        name = "encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids"
+        others = ("text", name, *(() if self.prompts is None else ("prompt", "raw_prompt", "messages")))
+        if both := [key for key in others if key in fields]:
+            raise InputError(f"input_ids, {listed(both)} were given together; an input has one of them.")
+        ids, known = [int(token) for token in fields["input_ids"]], self.source_vocab_size or self.config.vocab_size
+        if not ids:
+            raise InputError("the input_ids are empty; give at least one token.")
+        if bad := [token for token in ids if not 0 <= token < known]:
+            raise InputError(f"token id {bad[0]} is outside the vocabulary of {known}; give ids of this model.")
+        rest = {key: value for key, value in fields.items() if key != "input_ids"}
+        return {**rest, name: [*_rows_of(_table(fields), known), *ids]}
+
+    def _source_ids(self, fields: dict[str, Any]) -> list[int]:
+        """The encoder's tokens of a text, after the rows of its prompt table."""
+        text, limit = fields["text"], self.max_encoder_len
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(
+                "the text is empty; give at least one word." if isinstance(text, str) else "text must be a string."
+            )
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
+        rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
+        cut = _cut_to(fields, max(0, limit - len(rows)))
+        text = self._bounded(text) if cut is None else self.tokenizer.shortened(text, cut)
+        put = {"language": fields.get("src_lang"), "suffix": self._suffix(fields)}
+        ids = [*rows, *self.tokenizer.encode_source(text, limit=cut, **put)]
+        if len(ids) > limit:
+            raise LengthError(
+                f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it",
+                f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
+            )
+        return ids
+
+    def _pixels(self, images: Any) -> torch.Tensor:
+        images = images if isinstance(images, list | tuple) else [images]
+        if len(images) != 1:
+            raise InputError(
+                f"{self.family.name} reads one image a request, got {len(images)}; pass a list of inputs:"
+                ' generate(["a.png", "b.png"]).'
+            )
+        return self.image_processor([load_image(images[0])])[0]
+
+    def _checked_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
+        config = self.vision
+        wanted = (config.num_channels, *config.image_size)
+        if tuple(pixels.shape) != wanted:
+            raise InputError(f"pixel_values has shape {tuple(pixels.shape)}; this model takes {wanted}.")
+        return pixels
+
+    def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
+        """Returns the settings with the target's token as the first one of the output, where the model does not start
+        from it."""
+        languages = self.tokenizer.languages if self.tokenizer else None
+        if languages is None:
+            raise InputError("this model takes no language codes; name the languages in the text, as it was trained.")
+        token = languages.id(language)
+        return params if languages.starts_output else replace(params, forced_bos_token_id=token)
+
+    def _decoder_prompt(self, fields: dict[str, Any]) -> tuple[int, ...]:
+        ids, prompt = fields.get("decoder_prompt_token_ids"), fields.get("prompt")
+        if ids is not None:
+            return tuple(ids)
+        start = self.generation.get("decoder_start_token_id")
+        start = (self.config.decoder_start_token_id if start is None else start,)
+        languages = self.tokenizer.languages if self.tokenizer else None
+        if (target := fields.get("tgt_lang")) is not None and languages is not None and languages.starts_output:
+            start = (languages.id(target),)
+        if not prompt:
+            return start
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
+        self.tokenizer.check_length(prompt, self.max_seq_len)
+        return (*start, *self.tokenizer.encode(prompt))
+
+
+def _cut_to(fields: dict[str, Any], most: int) -> int | None:
+    """Returns the tokens that a text is cut to: with truncate=True `most`, with a number so many; None: it is not."""
+    truncate = fields.get("truncate") or False
+    if isinstance(truncate, bool):
+        return most if truncate else None
+    if not isinstance(truncate, int) or truncate < 1:
+        raise InputError(f"truncate is {truncate!r}; it must be true, false or a number of tokens.")
+    return min(most, truncate)
+
+
+def _rows_of(table: PromptTable | None, vocab_size: int) -> range:
+    """The ids of a prompt table's rows, which go before a text."""
+    return range(vocab_size, vocab_size + (0 if table is None else len(table)))
+
+
+def _table(fields: dict[str, Any]) -> PromptTable | None:
+    """Rows of a prompt table, [n, hidden]: a tensor or an array."""
+    import torch
+
+    rows = fields.get("prompt_table")
+    if rows is None:
+        return None
+    rows = torch.as_tensor(rows)
+    if rows.ndim != 2 or not rows.is_floating_point():
+        raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
+    return PromptTable.from_rows(rows)
