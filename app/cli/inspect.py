@@ -41,7 +41,7 @@ def inspect(
 
 
 def describe_engine(path: Path) -> dict[str, Any]:
-    """What an engine is and needs; EngineError when it is damaged."""
+    """Returns what an engine is and needs. Raises EngineError where it is damaged."""
     from vlm.artifacts.engine_dir import EngineDir
 
     engine = EngineDir.open(path)
@@ -67,7 +67,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
 
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
-    """What a converted checkpoint is."""
+    """Returns what a converted checkpoint is."""
     from vlm.artifacts.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(path)
@@ -87,7 +87,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def describe_folder(path: Path) -> dict[str, Any]:
-    """What a Hugging Face folder would become; ConfigError when its model is not supported."""
+    """Returns what a Hugging Face folder would become. Raises ConfigError where its model is not supported."""
     from vlm.artifacts.hf_folder import HFFolder
     from vlm.artifacts.weights import PrefixView
     from vlm.convert.roles import named_tensors, partition_tensors, role_configs
@@ -111,7 +111,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
 
 
 def describe_foreign(path: Path) -> dict[str, Any]:
-    """A folder or file of another program: its converter reads it."""
+    """Returns what reads a folder or file of another program."""
     from vlm.build.kinds import kind_of
 
     return {
@@ -175,7 +175,7 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
 
 
 def _multimodal(engine: EngineDir) -> dict[str, Any]:
-    """How many rows images may take in prompts, of one and of a full batch: follows from the limits."""
+    """Returns how many rows images may take in prompts, of one and of a full batch: follows from the limits."""
     from vlm.registry.catalogs import family, model_spec
 
     if "visual" not in engine.roles or family(engine.family).chat_format is None:

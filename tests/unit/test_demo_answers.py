@@ -75,7 +75,7 @@ def test_documents_that_cannot_be_read_are_named_without_their_folder(tmp_path):
             documents.num_pages(str(tmp_path / name))
         assert str(tmp_path) not in str(raised.value)
     with pytest.raises(InputError, match="no document yet"):
-        documents.num_pages(None)
+        documents.page_image(None, 1)
 
 
 def test_a_preview_is_no_larger_than_what_is_shown(tmp_path):
