@@ -11,7 +11,7 @@ from typing import Any
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
 from vlm.engine.async_engine import AsyncEngine
-from vlm.processing.tokenization import TextStream
+from vlm.processing.text_stream import TextStream
 from vlm.processing.workers import ImageFile, ImageWorkers
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate

@@ -12,7 +12,8 @@ from vlm.executor.memory import memory_errors
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
 from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, read_messages
-from vlm.processing.tokenization import StopStrings, Tokenizer
+from vlm.processing.text_stream import StopStrings
+from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.prompt_table import Image, PromptTable
 from vlm.requests.request import Request
