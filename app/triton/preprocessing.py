@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vlm.config import VisionConfig
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -49,7 +50,7 @@ class Preprocessing:
             "sequence_length": _lengths(ids),
             "decoder_input_ids": padded(starts, 0, np.uint32),
             "decoder_input_lengths": _lengths(starts),
-            **(self._pixels(rows) if self._processor.vision else {}),
+            **(_pixels(rows, vision) if (vision := self._processor.vision) else {}),
         }
 
     def _request(self, row: Row) -> Request:
@@ -59,17 +60,15 @@ class Preprocessing:
             source = self._processor.with_pixels(source, images)
         return self._processor.request_builder.build(source, SamplingParams())
 
-    def _pixels(self, rows: list[Request]) -> Tensors:
-        """[batch, images, C, H, W], at least one image wide: an ensemble waits for every tensor of its steps."""
-        found = [
-            [image.pixel_values for image in r.images] if r.pixel_values is None else [r.pixel_values] for r in rows
-        ]
-        vision = self._processor.vision
-        table = np.zeros((len(rows), max(1, *map(len, found)), vision.num_channels, *vision.image_size), np.float32)
-        for row, images in zip(table, found, strict=True):
-            for place, image in zip(row, images, strict=False):
-                place[:] = image
-        return {"pixel_values": table, "num_images": _lengths(found)}
+
+def _pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
+    """[batch, images, C, H, W], at least one image wide: an ensemble waits for every tensor of its steps."""
+    found = [[image.pixel_values for image in r.images] if r.pixel_values is None else [r.pixel_values] for r in rows]
+    table = np.zeros((len(rows), max(1, *map(len, found)), vision.num_channels, *vision.image_size), np.float32)
+    for row, images in zip(table, found, strict=True):
+        for place, image in zip(row, images, strict=False):
+            place[:] = image
+    return {"pixel_values": table, "num_images": _lengths(found)}
 
 
 def _lengths(rows: list[list[Any]]) -> np.ndarray:
