@@ -156,7 +156,7 @@ def _dtypes(build: BuildConfig) -> list[str]:
 
 
 def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
-    """Bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share."""
+    """Returns bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share."""
     import torch
 
     from vlm.config import RuntimeConfig

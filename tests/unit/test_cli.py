@@ -21,7 +21,7 @@ from vlm_app.cli.main import main
 class FakePipeline:
     """Reads an image's name; a name that starts with `bad` cannot be read."""
 
-    family = SimpleNamespace(name="fake", prompt=None, inputs=("image",))
+    family = SimpleNamespace(name="fake", chat_format=None, inputs=("image",))
 
     def __init__(self):
         self.calls = []
