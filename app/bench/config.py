@@ -147,7 +147,10 @@ class TextBenchConfig(RowsConfig):
 
     @property
     def rows(self) -> list[Workload]:
-        return [Workload(*row) for row in itertools.product(self.lengths, self.num_beams, self.batch_sizes)]
+        return [
+            Workload(lengths, beams, size)
+            for lengths, beams, size in itertools.product(self.lengths, self.num_beams, self.batch_sizes)
+        ]
 
     def limits(self, configs: Mapping[str, Config]) -> Limits:
         """What the engine must hold; a beam takes a sequence's place."""
