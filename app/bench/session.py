@@ -19,7 +19,7 @@ from vlm.api.loader import resolve_device
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import Config, RuntimeConfig
 from vlm.errors import InputError, listed
-from vlm.registry.registry import configs_of
+from vlm.registry.catalogs import configs_of
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.environment import environment

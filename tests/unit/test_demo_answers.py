@@ -12,7 +12,7 @@ from tests.demo_kit import EXAMPLES
 pytest.importorskip("gradio", reason="pip install 'vlm-runtime[demo]'")
 
 from vlm.errors import DocumentError, ImageError, InputError
-from vlm.registry import registry
+from vlm.registry import catalogs
 from vlm_app.demo import documents
 from vlm_app.demo.answers import Clock
 from vlm_app.demo.ask import AskTab, Turn, input_of
@@ -88,7 +88,7 @@ def test_a_preview_is_no_larger_than_what_is_shown(tmp_path):
 
 def fake(family: str, **parts):
     """An asynchronous pipeline, as far as tabs look at it."""
-    pipeline = SimpleNamespace(family=registry.families()[family], tokenizer=SimpleNamespace(languages=None), **parts)
+    pipeline = SimpleNamespace(family=catalogs.families()[family], tokenizer=SimpleNamespace(languages=None), **parts)
     return SimpleNamespace(pipeline=pipeline)
 
 

@@ -15,7 +15,7 @@ from vlm.artifacts.chat_template import read_template
 from vlm.errors import EngineError, InputError
 from vlm.processing.prompts import PLACEHOLDER, Prompts, read_messages, split_text
 from vlm.processing.tokenization import Tokenizer
-from vlm.registry.registry import families
+from vlm.registry.catalogs import families
 from vlm.registry.spec import ChatFormat
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "USER", "ASSISTANT", ":", "what", "is", "this", "?", "a", "cat", "and", ".",

@@ -20,7 +20,7 @@ from vlm.errors import EngineError, InputError, LimitError, OutOfMemoryError
 from vlm.executor.create import paged_encoders, paged_executor, slot_encoders, slot_executor
 from vlm.executor.executor import Executor
 from vlm.executor.memory import is_out_of_memory
-from vlm.registry import registry
+from vlm.registry import catalogs
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -62,7 +62,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
             networks = _networks(engine, runtime, device)
             create = paged_encoders if build.backend == "torch" else slot_encoders
             encoders = create(networks, runtime, **kind)
-        return EncoderEngine(registry.text_config(engine), encoders, limits, name=engine.family)
+        return EncoderEngine(catalogs.text_config(engine), encoders, limits, name=engine.family)
     with _memory_errors(engine, device):
         networks = _networks(engine, runtime, device)
         create = paged_executor if build.backend == "torch" else slot_executor
@@ -129,7 +129,7 @@ def _device_of(build: BuildConfig, runtime: RuntimeConfig) -> torch.device:
 
 def load_module(engine: EngineDir, role: str, device: torch.device) -> nn.Module:
     """One role's network with its weights on `device`; nothing is initialized twice."""
-    spec = registry.model_spec(engine.roles[role])
+    spec = catalogs.model_spec(engine.roles[role])
     try:
         return spec.loaded(spec.config.from_dict(engine.config(role)), engine.weights(role, device=device), device)
     except RuntimeError as error:

@@ -26,7 +26,7 @@ from vlm.backends.tensorrt import targets as trt_targets
 from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
-from vlm.registry.registry import check_files, check_model, families
+from vlm.registry.catalogs import check_files, check_model, families
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 

@@ -57,8 +57,8 @@ class Encoders(ABC):
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
-    def tables(self, requests: list[Request]) -> list[Tensor | None]:
-        """Returns each request's prompt table [n, hidden]: the given rows, then its images' features."""
+    def prompt_embeds(self, requests: list[Request]) -> list[Tensor | None]:
+        """Returns each request's prompt embeddings [n, hidden]: its table's rows, then its images' features."""
         features = iter(self.encode_images([image for request in requests for image in request.images]))
         given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
         parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
@@ -105,7 +105,7 @@ class TorchEncoders(Encoders):
         packed_texts = PackedTexts.from_texts(texts, [0] * len(texts))
         token_ids, positions, _, tiles = packed_texts.tensors(self.device)
         prompt_embeds = gather_prompt_embeds(
-            list(zip(self.tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
+            list(zip(self.prompt_embeds(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
         )
         batch = ForwardBatch(positions, PackedMetadata(tiles), prompt_embeds, recorder=recorder)
         return list(self.encoder(token_ids, batch).split(packed_texts.lengths))

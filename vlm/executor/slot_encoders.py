@@ -25,6 +25,6 @@ class SlotEncoders(Encoders):
         if recorder is not None:
             raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
         texts = [r.encoder_input_ids for r in requests]
-        parts = list(zip(self.tables(requests), texts, strict=True))
+        parts = list(zip(self.prompt_embeds(requests), texts, strict=True))
         hidden = encode_padded(self.encoder, parts, self.dtype, self.device)
         return [rows[: len(text)] for rows, text in zip(hidden, texts, strict=True)]

@@ -12,7 +12,7 @@ from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.prompts import Prompts
 from vlm.processing.request_builder import RequestBuilder
 from vlm.processing.tokenization import Tokenizer
-from vlm.registry import registry
+from vlm.registry import catalogs
 from vlm.registry.spec import FamilySpec
 from vlm.requests.loops import loop_period, without_loop
 
@@ -39,7 +39,7 @@ class Processor:
     @classmethod
     def from_engine(cls, engine: EngineDir) -> Processor:
         """Raises EngineError for a damaged processor."""
-        family, configs = registry.family(engine.family), registry.configs_of(engine)
+        family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
         encoder, vision = configs.get("encoder"), configs.get("visual")
         config = configs.get("decoder", encoder)
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir

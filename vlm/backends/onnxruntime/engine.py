@@ -12,7 +12,7 @@ from vlm.artifacts.checkpoint import Progress, RoleWeights
 from vlm.backends.graphs.io import graphs_of, role_of
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.config import BuildConfig, Config, RuntimeConfig
-from vlm.registry import registry
+from vlm.registry import catalogs
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -39,7 +39,7 @@ def write_graphs(
             progress("Exporting the graphs", done, len(graphs))
         role = roles[role_of(name)]
         weights = {tensor: role.source.read(tensor) for tensor in role.source.layout}
-        network = registry.model_spec(role.model).loaded(configs[role_of(name)], weights, torch.device("cpu"))
+        network = catalogs.model_spec(role.model).loaded(configs[role_of(name)], weights, torch.device("cpu"))
         export(name, network, io, draft / name / FILE)
         check(name, network, io, draft / name / FILE)
         if build.quantization is not None:
@@ -52,7 +52,7 @@ def write_graphs(
 
 def load_graphs(engine: EngineDir, runtime: RuntimeConfig) -> dict[str, tuple[Config, OnnxGraph]]:
     """Loads every graph, by its name, with the configuration of its role."""
-    configs = registry.configs_of(engine)
+    configs = catalogs.configs_of(engine)
     return {
         name: (configs[role_of(name)], OnnxGraph(engine.path / name / FILE, io, runtime.threads))
         for name, io in graphs_of(configs, engine.build).items()

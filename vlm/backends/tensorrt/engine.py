@@ -18,7 +18,7 @@ from vlm.backends.tensorrt.library import installed, named
 from vlm.backends.tensorrt.plan_info import Machine, PlanInfo, check_runnable
 from vlm.backends.tensorrt.session import PlanGraph
 from vlm.config import BuildConfig, Config, RuntimeConfig
-from vlm.registry import registry
+from vlm.registry import catalogs
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -44,7 +44,7 @@ def load_plans(engine: EngineDir, device: torch.device) -> dict[str, tuple[Confi
     machine cannot run them: said before any is opened."""
     info = check_plans(engine, device)
     library = named(info.library, installed())
-    configs = registry.configs_of(engine)
+    configs = catalogs.configs_of(engine)
     return {
         name: (configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))
         for name, io in graphs_of(configs, engine.build).items()
