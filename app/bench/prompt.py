@@ -89,7 +89,8 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
         return baseline.description | _named(found, encode)
 
     rows = yield from of_rows(session, HF, measured)
-    return rows, baseline.generate(*_checked(session)).cpu()
+    prompts, count = _checked(session)
+    return rows, baseline.generate(prompts, count).cpu()
 
 
 def _checked(session: Session[PromptBenchConfig]) -> tuple[Prompts, int]:

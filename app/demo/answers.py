@@ -6,7 +6,7 @@ import functools
 import html
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,7 @@ class Clock:
 
 
 async def answers(
-    model: AsyncPipeline, source: dict[str, Any], files: list[ImageFile], sampling: dict[str, Any]
+    model: AsyncPipeline, source: dict[str, Any], files: Sequence[ImageFile], sampling: dict[str, Any]
 ) -> AsyncGenerator[tuple[str, str], None]:
     """(text so far, timing) of one input; leaving it early aborts the request. Raises InputError and its kin."""
     clock, text = Clock(), ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class AsyncPipeline:
         await self.engine.stop()
         self.pipeline.close()
 
-    async def request(self, source: dict[str, Any], files: list[ImageFile], **sampling: Any) -> Request:
+    async def request(self, source: dict[str, Any], files: Sequence[ImageFile], **sampling: Any) -> Request:
         """An input of `Pipeline.generate`, its images (in the order of their places) apart from it.
 
         Raises InputError and its kin with one sentence.
@@ -69,7 +69,7 @@ class AsyncPipeline:
         return [ended[index] for index in sorted(ended)]
 
     async def encode(
-        self, sources: list[dict[str, Any]], files: list[list[ImageFile]], *, attentions: bool = False
+        self, sources: list[dict[str, Any]], files: Sequence[Sequence[ImageFile]], *, attentions: bool = False
     ) -> list[Encoding]:
         """As `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
@@ -88,7 +88,7 @@ class AsyncPipeline:
         # post-processing a page takes milliseconds, in which the loop serves others
         return await asyncio.to_thread(self.pipeline.outputs.output, completion)
 
-    async def _fields(self, source: dict[str, Any], files: list[ImageFile]) -> dict[str, Any]:
+    async def _fields(self, source: dict[str, Any], files: Sequence[ImageFile]) -> dict[str, Any]:
         """An input with its images' pixel values."""
         if not files:
             return source

@@ -61,6 +61,10 @@ class Page:
     attempts: int
 
 
+PAGE_COLUMNS = tuple(field.name for field in fields(Page))
+OUTCOME = PAGE_COLUMNS[1:-1]  # what an attempt writes
+
+
 class Ledger:
     """One job's. For one thread of one process at a time; others may look in."""
 
@@ -150,9 +154,9 @@ class Ledger:
 
     def pages(self, document: int) -> dict[int, Page]:
         """What is known of a document's pages, in order."""
-        columns = "page, state, text, raw_text, finish_reason, tokens, error_kind, error, attempts"
+        columns = ", ".join(PAGE_COLUMNS)
         rows = self._database.rows(f"SELECT {columns} FROM pages WHERE document = ? ORDER BY page", (document,))
-        return {row[0]: Page(*row) for row in rows}
+        return {row[0]: Page(**dict(zip(PAGE_COLUMNS, row, strict=True))) for row in rows}
 
     def attempts(self, document: int) -> dict[int, tuple[str, int]]:
         """State and attempts of a document's pages, without their texts."""
@@ -161,24 +165,24 @@ class Ledger:
 
     def page_read(self, event: PageRead) -> None:
         """A page's text. Where it loops again, what the first attempt read stays."""
-        state = LOOPED if event.finish_reason == LOOP else DONE
-        found = (state, event.text, event.raw_text, event.finish_reason, event.tokens)
-        self._commit(event.document, event.page, *found, None, None)
+        row = {"state": LOOPED if event.finish_reason == LOOP else DONE, "text": event.text, "raw_text": event.raw_text}
+        self._commit(event.document, event.page, row | {"finish_reason": event.finish_reason, "tokens": event.tokens})
 
     def page_failed(self, event: PageFailed) -> None:
         """One that looped before keeps what was read."""
-        self._commit(event.document, event.page, FAILED, None, None, None, 0, event.kind, printable(event.reason))
+        row = {"state": FAILED, "tokens": 0, "error_kind": event.kind, "error": printable(event.reason)}
+        self._commit(event.document, event.page, row)
 
-    def _commit(self, *row: Any) -> None:
-        columns = "document, page, state, text, raw_text, finish_reason, tokens, error_kind, error"
-        better = ", ".join(f"{name} = excluded.{name}" for name in columns.split(", ")[2:])
+    def _commit(self, document: int, page: int, row: Mapping[str, Any]) -> None:
+        """Writes what an attempt at a page gave: of these columns the values, NULL of the others."""
+        better = ", ".join(f"{name} = excluded.{name}" for name in OUTCOME)
         with self.at_once():
-            known = self._database.row("SELECT state FROM pages WHERE document = ? AND page = ?", row[:2])
-            keep = known and known[0] == LOOPED and row[2] != DONE
+            known = self._database.row("SELECT state FROM pages WHERE document = ? AND page = ?", (document, page))
+            keep = known and known[0] == LOOPED and row["state"] != DONE
             self._database.execute(
-                f"INSERT INTO pages ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                f" attempts = attempts + 1{'' if keep else ', ' + better}",
-                row,
+                f"INSERT INTO pages (document, page, {', '.join(OUTCOME)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                f" ON CONFLICT DO UPDATE SET attempts = attempts + 1{'' if keep else ', ' + better}",
+                (document, page, *map(row.get, OUTCOME)),
             )
         self.after_page()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -43,7 +43,7 @@ class Metrics:
         self.tokens.labels(model).inc(len(completion.token_ids))
         self.prompt_tokens.labels(model).inc(completion.prompt_tokens)
 
-    def register(self, engines: Callable[[], dict[str, LLMEngine]]) -> None:
+    def register(self, engines: Callable[[], Mapping[str, object]]) -> None:
         """Shows how full these are whenever it is asked."""
         self.registry.register(_Occupancy(engines))
 
@@ -73,7 +73,7 @@ class Stopwatch:
 
 
 class _Occupancy(Collector):
-    def __init__(self, engines: Callable[[], dict[str, LLMEngine]]):
+    def __init__(self, engines: Callable[[], Mapping[str, object]]):
         self._engines = engines
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

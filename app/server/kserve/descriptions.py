@@ -35,7 +35,8 @@ def model_metadata(service: Service) -> dict[str, Any]:
 
 def model_config(service: Service) -> dict[str, Any]:
     """Returns a ModelConfig's fields. `decoupled`: streams hold a response a burst; other requests get one anyway."""
-    made = described(service.name, service.pipeline.llm.limits.max_batch_size, *specs(service))
+    inputs, outputs = specs(service)
+    made = described(service.name, service.pipeline.llm.limits.max_batch_size, inputs=inputs, outputs=outputs)
     return {"backend": "vlm", **made, "model_transaction_policy": {"decoupled": service.decoupled}}
 
 

@@ -27,8 +27,8 @@ class Usage:
         if delta.update is not None:
             self.completion += len(delta.update.token_ids)
             # the samples of one input share what it was read as
-            if delta.update.finished and not delta.index:
-                self.prompt += delta.update.completion.prompt_tokens
+            if (completion := delta.update.completion) is not None and not delta.index:
+                self.prompt += completion.prompt_tokens
         elif delta.output is not None:
             self.completion += len(delta.output.token_ids)
 
@@ -105,6 +105,7 @@ class LogProbs:
         if delta.update is not None:
             tokens, logprobs, top = delta.update.token_ids, delta.update.logprobs, delta.update.top_logprobs
         else:
+            assert delta.output is not None  # one of a search's outcomes, which come whole
             tokens, logprobs, top = delta.output.token_ids, delta.output.logprobs, ()
         if delta.output is not None and delta.output.finish_reason == "eos":
             tokens = tokens[:-1]

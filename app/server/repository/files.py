@@ -7,12 +7,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import atomic_dir
 from vlm.build.store import Progress
 from vlm.errors import InputError
 from vlm_app.core.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
+
+if TYPE_CHECKING:
+    from vlm_app.core.storage import RemotePath
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Tree:
                 progress(f"Fetching {at.parts[0]}", done, len(names))
             source, target = self.root.joinpath(*at.parts, *name.parts), draft / name
             target.parent.mkdir(parents=True, exist_ok=True)
+            assert is_remote(source)
             with reaching(source):
                 source.fs.get_file(source.path, str(target))
 
@@ -78,7 +83,7 @@ def _local(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
         yield PurePosixPath(file.relative_to(root).as_posix()), seen(file).stamp
 
 
-def _remote(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
+def _remote(root: RemotePath) -> Iterator[tuple[PurePosixPath, str]]:
     root.fs.invalidate_cache()
     for name, info in objects_below(root):
         yield name, seen_object(info).stamp

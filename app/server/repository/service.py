@@ -9,6 +9,8 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
+from starlette.requests import HTTPConnection
+
 from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.api.outputs import Encoding, Output
 from vlm.api.pipeline import Pipeline
@@ -101,8 +103,8 @@ class Service:
             async with aclosing(self.model.stream(request)) as deltas:
                 async for delta in deltas:
                     watch.observe(delta)
-                    if delta.update and delta.update.finished:
-                        times.ended(prepared, delta.update)
+                    if delta.update and delta.update.completion:
+                        times.ended(prepared, delta.update.completion, delta.update.time)
                     yield delta
 
     async def outputs(self, items: list[GenerationInput]) -> list[list[Output]]:
@@ -148,3 +150,8 @@ class Services:
 
     def __iter__(self) -> Iterator[Service]:
         return iter(list(self.by_name.values()))
+
+
+def services_of(http: HTTPConnection) -> Services:
+    """Returns the models of the server that a request came to."""
+    return http.app.state.services

@@ -5,7 +5,7 @@ https://github.com/triton-inference-server/fastertransformer_backend: docs/t5_gu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def _of_text(processor: Processor, row: Row) -> GenerationInput:
     return GenerationInput({**source, **_start(processor, row)}, files, _sampling(row))
 
 
-def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
+def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], Sequence[ImageFile]]:
     """A text is put into the model's template, images stand where it says <image>, or first."""
     text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
     images = row.get("image", ())
