@@ -13,9 +13,7 @@ from vlm.errors import ConfigError, listed
 from vlm.options import option
 
 DTYPES = ("float32", "float16", "bfloat16")
-BACKENDS = ("torch", "onnxruntime", "tensorrt")
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start them
-QUANTIZATIONS = ("int8",)  # of weights alone; what they meet stays in the computing type
 
 
 def read_targets(text: str) -> tuple[str, ...]:
@@ -110,7 +108,8 @@ class VisionConfig(Config):
 
 @dataclass(frozen=True)
 class BuildConfig(Config):
-    """What an engine is built for; kept in its manifest. `None` means: as much as the model allows."""
+    """What an engine is to be built for. `None` means: as much as the model allows. What a backend makes of it says
+    vlm.backends.installed.checked_backend."""
 
     dtype: str = option("float32", f"Computing type, and that of the weights: {', '.join(DTYPES)}.")
     max_batch_size: int = option(8, "Sequences decoded at once, at most.")
@@ -120,24 +119,19 @@ class BuildConfig(Config):
     max_encoder_input_len: int | None = option(
         None, "Encoder rows (tokens of a text) a request.", default="what the model takes"
     )
-    backend: str = option("torch", f"What runs it: {', '.join(BACKENDS)}.")
+    backend: str = option("torch", "What runs it.")
     target: tuple[str, ...] = option(  # compute capabilities; (): of this machine
         (), "GPUs of a TensorRT plan, like sm80,sm86.", default="the one here; without one, all from sm80 on",
         read=read_targets,
     )  # fmt: skip
-    quantization: str | None = option(
-        None, f"Of the weights: {', '.join(QUANTIZATIONS)} (backend onnxruntime).", default="as --dtype says"
-    )
+    quantization: str | None = option(None, "Of the weights.", default="as --dtype says")
 
     def __post_init__(self) -> None:
         errors = []
         if self.dtype not in DTYPES:
             errors.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
-        if self.backend not in BACKENDS:
-            errors.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
-        errors += self._target_errors() + self._quantization_errors()
-        if self.backend == "onnxruntime" and self.dtype == "bfloat16":
-            errors.append("onnxruntime does not compute in bfloat16 on the CPU, build it with float32 or float16")
+        if unknown := [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]:
+            errors.append(f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86")
         for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -150,22 +144,6 @@ class BuildConfig(Config):
         values = {**self.to_dict(), "target": ",".join(self.target) or None}
         given = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-    def _quantization_errors(self) -> list[str]:
-        if self.quantization is None:
-            return []
-        if self.quantization not in QUANTIZATIONS:
-            return [f"quantization is {self.quantization!r}, allowed are {listed(QUANTIZATIONS)}"]
-        if self.backend != "onnxruntime":
-            return [f"quantization is {self.quantization}, only the backend onnxruntime takes one"]
-        narrow = f"quantization {self.quantization} needs dtype float32, not {self.dtype}"
-        return [] if self.dtype == "float32" else [narrow]
-
-    def _target_errors(self) -> list[str]:
-        if self.target and self.backend != "tensorrt":
-            return [f"target is {','.join(self.target)}, only the backend tensorrt takes one"]
-        unknown = [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]
-        return [f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86"] if unknown else []
 
 
 @dataclass(frozen=True)

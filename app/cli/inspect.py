@@ -43,6 +43,7 @@ def inspect(
 def describe_engine(path: Path) -> dict[str, Any]:
     """What an engine is and needs; EngineError when it is damaged."""
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm.backends.installed import backend_of
 
     engine = EngineDir.open(path)
     manifest = engine.manifest
@@ -52,7 +53,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
         "path": str(path),
         "family": engine.family,
         "roles": roles,
-        "build": engine.build.to_dict(),
+        "build": backend_of(engine).build_of(engine).to_dict(),
         **_multimodal(engine),
         "memory": _memory(engine, sum(part["bytes"] for part in roles.values())),
         "processor": _names(engine.processor_dir),

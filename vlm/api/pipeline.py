@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
-from vlm.api.loader import load_engine, resolve_device
+from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, Samples, samples_of, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import resolve_device
+from vlm.backends.installed import backend as backend_named
 from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of
-from vlm.config import ModelConfig, RuntimeConfig
+from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.llm_engine import LLMEngine
@@ -78,7 +80,7 @@ def engine_of(
 
     if backend == "auto":
         backend = None if kind_of(model) == "engine" else pick(on, dtype).name
-    default = "bfloat16" if on == "cuda" and backend != "onnxruntime" else "float32"
+    default = backend_named(backend or BuildConfig.backend).default_dtype(on)
     return resolve(model, dtype=dtype, default_dtype=default, backend=backend, **options)
 
 

@@ -47,8 +47,8 @@ class Manifest(Config):
 
     @property
     def build(self) -> BuildConfig:
-        target = tuple(self.built_for.get("tensorrt", {}).get("targets", ()))
-        kind = {"backend": self.backend, "target": target, "quantization": self.quantization}
+        """What was asked of the build, but for what its backend alone knows (Backend.build_of)."""
+        kind = {"backend": self.backend, "quantization": self.quantization}
         return BuildConfig(dtype=self.dtype, **kind, **self.limits)
 
     def write(self, folder: Path) -> None:

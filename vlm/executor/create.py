@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vlm.backends.base import Layout
 from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.backends.graphs.network import Network
 from vlm.config import EngineLimits, RuntimeConfig
@@ -26,7 +27,22 @@ from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 
 
-def paged_executor(
+def create_executor(
+    layout: Layout, networks: Mapping[str, Any], limits: EngineLimits, runtime: RuntimeConfig, **kind: Any
+) -> Executor:
+    """Returns what runs networks as Backend.load returns them for a layout. `kind`: device and dtype. Raises
+    OutOfMemoryError."""
+    create = {Layout.PAGED: _paged_executor, Layout.SLOTS: _slot_executor}[layout]
+    return create(networks, limits, runtime, **kind)
+
+
+def create_encoders(layout: Layout, networks: Mapping[str, Any], runtime: RuntimeConfig, **kind: Any) -> Encoders:
+    """Returns what runs the encoders of networks as Backend.load returns them for a layout."""
+    create = {Layout.PAGED: _paged_encoders, Layout.SLOTS: _slot_encoders}[layout]
+    return create(networks, runtime, **kind)
+
+
+def _paged_executor(
     networks: Mapping[str, nn.Module],
     limits: EngineLimits,
     runtime: RuntimeConfig,
@@ -41,14 +57,14 @@ def paged_executor(
     shape = kv_cache.plan_cache(config, runtime, limits=limits, dtype=dtype, free_bytes=free)
     cache = kv_cache.allocate(config, shape, runtime.block_size, dtype, device)
     sampler = _sampler(config, limits, shape, device=device, dtype=dtype)
-    encoders = paged_encoders(networks, runtime, device=device, dtype=dtype)
+    encoders = _paged_encoders(networks, runtime, device=device, dtype=dtype)
     runner = PagedRunner(
         decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=encoders.graphs
     )  # fmt: skip
     return Executor(config, runner, encoders, sampler)
 
 
-def paged_encoders(
+def _paged_encoders(
     networks: Mapping[str, nn.Module], runtime: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
 ) -> TorchEncoders:
     """Returns what runs the modules of encoders, which are CUDA graphs on CUDA."""
@@ -56,7 +72,7 @@ def paged_encoders(
     return TorchEncoders(networks.get("visual"), networks.get("encoder"), device, dtype, runtime, graphs)
 
 
-def slot_executor(
+def _slot_executor(
     networks: Mapping[str, Network],
     limits: EngineLimits,
     runtime: RuntimeConfig,
@@ -73,14 +89,14 @@ def slot_executor(
     rows = {CACHED: limits.max_seq_len, CROSSED: limits.max_encoder_input_len}
     cache = SlotCache(decoder.graph.io, limits.max_batch_size + 1, rows, device)
     sampler = _sampler(config, limits, shape, device=device, dtype=dtype)
-    encoders = slot_encoders(networks, runtime, device=device, dtype=dtype)
+    encoders = _slot_encoders(networks, runtime, device=device, dtype=dtype)
     runner = SlotRunner(
         decoder, encoders.encoder, networks.get("cross"), cache=cache, shape=shape, block_size=size, sampler=sampler
     )
     return Executor(config, runner, encoders, sampler)
 
 
-def slot_encoders(
+def _slot_encoders(
     networks: Mapping[str, Network], runtime: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Encoders:
     """Returns what runs the compiled graphs of encoders."""
