@@ -15,6 +15,7 @@ from vlm.engine.prefix import block_keys
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
 from vlm.executor.decode_burst import RowResult
+from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Hypothesis
@@ -218,6 +219,12 @@ def test_what_stands_behind_an_id_makes_it_equal_or_not():
     keys = [block_keys([1, 2, 3, 4, *ids, 5, 6, 7, 8], 4, CONFIG.vocab_size, c) for c in (one, same, other)]
     assert keys[0] == keys[1] and len(set(keys[0])) == 3
     assert keys[0][0] == keys[2][0] and keys[0][1] != keys[2][1] and keys[0][2] != keys[2][2]
+
+
+def test_adapters_share_no_blocks():
+    alone, first, second = (block_keys(range(8), 4, CONFIG.vocab_size, [], adapter_id=i) for i in (NO_ADAPTER, 0, 1))
+    assert alone == block_keys(range(8), 4, CONFIG.vocab_size, [])
+    assert len({*alone, *first, *second}) == 6
 
 
 def test_room_is_made_by_the_longest_unused():

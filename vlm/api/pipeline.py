@@ -27,7 +27,7 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
 from vlm.executor.packing import batched, batched_by_tokens
-from vlm.layers.attention import HiddenStateRecorder
+from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.processing.frontend import Frontend
 from vlm.processing.inputs import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied

@@ -14,10 +14,10 @@ from vlm.config import RuntimeConfig
 from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.packing import PackedTexts, batched
+from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.timing import DeviceTimer
-from vlm.executor.virtual_rows import virtual_rows
-from vlm.layers.attention import HiddenStateRecorder, PackedRows
-from vlm.layers.embedding import Virtual
+from vlm.layers.attention_metadata import PackedMetadata
+from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
 from vlm.requests.prompt_table import Image
 from vlm.requests.request import Request
 
@@ -104,8 +104,8 @@ class TorchEncoders(Encoders):
         texts = [request.encoder_input_ids for request in requests]
         packed_texts = PackedTexts.from_texts(texts, [0] * len(texts))
         token_ids, positions, _, tiles = packed_texts.tensors(self.device)
-        virtual = virtual_rows(
+        prompt_embeds = gather_prompt_embeds(
             list(zip(self.tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
         )
-        rows = PackedRows(positions, tiles, recorder, Virtual(*virtual) if virtual else None)
-        return list(self.encoder(token_ids, rows).split(packed_texts.lengths))
+        batch = ForwardBatch(positions, PackedMetadata(tiles), prompt_embeds, recorder=recorder)
+        return list(self.encoder(token_ids, batch).split(packed_texts.lengths))

@@ -121,7 +121,7 @@ class Executor:
             last = sequence.tokens[-1] - self.config.vocab_size
             if self.encoders.encoder is None and last >= 0:
                 for slot in sequence.slots:
-                    self.state.pending[slot] = sequence.table[last]
+                    self.state.last_prompt_embeds[slot] = sequence.table[last]
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:

@@ -15,11 +15,11 @@ from vlm.backends.threads import num_threads, threads_for
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import PackedChunks, PackedTexts, packed
+from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
-from vlm.executor.virtual_rows import virtual_rows
-from vlm.layers.attention import PackedRows, PagedRows
-from vlm.layers.embedding import Virtual
+from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
+from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
 from vlm.requests.sequence import PrefillChunk, Sequence
 
@@ -61,45 +61,45 @@ class PagedRunner:
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
         packed_chunks = PackedChunks.from_prefills(prefills)
         parts = [(s.table, s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
-        virtual = virtual_rows(parts, self.config.vocab_size, self.device)
+        prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
         if any(s.request.params.return_context_logits for s, _ in prefills):
-            self._prefill_with_logits(prefills, packed_chunks, virtual)
+            self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
         elif self.graphs is None or packed_chunks.rows > LAUNCH_BOUND_PREFILL:
-            self._prefill(*packed_chunks.tensors(self.device), *virtual)
+            self._prefill(*packed_chunks.tensors(self.device), *(prompt_embeds or ()))
         else:
             inputs = packed_chunks.tensors(self.device, self.state.padding_slot)
-            self._replay("prefill", self._prefill, *inputs, *self._padded(virtual, len(inputs[0])))
+            self._replay("prefill", self._prefill, *inputs, *self._padded(prompt_embeds, len(inputs[0])))
 
     # --- encoders ---
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
         slots, positions = packed([(s.slot, s.num_features) for s in sequences], self.device)
-        self.decoder.write_cross_kv(features, self._paged(slots, positions))
+        self.decoder.write_cross_kv(features, self._batch(slots, positions))
 
     def encode_texts(self, sequences: list[Sequence]) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.from_texts([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
-        virtual = virtual_rows(
+        prompt_embeds = gather_prompt_embeds(
             [(s.table, s.request.encoder_input_ids) for s in sequences], self.encoder.config.vocab_size, self.device
         )
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
-            self._encode_packed(*texts.tensors(self.device), *virtual)
+            self._encode_packed(*texts.tensors(self.device), *(prompt_embeds or ()))
         else:
             inputs = texts.padded(self.state.padding_slot).tensors(self.device)
-            self._replay("encode texts", self._encode_packed, *inputs, *self._padded(virtual, len(inputs[0])))
+            self._replay("encode texts", self._encode_packed, *inputs, *self._padded(prompt_embeds, len(inputs[0])))
 
     def _encode_packed(
-        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *virtual: Tensor
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor
     ) -> None:
-        rows = PackedRows(positions, tiles, virtual=Virtual(*virtual) if virtual else None)
-        self.decoder.write_cross_kv(self.encoder(token_ids, rows), self._paged(slots, positions))
+        batch = ForwardBatch(positions, PackedMetadata(tiles), _prompt_embeds(prompt_embeds))
+        self.decoder.write_cross_kv(self.encoder(token_ids, batch), self._batch(slots, positions))
 
     def _prefill_with_logits(
-        self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, virtual: tuple[Tensor, ...]
+        self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
     ) -> None:
         """Prefills, and keeps the logits of the prompts that want them."""
         token_ids, positions, slots, tiles = chunks.tensors(self.device)
-        rows = self._paged(slots, positions, tiles, Virtual(*virtual) if virtual else None)
-        parts = self.decoder(token_ids, rows).split([chunk.end - chunk.start for _, chunk in prefills])
+        batch = self._batch(slots, positions, tiles=tiles, prompt_embeds=prompt_embeds)
+        parts = self.decoder(token_ids, batch).split([chunk.end - chunk.start for _, chunk in prefills])
         for (sequence, chunk), hidden in zip(prefills, parts, strict=True):
             # a sequence that is recomputed has tokens of its own there, too
             wanted = max(0, sequence.prompt_length - 1 - chunk.start)
@@ -109,9 +109,11 @@ class PagedRunner:
                 for some in hidden[:wanted].split(LOGITS_ROWS):
                     sequence.context_logits.append(self.decoder.logits(some).float().cpu())
 
-    def _prefill(self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *virtual: Tensor) -> None:
-        rows = self._paged(slots, positions, tiles, Virtual(*virtual) if virtual else None)
-        self.decoder(token_ids, rows)
+    def _prefill(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor
+    ) -> None:
+        batch = self._batch(slots, positions, tiles=tiles, prompt_embeds=_prompt_embeds(prompt_embeds))
+        self.decoder(token_ids, batch)
 
     def _replay(self, what: str, function: Callable[..., None], *inputs: Tensor) -> None:
         """Runs a pass as the graph of its shapes."""
@@ -120,13 +122,13 @@ class PagedRunner:
             self.graphs.capture(key, function, *inputs)
         self.graphs.run(key, *inputs)
 
-    def _padded(self, virtual: tuple[Tensor, ...], rows: int) -> tuple[Tensor, ...]:
-        """The same with a row of the table a row of the batch: the shapes of a graph."""
-        if not virtual:
+    def _padded(self, prompt_embeds: PromptEmbeds | None, rows: int) -> tuple[Tensor, ...]:
+        """Returns the same with an embedding a row of the batch: the shapes of a graph."""
+        if prompt_embeds is None:
             return ()
-        table, at = virtual
-        picked = torch.zeros(rows, table.shape[1], dtype=table.dtype, device=self.device)
-        picked[: len(at)] = table[at]
+        held, index = prompt_embeds
+        picked = torch.zeros(rows, held.shape[1], dtype=held.dtype, device=self.device)
+        picked[: len(index)] = held[index]
         return picked, torch.arange(rows, dtype=torch.int32, device=self.device)
 
     # --- decode ---
@@ -161,18 +163,37 @@ class PagedRunner:
         slots = rows.all.long()
         positions = self.state.slots.lengths[slots] - 1
         token_ids = self.state.slots.tokens[slots, positions.long()]
-        # a prompt may end in a row of its table
-        virtual = None if self.config.cross_attention else Virtual(self.state.pending, rows.all)
-        logits = self.decoder.logits(self.decoder(token_ids, self._paged(rows.all, positions, virtual=virtual)))
+        # a prompt may end in an embedding of its own
+        last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embeds, rows.all)
+        logits = self.decoder.logits(self.decoder(token_ids, self._batch(rows.all, positions, prompt_embeds=last)))
         if (parents := self.sampler.sample(logits, rows, plan)) is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
             )
 
-    def _paged(
-        self, slots: Tensor, positions: Tensor, tiles: Tensor | None = None, virtual: Virtual | None = None
-    ) -> PagedRows:
+    def _batch(
+        self,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        tiles: Tensor | None = None,
+        prompt_embeds: PromptEmbeds | None = None,
+    ) -> ForwardBatch:
+        """Returns the rows at these positions of these slots' sequences, [R] int32 each."""
         state = self.state
-        cross_lengths = state.cross_lengths[slots.long()] if self.config.cross_attention else None
-        tables = (state.self_tables, state.cross_tables)
-        return PagedRows(self.cache, *tables, slots, positions, positions + 1, cross_lengths, tiles, virtual)
+        attention = PagedMetadata(
+            cache=self.cache,
+            self_tables=state.self_tables,
+            cross_tables=state.cross_tables,
+            slots=slots,
+            places=positions,
+            self_lengths=positions + 1,
+            cross_lengths=state.cross_lengths[slots.long()] if self.config.cross_attention else None,
+            tiles=tiles,
+        )
+        return ForwardBatch(positions, attention, prompt_embeds)
+
+
+def _prompt_embeds(tensors: tuple[Tensor, ...]) -> PromptEmbeds | None:
+    """Returns what a graph takes as tensors, none or both."""
+    return PromptEmbeds(*tensors) if tensors else None

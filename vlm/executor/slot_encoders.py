@@ -8,7 +8,7 @@ from torch import Tensor
 from vlm.errors import InputError
 from vlm.executor.encoders import Encoders
 from vlm.executor.slot_inputs import encode_padded
-from vlm.layers.attention import HiddenStateRecorder
+from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.requests.request import Request
 
 

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vlm.backends.graphs.network import Network
 from vlm.config import ModelConfig
-from vlm.executor.virtual_rows import virtual_rows
+from vlm.executor.prompt_embeds import gather_prompt_embeds
 
 Parts = list[tuple[Tensor | None, Items[int]]]  # (prompt table, tokens) of each sequence
 
@@ -25,9 +25,9 @@ def padded_tokens(parts: Parts, config: ModelConfig, dtype: torch.dtype, device:
     """Returns the tokens [B, T] and the rows that ids beyond the vocabulary address, [rows, width] of `dtype`."""
     ids = integers([token for _, tokens in parts for token in tokens], device)
     table = torch.zeros(1, config.embedding_size, dtype=dtype, device=device)
-    if virtual := virtual_rows(parts, config.vocab_size, device):
-        table, at = virtual
-        ids = torch.where(ids < config.vocab_size, ids, config.vocab_size + at)
+    if prompt_embeds := gather_prompt_embeds(parts, config.vocab_size, device):
+        table = prompt_embeds.rows
+        ids = torch.where(ids < config.vocab_size, ids, config.vocab_size + prompt_embeds.index)
     padded = pad_sequence(list(ids.split([len(tokens) for _, tokens in parts])), batch_first=True)
     return {"token_ids": padded, "prompt_table": table}
 

@@ -56,7 +56,7 @@ class SlotRunner:
         self.decoder, self.encoder, self.cross, self.config = decoder, encoder, cross, decoder.config
         self.cache, self.shape, self.block_size = cache, shape, block_size
         self.sampler, self.state, self.device = sampler, sampler.state, cache.device
-        self.dtype = self.state.pending.dtype
+        self.dtype = self.state.last_prompt_embeds.dtype
         self._passes: dict[tuple[int, int], DecodePass] = {}
         self._logits_of = torch.empty(self.state.padding_slot + 1, self.config.vocab_size, device=self.device)
 
@@ -142,14 +142,14 @@ class SlotRunner:
         bound.starts.copy_(state.lengths[slots] - 1)
         bound.cross_lengths.copy_(self.state.cross_lengths[slots])
         ids = state.tokens[slots].gather(1, bound.starts[:, None])
-        # a prompt may end in a row of its table: the slot's own row of those that are pending
-        pending = self.config.vocab_size + torch.arange(end - first, device=self.device)[:, None]
-        bound.token_ids.copy_(torch.where(ids < self.config.vocab_size, ids, pending))
+        # a prompt may end in a row of its table: the slot's own
+        last = self.config.vocab_size + torch.arange(end - first, device=self.device)[:, None]
+        bound.token_ids.copy_(torch.where(ids < self.config.vocab_size, ids, last))
         return bound.run()["logits"]
 
     def _decode_pass(self, slots: slice) -> DecodePass:
         integers = lambda *dims: torch.ones(slots.stop - slots.start, *dims, dtype=torch.int64, device=self.device)  # noqa: E731
         token_ids, starts, cross_lengths = integers(1), integers(), integers()
         inputs = {"token_ids": token_ids, "starts": starts, "counts": integers(), "cross_lengths": cross_lengths}
-        run = self._bound(slots, inputs | {"prompt_table": self.state.pending[slots]})
+        run = self._bound(slots, inputs | {"prompt_table": self.state.last_prompt_embeds[slots]})
         return DecodePass(token_ids, starts, cross_lengths, run)
