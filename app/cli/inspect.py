@@ -188,7 +188,7 @@ def _multimodal(engine: EngineDir) -> dict[str, Any]:
 
     if "visual" not in engine.roles or family(engine.family).prompt is None:
         return {}
-    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).num_features
+    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).max_rows
     rows = engine.build.max_encoder_input_len or engine.build.max_seq_len - 1
     images = rows // features
     return {"images": {"features_per_image": features, "max_images_per_prompt": images,

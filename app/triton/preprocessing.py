@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -60,17 +60,25 @@ class Preprocessing:
         return self._frontend.inputs.request(source, SamplingParams())
 
     def _pixels(self, rows: list[Request]) -> Tensors:
-        """[batch, images, C, H, W], at least one image wide: an ensemble waits for every tensor of its steps."""
-        found = [
-            [image.pixel_values for image in r.images] if r.pixel_values is None else [r.pixel_values] for r in rows
-        ]
+        """[batch, images, C, H, W], at least one image wide: an ensemble waits for every tensor of its steps.
+
+        Images of several sizes are padded on the right and below.
+        """
         vision = self._frontend.vision
-        table = np.zeros((len(rows), max(1, *map(len, found)), vision.num_channels, *vision.image_size), np.float32)
-        for row, images in zip(table, found, strict=True):
-            for place, image in zip(row, images, strict=False):
-                place[:] = image
-        return {"pixel_values": table, "num_images": _lengths(found)}
+        found = [r.images if r.encoder_image is None else (r.encoder_image,) for r in rows]
+        largest = [
+            max(sides) for sides in zip(*(image.pixels.shape for images in found for image in images), strict=True)
+        ]
+        count = max(1, *map(len, found))
+        table = np.zeros((len(rows), count, *(largest or (vision.num_channels, *vision.image_size))), np.float32)
+        sizes = np.zeros((len(rows), count, 2), np.uint32)
+        for row, images in enumerate(found):
+            for number, image in enumerate(images):
+                height, width = sizes[row, number] = image.pixels.shape[1:]
+                table[row, number, :, :height, :width] = image.pixels
+        made = {"pixel_values": table, "num_images": _lengths(found)}
+        return made if vision.fixed_size else {**made, "image_sizes": sizes}
 
 
-def _lengths(rows: list[list[Any]]) -> np.ndarray:
+def _lengths(rows: Sequence[Sequence[Any]]) -> np.ndarray:
     return np.array([[len(row)] for row in rows], np.uint32)

@@ -34,7 +34,7 @@ class Invented:
     """Executor whose next token depends only on the sequence's seed and position; keeps the device's view of it, and of
     each place in the cache which tokens it was computed from."""
 
-    encoder = None
+    encoder = visual = None
 
     def __init__(self, asynchronous: bool):
         self.asynchronous = asynchronous
@@ -123,7 +123,7 @@ def engine(
     schedule = SchedulerConfig(slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone)
     return LLMEngine(
         config, Invented(asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
-        max_batch_size=slots, max_seq_len=40, max_encoder_len=8, num_features=None, eos_token_ids=(2,),
+        max_batch_size=slots, max_seq_len=40, max_encoder_len=8, eos_token_ids=(2,),
     )  # fmt: skip
 
 

@@ -90,8 +90,6 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
         max_batch_size=batch_size,
         max_seq_len=build.max_seq_len,
         max_encoder_len=build.max_encoder_input_len or 0,
-        num_features=executor.visual.config.num_features if executor.visual else None,
-        image_token_id=executor.visual.config.image_token_id if executor.visual else None,
         eos_token_ids=_ends(engine.generation.get("eos_token_id", config.eos_token_id)),
     )
 

@@ -31,17 +31,12 @@ class LLMEngine:
         max_batch_size: int,
         max_seq_len: int,
         max_encoder_len: int,
-        num_features: int | None,
         eos_token_ids: tuple[int, ...],
-        image_token_id: int | None = None,
     ):
         self.config, self.executor, self.scheduler = config, executor, scheduler
         self.max_batch_size, self.max_seq_len, self.max_encoder_len = max_batch_size, max_seq_len, max_encoder_len
-        self.num_features = num_features
-        encoder = executor.encoder.config if executor.encoder else None
-        self._admission = Admission(
-            config, encoder, max_batch_size, max_seq_len, max_encoder_len, num_features, image_token_id
-        )
+        encoder, vision = (network and network.config for network in (executor.encoder, executor.visual))
+        self._admission = Admission(config, encoder, max_batch_size, max_seq_len, max_encoder_len, vision)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}

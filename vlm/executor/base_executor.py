@@ -76,6 +76,7 @@ class Executor(Encoders):
             for chunk in batched_by_tokens(texts, self.max_encoder_tokens, lambda s: s.num_features):
                 self._encode_texts(chunk)
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            others.sort(key=lambda s: s.num_features)  # images of one size share passes
             for chunk in batched(others, self.max_encoder_batch_size):
                 self._write_cross_kv(chunk, self._features(chunk))
 
@@ -118,8 +119,8 @@ class Executor(Encoders):
 
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
-        images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
-        encoded = iter(self.encode(torch.stack(images))) if images else iter(())
+        images = [s.request.encoder_image.pixels for s in sequences if s.request.encoder_image is not None]
+        encoded = iter(self.encode_pixels(images))
         given = lambda x: x.to(self.device, self.dtype, non_blocking=True)  # noqa: E731
         parts = [
             next(encoded) if s.request.encoder_output is None else given(s.request.encoder_output) for s in sequences
