@@ -21,11 +21,11 @@ from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Apply, Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
+from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
-from vlm.layers.linear import Linear
+from vlm.layers.feed_forward import FeedForward
+from vlm.layers.heads import output_head
 from vlm.layers.norm import LayerNorm
-from vlm.ops.gated import ACTIVATIONS
-from vlm.ops.linear import linear
 from vlm.registry.spec import ModelSpec
 
 EMBEDDINGS = ("model.shared.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight")
@@ -108,24 +108,13 @@ def config_from_weights(config: BartConfig, tensors: Mapping[str, Tensor]) -> Ba
     )
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: BartConfig):
-        super().__init__()
-        self.up = Linear(config.hidden_size, config.ffn_size)
-        self.down = Linear(config.ffn_size, config.hidden_size)
-        self.activation = ACTIVATIONS[config.activation]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))
-
-
 class EncoderBlock(nn.Module):
-    def __init__(self, config: BartConfig):
+    def __init__(self, config: BartConfig, context: ModelContext):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
-        self.attention = EncoderAttention(config.hidden_size, config.num_heads)
-        self.ffn = FeedForward(config)
+        self.attention = EncoderAttention(config.hidden_size, config.num_heads, context=context)
+        self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)
 
     def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows) -> tuple[Tensor, Tensor | None]:
         """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
@@ -140,13 +129,13 @@ class EncoderBlock(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    def __init__(self, config: BartConfig, layer: int):
+    def __init__(self, config: BartConfig, layer: int, context: ModelContext):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.self_norm, self.cross_norm, self.ffn_norm = _norm(config), _norm(config), _norm(config)
-        self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer)
-        self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer)
-        self.ffn = FeedForward(config)
+        self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, context=context)
+        self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, context=context)
+        self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)
 
     def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows) -> tuple[Tensor, Tensor | None]:
         if self.pre_norm:
@@ -210,24 +199,22 @@ def sinusoids(rows: int, width: int) -> Tensor:
 class BartEncoder(Stack):
     """Token rows of packed sequences -> hidden rows."""
 
-    def __init__(self, config: BartConfig):
-        super().__init__(config, [EncoderBlock(config) for _ in range(config.num_layers)])
+    def __init__(self, config: BartConfig, context: ModelContext):
+        super().__init__(config, [EncoderBlock(config, context) for _ in range(config.num_layers)])
 
 
 class BartDecoder(Stack):
     """Token rows -> hidden rows -> logits."""
 
-    def __init__(self, config: BartConfig):
-        super().__init__(config, [DecoderBlock(config, i) for i in range(config.num_layers)])
-        if not config.tied:
-            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+    def __init__(self, config: BartConfig, context: ModelContext):
+        super().__init__(config, [DecoderBlock(config, i, context) for i in range(config.num_layers)])
+        self.head = output_head(self.embedding, tied=config.tied, context=context)
         if config.logits_bias:
             self.logits_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
-        bias = self.logits_bias if self.config.logits_bias else None
-        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight, bias)
+        return self.head(hidden, self.logits_bias if self.config.logits_bias else None)
 
     def write_cross_kv(self, features: Tensor, rows: PagedRows) -> None:
         """Encoder output [R, hidden_size], one row per (slot, position) -> every layer's cross K/V in the cache."""

@@ -113,4 +113,4 @@ def test_a_trained_model_still_reads(tmp_path):
 def _decoder(engine):
     manifest = EngineDir.open(engine)
     spec = model_spec(manifest.roles["decoder"])
-    return spec.module(spec.config.from_dict(manifest.config("decoder"))).state_dict()
+    return spec.skeleton(spec.config.from_dict(manifest.config("decoder"))).state_dict()

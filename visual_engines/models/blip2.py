@@ -15,6 +15,7 @@ from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
+from vlm.layers.context import ModelContext
 from vlm.layers.norm import LayerNorm
 from vlm.registry.spec import ModelSpec
 
@@ -126,7 +127,7 @@ class QueryLayer(nn.Module):
 class Blip2Vision(nn.Module):
     """Pixels -> a row a query, in the language model's width."""
 
-    def __init__(self, config: Blip2VisionConfig):
+    def __init__(self, config: Blip2VisionConfig, context: ModelContext):
         super().__init__()
         self.config = config
         self.tower = ViT(config.tower)

@@ -12,6 +12,7 @@ from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Rename
+from vlm.layers.context import ModelContext
 from vlm.registry.spec import ModelSpec
 
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
@@ -65,7 +66,7 @@ def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
 class LlavaVision(nn.Module):
     """Pixels -> rows of the language model's width."""
 
-    def __init__(self, config: LlavaVisionConfig):
+    def __init__(self, config: LlavaVisionConfig, context: ModelContext):
         super().__init__()
         self.config = config
         self.tower = ViT(config.tower)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Drop, Fuse, Rename
+from vlm.layers.context import ModelContext
 from vlm.ops.add_layer_norm import add_layer_norm
 from vlm.registry.spec import ModelSpec
 
@@ -237,7 +238,7 @@ class Stage(nn.Module):
 class SwinEncoder(nn.Module):
     """Pixels -> feature rows. Call `init_buffers` once the weights are in place, and again when they move or change."""
 
-    def __init__(self, config: SwinConfig):
+    def __init__(self, config: SwinConfig, context: ModelContext):
         super().__init__()
         self.config = config
         self.patch_embed = PatchEmbed(

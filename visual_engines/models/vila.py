@@ -18,6 +18,7 @@ from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.rules import Rename
 from vlm.errors import ConfigError
+from vlm.layers.context import ModelContext
 from vlm.registry.spec import ModelSpec
 
 DOWNSAMPLE = "mlp_downsample"
@@ -83,7 +84,7 @@ def parse(config: dict[str, Any]) -> VilaVisionConfig:
 class VilaVision(nn.Module):
     """Pixels -> rows of the language model's width."""
 
-    def __init__(self, config: VilaVisionConfig):
+    def __init__(self, config: VilaVisionConfig, context: ModelContext):
         super().__init__()
         self.config, width = config, config.tower.hidden_size
         self.tower = ViT(config.tower)

@@ -14,8 +14,8 @@ from vlm.config import RuntimeConfig
 from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.packing import PackedTexts, batched
+from vlm.executor.prompt_embeds import virtual_rows
 from vlm.executor.timing import DeviceTimer
-from vlm.executor.virtual_rows import virtual_rows
 from vlm.layers.attention import HiddenStateRecorder, PackedRows
 from vlm.layers.embedding import Virtual
 from vlm.requests.image import Image

@@ -17,9 +17,9 @@ from vlm.executor.base_executor import Executor
 from vlm.executor.batch_state import BatchState
 from vlm.executor.encoders import TorchEncoders
 from vlm.executor.packing import PackedChunks, PackedTexts, packed
+from vlm.executor.prompt_embeds import virtual_rows
 from vlm.executor.sampler import DecodeRows
 from vlm.executor.sampling_plan import SamplingPlan
-from vlm.executor.virtual_rows import virtual_rows
 from vlm.layers.attention import PackedRows, PagedRows
 from vlm.layers.embedding import Virtual
 from vlm.ops import beam_search

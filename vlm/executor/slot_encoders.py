@@ -15,7 +15,7 @@ from vlm.backends.graphs.io import GraphIO
 from vlm.config import Config, ModelConfig
 from vlm.errors import InputError
 from vlm.executor.encoders import Encoders
-from vlm.executor.virtual_rows import virtual_rows
+from vlm.executor.prompt_embeds import virtual_rows
 from vlm.layers.attention import HiddenStateRecorder
 from vlm.requests.request import Request
 

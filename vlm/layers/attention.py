@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Virtual
 from vlm.layers.linear import Linear
 from vlm.ops.kv_write import kv_write
@@ -87,30 +88,43 @@ class PackedRows:
 class Attention(nn.Module):
     """What the kinds of attention share. `scale` None: 1/sqrt(head_dim)."""
 
-    def __init__(self, num_heads: int, head_dim: int, scale: float | None):
+    def __init__(self, head_dim: int, scale: float | None):
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, head_dim
+        self.head_dim = head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
 
-    def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """[R, parts · H · D] -> parts of [R, H, D]"""
-        return x.view(x.shape[0], parts, self.num_heads, self.head_dim).unbind(1)
+    def heads(self, linear: Linear) -> tuple[int, ...]:
+        """Returns how many heads each part of a Linear's outputs has."""
+        return tuple(size // self.head_dim for size in linear.part_sizes.values())
+
+    def split(self, x: Tensor, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """[R, sum of heads · D] -> [R, H, D] for each number of heads"""
+        return x.view(x.shape[0], -1, self.head_dim).split(heads, 1)
 
 
 class EncoderAttention(Attention):
     """Multi-head attention of each row over all rows of its sequence."""
 
     def __init__(
-        self, hidden: int, num_heads: int, head_dim: int | None = None, bias: bool = True, scale: float | None = None
+        self,
+        hidden: int,
+        num_heads: int,
+        *,
+        context: ModelContext,
+        head_dim: int | None = None,
+        bias: bool = True,
+        scale: float | None = None,
     ):
-        super().__init__(num_heads, head_dim or hidden // num_heads, scale)
-        inner = self.num_heads * self.head_dim
-        self.qkv = Linear(hidden, 3 * inner, bias=bias)
-        self.out = Linear(inner, hidden, bias=bias)
+        super().__init__(head_dim or hidden // num_heads, scale)
+        inner = num_heads * self.head_dim
+        parts = {"q": inner, "k": inner, "v": inner}
+        self.qkv = Linear(hidden, parts, bias=bias, axis="column", context=context)
+        self.out = Linear(inner, hidden, bias=bias, axis="row", context=context)
+        self.qkv_heads = self.heads(self.qkv)
 
     def forward(self, x: Tensor, rows: PackedRows, bias: Tensor | None = None) -> Tensor:
         """x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
-        q, k, v = self.split(self.qkv(x), 3)
+        q, k, v = self.split(self.qkv(x), self.qkv_heads)
         return self.out(rows.attention(q, k, v, self.scale, bias).flatten(1))
 
 
@@ -125,22 +139,24 @@ class SelfAttention(Attention):
         hidden: int,
         num_heads: int,
         layer: int,
+        *,
+        context: ModelContext,
         head_dim: int | None = None,
         bias: bool = True,
         scale: float | None = None,
         num_kv_heads: int | None = None,
     ):
-        super().__init__(num_heads, head_dim or hidden // num_heads, scale)
-        self.layer, inner = layer, self.num_heads * self.head_dim
-        self.num_kv_heads = num_kv_heads or num_heads
-        self.qkv = Linear(hidden, inner + 2 * self.num_kv_heads * self.head_dim, bias=bias)
-        self.out = Linear(inner, hidden, bias=bias)
+        super().__init__(head_dim or hidden // num_heads, scale)
+        inner, kv = num_heads * self.head_dim, (num_kv_heads or num_heads) * self.head_dim
+        self.layer = layer
+        self.qkv = Linear(hidden, {"q": inner, "k": kv, "v": kv}, bias=bias, axis="column", context=context)
+        self.out = Linear(inner, hidden, bias=bias, axis="row", context=context)
+        self.qkv_heads = self.heads(self.qkv)
 
     def forward(self, x: Tensor, rows: PagedRows, bias: Tensor | None = None, angles: Tensor | None = None) -> Tensor:
         """x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of rotary positions -> [R, hidden]; the rows'
         keys and values enter the cache first."""
-        counts = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        q, k, v = self.qkv(x).view(x.shape[0], -1, self.head_dim).split(counts, 1)
+        q, k, v = self.split(self.qkv(x), self.qkv_heads)
         return self.out(rows.self_attention(self.layer, q, k, v, self.scale, bias, angles).flatten(1))
 
 
@@ -155,21 +171,26 @@ class CrossAttention(Attention):
         hidden: int,
         num_heads: int,
         layer: int,
+        *,
+        context: ModelContext,
         head_dim: int | None = None,
         bias: bool = True,
         scale: float | None = None,
     ):
-        super().__init__(num_heads, head_dim or hidden // num_heads, scale)
-        self.layer, inner = layer, self.num_heads * self.head_dim
-        self.q = Linear(hidden, inner, bias=bias)
-        self.kv = Linear(hidden, 2 * inner, bias=bias)
-        self.out = Linear(inner, hidden, bias=bias)
+        super().__init__(head_dim or hidden // num_heads, scale)
+        inner = num_heads * self.head_dim
+        self.layer = layer
+        self.q = Linear(hidden, {"q": inner}, bias=bias, axis="column", context=context)
+        self.kv = Linear(hidden, {"k": inner, "v": inner}, bias=bias, axis="column", context=context)
+        self.out = Linear(inner, hidden, bias=bias, axis="row", context=context)
+        self.q_heads, self.kv_heads = self.heads(self.q), self.heads(self.kv)
 
     def forward(self, x: Tensor, rows: PagedRows) -> Tensor:
         """x [R, hidden] -> [R, hidden]"""
-        (q,) = self.split(self.q(x), 1)
+        (q,) = self.split(self.q(x), self.q_heads)
         return self.out(rows.cross_attention(self.layer, q, self.scale).flatten(1))
 
     def write(self, features: Tensor, rows: PagedRows) -> None:
         """Encoder output [R, hidden] -> this layer's cross K/V at (slot, position) of each row."""
-        rows.write_cross(self.layer, *self.split(self.kv(features), 2))
+        k, v = self.split(self.kv(features), self.kv_heads)
+        rows.write_cross(self.layer, k, v)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from vlm.backends.graphs.io import caches, updated
 from vlm.config import ModelConfig
 from vlm.layers.embedding import Virtual
-from vlm.layers.slot_rows import Caches, CrossRows, PaddedRows, SlotRows
+from vlm.layers.slot_metadata import Caches, CrossRows, PaddedRows, SlotRows
 
 Tensors = dict[str, Tensor]
 
