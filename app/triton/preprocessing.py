@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vlm.config import VisionConfig
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -49,7 +50,7 @@ class Preprocessing:
             "sequence_length": _lengths(ids),
             "decoder_input_ids": padded(starts, 0, np.uint32),
             "decoder_input_lengths": _lengths(starts),
-            **(self._pixels(rows) if self._frontend.vision else {}),
+            **(padded_pixels(rows, vision) if (vision := self._frontend.vision) else {}),
         }
 
     def _request(self, row: Row) -> Request:
@@ -59,25 +60,21 @@ class Preprocessing:
             source = self._frontend.with_pixels(source, images)
         return self._frontend.inputs.request(source, SamplingParams())
 
-    def _pixels(self, rows: list[Request]) -> Tensors:
-        """[batch, images, C, H, W], at least one image wide: an ensemble waits for every tensor of its steps.
 
-        Images of several sizes are padded on the right and below.
-        """
-        vision = self._frontend.vision
-        found = [r.images if r.encoder_image is None else (r.encoder_image,) for r in rows]
-        largest = [
-            max(sides) for sides in zip(*(image.pixels.shape for images in found for image in images), strict=True)
-        ]
-        count = max(1, *map(len, found))
-        table = np.zeros((len(rows), count, *(largest or (vision.num_channels, *vision.image_size))), np.float32)
-        sizes = np.zeros((len(rows), count, 2), np.uint32)
-        for row, images in enumerate(found):
-            for number, image in enumerate(images):
-                height, width = sizes[row, number] = image.pixels.shape[1:]
-                table[row, number, :, :height, :width] = image.pixels
-        made = {"pixel_values": table, "num_images": _lengths(found)}
-        return made if vision.fixed_size else {**made, "image_sizes": sizes}
+def padded_pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
+    """Returns pixel_values [batch, images, C, H, W] and how many of each row there are; where a model takes several
+    sizes, which, as images are padded on the right and below. At least one image wide: an ensemble waits for every
+    tensor of its steps."""
+    found = [r.images if r.encoder_image is None else (r.encoder_image,) for r in rows]
+    count, shapes = max(1, *map(len, found)), [image.pixels.shape for images in found for image in images]
+    largest = map(max, zip(*shapes, strict=True)) if shapes else (vision.num_channels, *vision.image_size)
+    table, sizes = np.zeros((len(rows), count, *largest), np.float32), np.zeros((len(rows), count, 2), np.uint32)
+    for row, images in enumerate(found):
+        for number, image in enumerate(images):
+            height, width = sizes[row, number] = image.pixels.shape[1:]
+            table[row, number, :, :height, :width] = image.pixels
+    made = {"pixel_values": table, "num_images": _lengths(found)}
+    return made if vision.fixed_size else {**made, "image_sizes": sizes}
 
 
 def _lengths(rows: Sequence[Sequence[Any]]) -> np.ndarray:
