@@ -85,15 +85,51 @@ class ModelConfig(Config):
 
 @dataclass(frozen=True)
 class VisionConfig(Config):
-    """What the runtime needs to know of any visual encoder. Towers extend it."""
+    """What the runtime needs to know of any visual encoder. Towers extend it.
 
-    image_size: tuple[int, int]  # (height, width), pixels
+    A network whose images have all one size says `num_features` alone. One that takes several says which
+    (`fixed_size`, `takes`, `shapes`), and how many rows each becomes (`rows_of`, `grid_of`, `min_rows`).
+    """
+
+    image_size: tuple[int, int]  # (height, width), pixels; where there are several sizes, the one of the most rows
     num_channels: int
 
     @property
     def num_features(self) -> int:
-        """Feature rows per image."""
+        """Feature rows of an image of `image_size`."""
         raise NotImplementedError
+
+    @property
+    def fixed_size(self) -> bool:
+        """Do all images have `image_size`?"""
+        return True
+
+    def takes(self, height: int, width: int) -> bool:
+        """Says whether images of so many pixels are read."""
+        return (height, width) == tuple(self.image_size)
+
+    @property
+    def shapes(self) -> str:
+        """Returns the shapes of pixel values that are read, as errors name them."""
+        return str((self.num_channels, *self.image_size))
+
+    def rows_of(self, height: int, width: int) -> int:
+        """Returns the feature rows of an image of a size that it takes, in pixels."""
+        return self.num_features
+
+    def grid_of(self, height: int, width: int) -> tuple[int, ...] | None:
+        """Returns the patches of such an image, (t, h, w) or (h, w), where the decoder's positions need them."""
+        return None
+
+    @property
+    def min_rows(self) -> int:
+        """Feature rows of the smallest image."""
+        return self.num_features
+
+    @property
+    def max_rows(self) -> int:
+        """Feature rows of the largest image."""
+        return self.rows_of(*self.image_size)
 
     @property
     def hidden_size(self) -> int:

@@ -147,7 +147,7 @@ class PromptBenchConfig(RowsConfig):
     def image_rows(self, configs: Mapping[str, Config]) -> int:
         """Returns how many rows all images of a prompt take."""
         count = self.num_images(configs)
-        return count * configs["visual"].num_features if count else 0
+        return count * configs["visual"].max_rows if count else 0
 
     def num_images(self, configs: Mapping[str, Config]) -> int:
         if "visual" in configs:

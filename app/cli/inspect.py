@@ -181,7 +181,7 @@ def _multimodal(engine: EngineDir) -> dict[str, Any]:
 
     if "visual" not in engine.roles or family(engine.family).prompt is None:
         return {}
-    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).num_features
+    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).max_rows
     limits = engine.limits
     images = (limits.max_encoder_input_len or limits.max_seq_len - 1) // features
     return {"images": {"features_per_image": features, "max_images_per_prompt": images,

@@ -112,9 +112,10 @@ class Pipeline:
         those of SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
-        conversation), with several `images` (or `pixel_values` [n, C, H, W]), which stand where the text says <image>,
-        or first; `prompt_table` [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows
-        come after it; with a text, its rows go before the text.
+        conversation), with several `images` (or `pixel_values` [n, C, H, W], or a list of [C, H, W], whose sizes may
+        differ where the model allows it), which stand where the text says <image>, or first; `prompt_table`
+        [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows come after it; with a
+        text, its rows go before the text.
         """
         if isinstance(inputs, list | tuple):
             given, sampling = self._split(options)
@@ -168,7 +169,7 @@ class Pipeline:
         requests = [self._inputs.request(one, SamplingParams()) for one in fields]
         if (encoder := self.frontend.encoder) is not None:
             for request in requests:
-                check_encoder_input(request, encoder, self.frontend.num_features, self.llm.limits.max_encoder_input_len)
+                check_encoder_input(request, encoder, self.llm.limits.max_encoder_input_len)
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
@@ -280,7 +281,7 @@ class Pipeline:
         if encoders.encoder is None:
             if hidden_states or attentions:
                 raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
-            features = encoders.encode(torch.stack([r.pixel_values for r in requests]))
+            features = encoders.encode_pixels([r.encoder_image.pixels for r in requests])
             return [Encoding(x.cpu()) for x in features]
         recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
         texts = [r.encoder_input_ids for r in requests]

@@ -21,12 +21,14 @@ def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> EngineL
         defaults["max_encoder_input_len"] = source.max_positions
         allowed["max_encoder_input_len"] = source.position_limit
     elif decoder.cross_attention:
-        rows, limit = configs["visual"].num_features, build.max_encoder_input_len
-        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = rows
-        if limit is not None and limit < rows:
-            errors.append(f"max_encoder_input_len is {limit}, but one image takes {rows} rows")
+        vision, limit = configs["visual"], build.max_encoder_input_len
+        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = vision.max_rows
+        if limit is not None and limit < vision.min_rows:
+            errors.append(f"max_encoder_input_len is {limit}, but one image takes {vision.min_rows} rows")
     elif build.max_encoder_input_len is not None:
         errors.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
+    if build.backend != "torch" and "visual" in configs and not configs["visual"].fixed_size:
+        errors.append(f"backend is {build.backend}, but images of several sizes are encoded by torch alone")
     for name, most in allowed.items():
         limit = getattr(build, name)
         if limit is not None and most is not None and limit > most:

@@ -27,9 +27,8 @@ class LLMEngine:
     ):
         self.config, self.executor, self.scheduler, self.limits = executor.config, executor, scheduler, limits
         self.encoders = executor.encoders
-        visual, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
-        self.num_features = visual and visual.num_features
-        self._admission = Admission(self.config, encoder, limits, self.num_features, visual and visual.image_token_id)
+        vision, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
+        self._admission = Admission(self.config, encoder, limits, vision)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}

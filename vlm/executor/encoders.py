@@ -18,8 +18,10 @@ from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.timing import DeviceTimer
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
-from vlm.requests.prompt_table import Image
+from vlm.requests.image import Image
 from vlm.requests.request import Request
+
+MAX_GRAPH_SHAPES = 16  # of images whose passes are CUDA graphs; those of further ones run as they are
 
 
 class Encoders(ABC):
@@ -46,9 +48,20 @@ class Encoders(ABC):
     # --- calls ---
     @torch.inference_mode()
     def encode_images(self, images: Items[Image]) -> list[Tensor]:
-        """Returns each image's features [num_features, hidden], from the cache where they are there."""
-        features = self.encoder_cache.features(images, self._encode_images)
+        """Returns each image's features [rows, hidden], from the cache where they are there."""
+        features = self.encoder_cache.features(images, self.encode_pixels)
         return [features[image.key] for image in images]
+
+    @torch.inference_mode()
+    def encode_pixels(self, pixels: Items[Tensor]) -> list[Tensor]:
+        """[C, H, W] each -> features [rows, hidden] each; images of one shape share passes."""
+        found: dict[int, Tensor] = {}
+        for numbers in numbers_by_shape(pixels):
+            for part in batched(numbers, self.max_encoder_batch_size):
+                # a graph's output is overwritten by its next run
+                features = self.encode(torch.stack([pixels[i] for i in part])).clone()
+                found |= zip(part, features, strict=True)
+        return [found[i] for i in range(len(pixels))]
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later."""
@@ -65,11 +78,13 @@ class Encoders(ABC):
                  for r, g in zip(requests, given, strict=True)]  # fmt: skip
         return [torch.cat(rows) if rows else None for rows in parts]
 
-    def _encode_images(self, pixels: list[Tensor]) -> list[Tensor]:
-        """[C, H, W] each -> [num_features, hidden] each"""
-        batches = batched(pixels, self.max_encoder_batch_size)
-        # a graph's output is overwritten by its next run
-        return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
+
+def numbers_by_shape(pixels: Items[Tensor]) -> list[list[int]]:
+    """Returns the numbers of the images of each shape, in the order in which the shapes come first."""
+    found: dict[torch.Size, list[int]] = {}
+    for number, image in enumerate(pixels):
+        found.setdefault(image.shape, []).append(number)
+    return list(found.values())
 
 
 class TorchEncoders(Encoders):
@@ -86,17 +101,24 @@ class TorchEncoders(Encoders):
     ):
         super().__init__(visual, encoder, device, dtype, runtime)
         self.graphs = graphs
+        self._graph_shapes: set[torch.Size] = set()
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
         assert self.visual is not None
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
-        if self.graphs is None:
+        if self.graphs is None or not self._has_graphs(pixels.shape[1:]):
             return self.visual(pixels)
         key = ("encode", *pixels.shape)
         if key not in self.graphs:
             self.graphs.capture(key, self.visual, pixels)
         return self.graphs.run(key, pixels)
+
+    def _has_graphs(self, shape: torch.Size) -> bool:
+        """Says whether passes over images of a shape are CUDA graphs: those of the first shapes that come."""
+        if len(self._graph_shapes) < MAX_GRAPH_SHAPES:
+            self._graph_shapes.add(shape)
+        return shape in self._graph_shapes
 
     @torch.inference_mode()
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
