@@ -44,8 +44,7 @@ class Frontend:
     def from_engine(cls, engine: EngineDir) -> Frontend:
         """Raises EngineError for a damaged processor."""
         family, configs = registry.family(engine.family), registry.configs_of(engine)
-        encoder, vision = configs.get("encoder"), configs.get("visual")
-        config = configs.get("decoder", encoder)
+        encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder) if folder else None
         source = (
