@@ -67,7 +67,7 @@ class Chat:
         """Reads an image for the next turn. ImageError when it cannot be read."""
         from vlm.processing.images import load_image
 
-        if "image" not in self.pipeline.family.inputs:
+        if not self.pipeline.capabilities.takes_images:
             raise InputError(f"{self.pipeline.family.name} takes text, not images.")
         self.images.append(load_image(source))
 

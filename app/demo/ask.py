@@ -116,7 +116,7 @@ def input_of(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, A
     """(an input of the pipeline, the files of its images)"""
     if takes_images(model) and not any(turn.images for turn in turns):
         raise InputError("there is no image yet; attach one, or take an example.")
-    if model.pipeline.supports_chat:
+    if model.pipeline.capabilities.supports_chat:
         return {"messages": [turn.message for turn in turns]}, tuple(path for turn in turns for path in turn.images)
     return {"prompt": turns[-1].text}, next((turn.images for turn in reversed(turns) if turn.images), ())
 

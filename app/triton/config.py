@@ -49,7 +49,7 @@ def prepared_specs(processor: Processor) -> tuple[TensorSpec, ...]:
 def _texts(processor: Processor) -> tuple[TensorSpec, ...]:
     """What the ensemble takes; the first tensor must be there."""
     specs = specs_of(processor, TEXT_IN)
-    first = "image" if processor.family.inputs == ("image",) else "text_input"
+    first = "image" if processor.family.takes_images and not processor.family.takes_text else "text_input"
     return tuple(replace(spec, optional=False) if spec.name == first else spec for spec in specs)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from vlm.api.capabilities import Capabilities
 from vlm.api.job import Job
 from vlm.api.loader import load_engine, resolve_device
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
@@ -23,7 +24,7 @@ from vlm.config import ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.engine_loop import EngineLoop
-from vlm.engine.llm_engine import LLMEngine
+from vlm.engine.llm_engine import EngineUsage, LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
@@ -92,6 +93,7 @@ class Pipeline:
         self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
         self.loop = EngineLoop(self.llm)
         self.processor = Processor.from_engine(engine)
+        self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
         self.family, self._builder = self.processor.family, self.processor.request_builder
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
         self.config: ModelConfig = self.llm.config
@@ -160,15 +162,17 @@ class Pipeline:
         """
         many = isinstance(inputs, list | tuple)
         fields = [{**self._builder.fields(one), **options} for one in (inputs if many else [inputs])]
-        if self.family.prompt is not None and (
-            self.llm.executor.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
+        if self.capabilities.takes_prompt and (
+            not self.capabilities.has_text_encoder or all({"images", "pixel_values"} >= one.keys() for one in fields)
         ):
             found = [self._features(one, hidden_states or attentions) for one in fields]
             return found if many else found[0]
         requests = [self._builder.build(one, SamplingParams()) for one in fields]
         if (encoder := self.processor.encoder) is not None:
             for request in requests:
-                check_encoder_input(request, encoder, self.processor.num_features, self.llm.max_encoder_len)
+                check_encoder_input(
+                    request, encoder, self.processor.num_features, self.capabilities.max_encoder_input_len
+                )
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
@@ -203,10 +207,13 @@ class Pipeline:
         total = (self._ended or time.perf_counter()) - self._started
         return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
 
-    @property
-    def supports_chat(self) -> bool:
-        """Has it a template for conversations?"""
-        return self._builder.prompts is not None and self._builder.prompts.template is not None
+    def usage(self) -> EngineUsage | None:
+        """Says how full its engine is; None of an encoder alone. Any thread may ask."""
+        return self.llm.usage()
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.llm.executor.free_cached_memory()
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -281,7 +288,7 @@ class Pipeline:
 
     def _window(self, window: int | None) -> int:
         # as much again as runs, so that a freed slot never waits for preprocessing
-        return window or 2 * self.llm.max_batch_size
+        return window or 2 * self.capabilities.max_batch_size
 
     def _reset_timings(self) -> None:
         self.llm.executor.timer.reset()

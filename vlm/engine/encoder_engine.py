@@ -14,6 +14,7 @@ class EncoderEngine:
 
     has_work = False
     last_batch_size = 0
+    eos_token_ids = ()
 
     def __init__(
         self, config: ModelConfig, executor: Encoders, *, max_batch_size: int, max_encoder_len: int, name: str
@@ -32,6 +33,9 @@ class EncoderEngine:
 
     def abort(self, request_id: int) -> None:
         """Does nothing: no request has an id."""
+
+    def usage(self) -> None:
+        """Returns nothing: it holds no sequences."""
 
     def step(self) -> list[TokenUpdate]:
         return []

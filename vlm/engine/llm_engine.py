@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from vlm.config import ModelConfig
 from vlm.engine.admission import Admission
@@ -15,6 +16,15 @@ from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence
 from vlm.requests.token_update import Hypothesis, TokenUpdate
+
+
+@dataclass(frozen=True)
+class EngineUsage:
+    """How full an engine is."""
+
+    running: int  # sequences
+    waiting: int
+    cache: Mapping[str, float]  # part of the KV cache in use, by "self" and "cross"
 
 
 class LLMEngine:
@@ -60,6 +70,12 @@ class LLMEngine:
     def last_batch_size(self) -> int:
         """Sequences that the last step decoded at once."""
         return len(self._at_work)
+
+    def usage(self) -> EngineUsage:
+        """Says how full it is; any thread may ask."""
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        used = {kind: blocks.used[kind] / quota for kind, quota in blocks.quota.items() if quota}
+        return EngineUsage(len(scheduler.running), len(scheduler.waiting), used)
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""

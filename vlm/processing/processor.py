@@ -90,6 +90,17 @@ class Processor:
         return self.vision.num_features if self.vision else None
 
     @property
+    def vocab_size(self) -> int:
+        """Returns the size of the vocabulary that texts are read with."""
+        return (self.encoder or self.config).vocab_size
+
+    @property
+    def supports_chat(self) -> bool:
+        """Says whether the model has a template for conversations."""
+        prompts = self.request_builder.prompts
+        return prompts is not None and prompts.template is not None
+
+    @property
     def image_source(self) -> ProcessorSource:
         """Raises InputError for a model of texts."""
         if self.processor_source is None:
@@ -107,7 +118,7 @@ class Processor:
             source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
         self.request_builder.check_images(sum(map(len, images)))
         pixels = torch.cat([torch.from_numpy(x) for x in images])
-        if self.family.prompt is not None or self.vision is None:
+        if self.family.takes_prompt or self.vision is None:
             return {**source, "pixel_values": pixels} if len(pixels) else source
         if len(pixels) != 1:
             raise InputError(

@@ -188,7 +188,7 @@ class RequestBuilder:
     def fields(self, source: Any) -> dict[str, Any]:
         """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""
         if not isinstance(source, Mapping):
-            is_text = "image" not in self.family.inputs or (self.prompts is not None and isinstance(source, str))
+            is_text = not self.family.takes_images or (self.prompts is not None and isinstance(source, str))
             if is_text and not isinstance(source, str):
                 raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
             key = "prompt" if self.prompts is not None else "text"
@@ -196,9 +196,9 @@ class RequestBuilder:
         if unknown := [k for k in source if k not in INPUT_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_named_ids({k: v for k, v in source.items() if v is not None})
-        if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
+        if {"text", "encoder_input_ids"} & fields.keys() and not self.family.takes_text:
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
-        if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
+        if {"images", "pixel_values"} & fields.keys() and not self.family.takes_images:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
         asked = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
         if asked == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):

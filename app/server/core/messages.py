@@ -23,10 +23,10 @@ def read_chat(
     `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
     cut. Raises InputError with one sentence.
     """
-    check_conversation(messages, pipeline.processor.request_builder.max_tokens)
+    check_conversation(messages, pipeline.capabilities.max_prompt_tokens)
     files: list[bytes] = []
     turns = [_turn(number, message, files) for number, message in enumerate(messages, 1)]
-    if pipeline.supports_chat:
+    if pipeline.capabilities.supports_chat:
         if truncate:
             raise InputError("conversations are not cut; leave truncate_prompt_tokens out, and messages if need be.")
         return {"messages": turns, "continue_final_message": continued or None}, files
@@ -34,9 +34,9 @@ def read_chat(
     if len(turns) != 1 or turns[0]["role"] != "user":
         raise InputError(f"{family.name} does not converse; send one message, of the user.")
     text = "".join(part["text"] for part in turns[0]["content"] if part["type"] == "text")
-    if family.prompt is not None:
+    if pipeline.capabilities.takes_prompt:
         return {"prompt": text, **_cut(truncate)}, files
-    if "text" in family.inputs:
+    if pipeline.capabilities.takes_text:
         return {"text": text, **_cut(truncate)}, files
     if text.strip():
         raise InputError(f"{family.name} reads an image and no question about it; send the image alone.")
@@ -49,10 +49,9 @@ def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int =
     """Returns a text or token ids as the model reads them: in no template. `truncate`: a text is cut to so many tokens,
     ids to the last ones."""
     if isinstance(prompt, list):
-        has_encoder = pipeline.llm.executor.encoder is not None
         kept = prompt if isinstance(truncate, bool) else prompt[-truncate:]
-        return {"encoder_input_ids" if has_encoder else "decoder_prompt_token_ids": kept}
-    return {("raw_prompt" if pipeline.family.prompt is not None else "text"): prompt, **_cut(truncate)}
+        return {pipeline.capabilities.id_field: kept}
+    return {("raw_prompt" if pipeline.capabilities.takes_prompt else "text"): prompt, **_cut(truncate)}
 
 
 def _cut(truncate: bool | int) -> dict[str, bool | int]:

@@ -94,9 +94,9 @@ def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], list[Imag
     text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
     images = row.get("image", ())
     files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
-    if processor.family.prompt is not None:
+    if processor.family.takes_prompt:
         return {"prompt": text}, files
-    if "text" in processor.family.inputs:
+    if processor.family.takes_text:
         return {"text": text}, files
     return {"prompt": text or None}, files
 

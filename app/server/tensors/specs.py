@@ -63,8 +63,8 @@ MAX_WIDTHS = {"stop_words_list": 1024, "bad_words_list": 1024, "image": 1024}
 
 def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns those of these tensors (IDS_IN, TEXT_IN) that a model takes."""
-    left_out: set[str] = set() if "image" in processor.family.inputs else {"image", *PIXELS}
-    if "text" not in processor.family.inputs and processor.family.prompt is None:
+    left_out: set[str] = set() if processor.family.takes_images else {"image", *PIXELS}
+    if not (processor.family.takes_text or processor.family.takes_prompt):
         left_out |= IDS
     if not processor.config.cross_attention:
         left_out |= DECODER_IDS
