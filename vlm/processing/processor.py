@@ -115,7 +115,8 @@ class Processor:
         import torch
 
         if "messages" in source:
-            source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
+            conversation = self.request_builder.conversation(source["messages"])
+            source = {**source, "messages": conversation.with_pages([len(x) for x in images])}
         self.request_builder.check_images(sum(map(len, images)))
         pixels = torch.cat([torch.from_numpy(x) for x in images])
         if self.family.takes_prompt or self.vision is None:
@@ -136,15 +137,3 @@ class Processor:
 def _imported(target: str) -> Callable[[str], str]:
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
-    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
-    count = iter(counts)
-
-    def expanded(content: Any) -> Any:
-        if isinstance(content, str):
-            return content
-        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
-
-    return [{**message, "content": expanded(message["content"])} for message in messages]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, listed
 from vlm.executor.memory import memory_errors
+from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
-from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, read_messages
+from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import StopStrings, Tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.prompt_table import Image, PromptTable
@@ -95,9 +96,8 @@ class RequestBuilder:
 
     def _chat_request(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
         """A prompt, with images in it or not."""
-        if "messages" in fields:
-            check_conversation(fields["messages"], self.max_tokens)
-        turns, sources = read_messages(fields["messages"]) if "messages" in fields else (None, [])
+        conversation: Conversation | None = fields.get("messages")
+        sources = [] if conversation is None else conversation.images
         if sources and fields.get("images"):
             raise InputError("images were given in the messages and besides them; give each once.")
         if sources and self.image_processor is None:
@@ -108,9 +108,10 @@ class RequestBuilder:
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
         suffix = self._suffix(fields)
         limit = _cut_to(fields, self._prompt_limit(params))
-        if turns is not None:
+        if conversation is not None:
             continued = bool(fields.get("continue_final_message"))
-            whole = self._bounded(self.prompts.of_messages(turns, len(images), continued))
+            text = self.prompts.of_conversation(conversation, len(images), continue_final_message=continued)
+            whole = self._bounded(text)
             ids = self.prompts.ids(whole, len(images), rows)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
@@ -206,7 +207,14 @@ class RequestBuilder:
         for names in (asked, _SOURCES if self.prompts is None else ("images", "pixel_values")):
             if len(given := [k for k in names if k in fields]) > 1:
                 raise InputError(f"{listed(given)} were given together; an input has one of them.")
-        return fields
+        return fields | ({"messages": self.conversation(fields["messages"])} if "messages" in fields else {})
+
+    def conversation(self, messages: Any) -> Conversation:
+        """Returns what was read of messages, or reads them; LengthError where they are too much for the model."""
+        if not isinstance(messages, Conversation):
+            return Conversation.from_messages(messages, self.max_tokens)
+        messages.check_size(self.max_tokens)
+        return messages
 
     def _with_named_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
         """`input_ids` are the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""
