@@ -101,7 +101,7 @@ def _for_backend(build: BuildConfig, name: str) -> BuildConfig:
 
 def kind_of(family: FamilySpec) -> str:
     """What the family is measured with: "image", "text" or "prompt"."""
-    return "prompt" if family.prompt is not None else family.inputs[0]
+    return "prompt" if family.takes_prompt else family.inputs[0]
 
 
 def _source(

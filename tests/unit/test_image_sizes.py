@@ -136,17 +136,17 @@ def test_only_torch_encodes_several_sizes(page, tmp_path):
 def test_tensors_of_several_sizes_are_padded_and_named(chat):
     """What Triton's preprocessing makes of images, the server's reader takes apart again."""
     pipe, images = cpu(chat), pictures((8, 8), (4, 16))
-    assert "image_sizes" in {spec.name for spec in specs_of(pipe.frontend, IDS_IN)}
+    assert "image_sizes" in {spec.name for spec in specs_of(pipe.processor, IDS_IN)}
     request = pipe.request({"prompt": "<image> w1 <image>", "pixel_values": images})
-    made = padded_pixels([request, pipe.request({"prompt": "w1"})], pipe.frontend.vision)
+    made = padded_pixels([request, pipe.request({"prompt": "w1"})], pipe.processor.vision)
     assert made["pixel_values"].shape == (2, 2, 3, 8, 16) and made["num_images"].tolist() == [[2], [0]]
     assert made["image_sizes"].tolist() == [[[8, 8], [4, 16]], [[0, 0], [0, 0]]]
     given = {name: array[:1] for name, array in made.items()}
     given["input_ids"] = np.array([request.decoder_prompt_token_ids], np.uint32)
-    [read] = read_batch(pipe.frontend, given)
+    [read] = read_batch(pipe.processor, given)
     assert [torch.equal(*pair) for pair in zip(read.source["pixel_values"], images, strict=True)] == [True, True]
     with pytest.raises(InputError, match="image_sizes"):
-        read_batch(pipe.frontend, given | {"image_sizes": np.array([[[8, 8], [4, LARGEST + 1]]], np.uint32)})
+        read_batch(pipe.processor, given | {"image_sizes": np.array([[[8, 8], [4, LARGEST + 1]]], np.uint32)})
 
 
 def test_a_key_covers_pixels_shape_and_grid():
