@@ -228,8 +228,10 @@ class Reference:
 
     def _pixels(self, request: Request) -> Tensor | None:
         """[images, C, H, W]"""
-        found = [image.pixel_values for image in request.images]
-        found += [request.pixel_values] if request.pixel_values is not None else []
+        images = request.images if request.encoder_image is None else (request.encoder_image,)
+        if len({image.pixels.shape for image in images}) > 1:
+            raise InputError("the accuracy check takes images of one size a request; give each its own.")
+        found = [image.pixels for image in images]
         return torch.stack(found).to(self.model.device, self.model.dtype) if found else None
 
     def _tensor(self, ids: list[int]) -> Tensor:

@@ -40,7 +40,7 @@ class RandomInputs:
         """Returns a text after one image and after two, as far as they fit."""
         found = []
         for images in (1, 2):
-            rows = list(range(self.vocab, self.vocab + images * self.visual.num_features))
+            rows = list(range(self.vocab, self.vocab + images * self.visual.max_rows))
             if len(rows) + len(ids) <= self.room:
                 name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
                 found.append((name, {self.key: rows + ids, "pixel_values": self._pixels(images)}))

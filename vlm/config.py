@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
 from vlm.options import option
 
 DTYPES = ("float32", "float16", "bfloat16")
-BACKENDS = ("torch", "onnxruntime", "tensorrt")
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start them
-QUANTIZATIONS = ("int8",)  # of weights alone; what they meet stays in the computing type
 
 
 def read_targets(text: str) -> tuple[str, ...]:
@@ -86,15 +85,51 @@ class ModelConfig(Config):
 
 @dataclass(frozen=True)
 class VisionConfig(Config):
-    """What the runtime needs to know of any visual encoder. Towers extend it."""
+    """What the runtime needs to know of any visual encoder. Towers extend it.
 
-    image_size: tuple[int, int]  # (height, width), pixels
+    A network whose images have all one size says `num_features` alone. One that takes several says which
+    (`fixed_size`, `takes`, `shapes`), and how many rows each becomes (`rows_of`, `grid_of`, `min_rows`).
+    """
+
+    image_size: tuple[int, int]  # (height, width), pixels; where there are several sizes, the one of the most rows
     num_channels: int
 
     @property
     def num_features(self) -> int:
-        """Feature rows per image."""
+        """Feature rows of an image of `image_size`."""
         raise NotImplementedError
+
+    @property
+    def fixed_size(self) -> bool:
+        """Do all images have `image_size`?"""
+        return True
+
+    def takes(self, height: int, width: int) -> bool:
+        """Says whether images of so many pixels are read."""
+        return (height, width) == tuple(self.image_size)
+
+    @property
+    def shapes(self) -> str:
+        """Returns the shapes of pixel values that are read, as errors name them."""
+        return str((self.num_channels, *self.image_size))
+
+    def rows_of(self, height: int, width: int) -> int:
+        """Returns the feature rows of an image of a size that it takes, in pixels."""
+        return self.num_features
+
+    def grid_of(self, height: int, width: int) -> tuple[int, ...] | None:
+        """Returns the patches of such an image, (t, h, w) or (h, w), where the decoder's positions need them."""
+        return None
+
+    @property
+    def min_rows(self) -> int:
+        """Feature rows of the smallest image."""
+        return self.num_features
+
+    @property
+    def max_rows(self) -> int:
+        """Feature rows of the largest image."""
+        return self.rows_of(*self.image_size)
 
     @property
     def hidden_size(self) -> int:
@@ -109,7 +144,8 @@ class VisionConfig(Config):
 
 @dataclass(frozen=True)
 class BuildConfig(Config):
-    """What an engine is built for; kept in its manifest. `None` means: as much as the model allows."""
+    """What an engine is to be built for. `None` means: as much as the model allows. What a backend makes of it says
+    vlm.backends.installed.checked_backend."""
 
     dtype: str = option("float32", f"Computing type, and that of the weights: {', '.join(DTYPES)}.")
     max_batch_size: int = option(8, "Sequences decoded at once, at most.")
@@ -119,24 +155,19 @@ class BuildConfig(Config):
     max_encoder_input_len: int | None = option(
         None, "Encoder rows (tokens of a text) a request.", default="what the model takes"
     )
-    backend: str = option("torch", f"What runs it: {', '.join(BACKENDS)}.")
+    backend: str = option("torch", "What runs it.")
     target: tuple[str, ...] = option(  # compute capabilities; (): of this machine
         (), "GPUs of a TensorRT plan, like sm80,sm86.", default="the one here; without one, all from sm80 on",
         read=read_targets,
     )  # fmt: skip
-    quantization: str | None = option(
-        None, f"Of the weights: {', '.join(QUANTIZATIONS)} (backend onnxruntime).", default="as --dtype says"
-    )
+    quantization: str | None = option(None, "Of the weights.", default="as --dtype says")
 
     def __post_init__(self) -> None:
         errors = []
         if self.dtype not in DTYPES:
             errors.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
-        if self.backend not in BACKENDS:
-            errors.append(f"backend is {self.backend!r}, allowed are {listed(BACKENDS)}")
-        errors += self._target_errors() + self._quantization_errors()
-        if self.backend == "onnxruntime" and self.dtype == "bfloat16":
-            errors.append("onnxruntime does not compute in bfloat16 on the CPU, build it with float32 or float16")
+        if unknown := [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]:
+            errors.append(f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86")
         for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -150,21 +181,32 @@ class BuildConfig(Config):
         given = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
-    def _quantization_errors(self) -> list[str]:
-        if self.quantization is None:
-            return []
-        if self.quantization not in QUANTIZATIONS:
-            return [f"quantization is {self.quantization!r}, allowed are {listed(QUANTIZATIONS)}"]
-        if self.backend != "onnxruntime":
-            return [f"quantization is {self.quantization}, only the backend onnxruntime takes one"]
-        narrow = f"quantization {self.quantization} needs dtype float32, not {self.dtype}"
-        return [] if self.dtype == "float32" else [narrow]
 
-    def _target_errors(self) -> list[str]:
-        if self.target and self.backend != "tensorrt":
-            return [f"target is {','.join(self.target)}, only the backend tensorrt takes one"]
-        unknown = [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]
-        return [f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86"] if unknown else []
+@dataclass(frozen=True)
+class EngineLimits(Config):
+    """What an engine holds, resolved: 0 where its model has no such thing."""
+
+    max_batch_size: int  # sequences decoded at once
+    max_seq_len: int = 0  # decoder tokens of a sequence, prompt included; 0: there is no decoder
+    max_encoder_input_len: int = 0  # encoder rows of a request; 0: there is no encoder besides that of prompts' images
+
+    @classmethod
+    def from_manifest(cls, values: Mapping[str, int | None]) -> EngineLimits:
+        """Reads what a manifest keeps, where `None` stands for what there is not."""
+        return cls(**{name: value or 0 for name, value in values.items()})
+
+    def to_manifest(self) -> dict[str, int | None]:
+        """Returns what a manifest and a BuildConfig keep."""
+        return {name: value or None for name, value in self.to_dict().items()}
+
+    def within(self, **limits: int | None) -> EngineLimits:
+        """Returns these limits, lowered where a smaller one is named; `None` keeps its own."""
+        return replace(self, **{name: min(value, getattr(self, name)) for name, value in limits.items() if value})
+
+    @property
+    def max_input_len(self) -> int:
+        """Tokens of the longest text: the decoder's, or those of an encoder alone."""
+        return self.max_seq_len or self.max_encoder_input_len
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vlm.config import BACKENDS, MAX_THREADS, QUANTIZATIONS, Config
+from vlm.config import MAX_THREADS, BuildConfig, Config
 from vlm.errors import InputError, listed
+from vlm_app.backend_names import measured_names
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class SubjectConfig(Config):
 
     arch: str | None = None  # a published shape or a Hugging Face config.json, with random weights
     model: str | None = None  # or a model
-    backends: tuple[str, ...] = ()  # "onnxruntime", or quantized "onnxruntime-int8"; (): as built, or torch
+    backends: tuple[str, ...] = ()  # by name, or quantized "onnxruntime-int8"; (): as built, or the default one
     device: str = "auto"
     threads: int | None = None  # of every system on the CPU; None: as they take by themselves
     dtype: str | None = None  # None: float32 on the CPU, bfloat16 on CUDA
@@ -31,7 +32,7 @@ class SubjectConfig(Config):
         self._at_least(1, "repeats", "hf_batch_size", "threads")
         if self.threads is not None and self.threads > MAX_THREADS:
             raise InputError(f"--threads is {self.threads}; it must be at most {MAX_THREADS}.")
-        known = [*BACKENDS, *(f"onnxruntime-{kind}" for kind in QUANTIZATIONS)]
+        known = measured_names()
         if unknown := [name for name in self.backends if name not in known]:
             raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(known)}, apart by ','.")
 
@@ -44,7 +45,7 @@ class SubjectConfig(Config):
     @property
     def measured(self) -> tuple[str, ...]:
         """The backends, the first one being what is told of as vlm's."""
-        return self.backends or ("torch",)
+        return self.backends or (BuildConfig.backend,)
 
     @property
     def subject(self) -> str:
@@ -146,7 +147,7 @@ class PromptBenchConfig(RowsConfig):
     def image_rows(self, configs: Mapping[str, Config]) -> int:
         """Returns how many rows all images of a prompt take."""
         count = self.num_images(configs)
-        return count * configs["visual"].num_features if count else 0
+        return count * configs["visual"].max_rows if count else 0
 
     def num_images(self, configs: Mapping[str, Config]) -> int:
         if "visual" in configs:

@@ -61,7 +61,7 @@ def _run(
 
 
 def _decode_floor(engine: EngineDir, config: BenchConfig, speed: float) -> Floor:
-    rows = engine.build.max_encoder_input_len  # an image takes all of them
+    rows = engine.limits.max_encoder_input_len  # an image takes all of them
     return decode_floor(
         engine, batch_size=config.batch_size, encoder_rows=rows, new_tokens=config.new_tokens, bandwidth=speed
     )
@@ -77,13 +77,13 @@ def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
 
 def _check_limits(engine: EngineDir, config: BenchConfig) -> None:
     """Before minutes are spent; only an engine that was given can be too small in its batch."""
-    build = engine.build
-    if config.new_tokens + 1 > build.max_seq_len:
+    limits = engine.limits
+    if config.new_tokens + 1 > limits.max_seq_len:
         raise LimitError(
-            f"--new-tokens is {config.new_tokens}; this model generates at most {build.max_seq_len - 1} tokens a page."
+            f"--new-tokens is {config.new_tokens}; this model generates at most {limits.max_seq_len - 1} tokens a page."
         )
-    if config.batch_size > build.max_batch_size:
-        raise LimitError(f"--batch-size is {config.batch_size}; the engine was built for {build.max_batch_size}.")
+    if config.batch_size > limits.max_batch_size:
+        raise LimitError(f"--batch-size is {config.batch_size}; the engine was built for {limits.max_batch_size}.")
 
 
 def _baseline(folder: Path, images: list[Tensor], config: BenchConfig, device: torch.device) -> Turns[Results]:

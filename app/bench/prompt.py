@@ -84,7 +84,7 @@ def as_inputs(prompts: Prompts, configs: Mapping[str, Config]) -> list[dict[str,
     key = "encoder_input_ids" if "encoder" in configs else "decoder_prompt_token_ids"
     if prompts.pixel_values is None:
         return [{key: ids} for ids in prompts.texts.tolist()]
-    first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs["visual"].num_features
+    first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs["visual"].max_rows
     rows = list(range(first, first + count))
     given = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
     return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in given]

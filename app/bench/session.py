@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 import vlm
-from vlm.api.loader import resolve_device
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import resolve_device
+from vlm.backends.installed import backend
 from vlm.config import Config, RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.registry.registry import configs_of
@@ -101,8 +102,8 @@ def prepared(
 
 def _check_device(config: SubjectConfig, device: torch.device) -> None:
     """Before minutes are spent."""
-    others = "onnxruntime" if device.type == "cuda" else "tensorrt"
-    if unsupported := [name for name in config.backends if name.startswith(others)]:
+    runs = lambda name: device.type in backend(name.partition("-")[0]).devices  # noqa: E731
+    if unsupported := [name for name in config.backends if not runs(name)]:
         raise InputError(
             f"{listed(unsupported)} does not run on the device, which is {device}; choose another with --device."
         )

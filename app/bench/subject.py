@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from vlm.api.loader import resolve_device
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.hf_folder import HFFolder
+from vlm.backends.devices import resolve_device
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.kinds import kind_of as folder_kind
 from vlm.build.limits import resolve_limits

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from vlm.config import BACKENDS
 from vlm.errors import InputError
+from vlm_app.backend_names import measured_names
 from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig
 from vlm_app.bench.lists import names, numbers, pairs
 from vlm_app.cli.bench_output import check_writable, print_csv, print_table
@@ -31,8 +31,7 @@ Backends = Annotated[
     str | None,
     typer.Option(
         "--backend",
-        help=f"What runs it: {', '.join(BACKENDS)}, onnxruntime-int8 (weights of 8 bits); several apart by ','."
-        " [default: as built, or torch]",
+        help=f"What runs it: {', '.join(measured_names())}; several apart by ','. [default: as built, or torch]",
     ),
 ]
 NewTokens = Annotated[int, typer.Option(help="Tokens generated a page, exactly.")]

@@ -53,7 +53,7 @@ def export_triton(
     pbtxt.schema()
     with Progress() as progress:
         engine = EngineDir.open(options.resolve(model, _on(options.device), progress))
-        limit = options.build.get("max_batch_size", engine.build.max_batch_size)
+        limit = options.build.get("max_batch_size", engine.limits.max_batch_size)
         export(engine, out, replace(config, max_batch_size=limit))
     print(out)
 

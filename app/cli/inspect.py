@@ -43,6 +43,7 @@ def inspect(
 def describe_engine(path: Path) -> dict[str, Any]:
     """What an engine is and needs; EngineError when it is damaged."""
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm.backends.installed import backend_of
 
     engine = EngineDir.open(path)
     manifest = engine.manifest
@@ -52,7 +53,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
         "path": str(path),
         "family": engine.family,
         "roles": roles,
-        "build": engine.build.to_dict(),
+        "build": backend_of(engine).build_of(engine).to_dict(),
         **_multimodal(engine),
         "memory": _memory(engine, sum(part["bytes"] for part in roles.values())),
         "processor": _names(engine.processor_dir),
@@ -163,20 +164,12 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     from vlm.executor.kv_cache import block_bytes, plan_cache
     from vlm.registry.registry import model_spec
 
-    build, runtime = engine.build, RuntimeConfig()
+    runtime = RuntimeConfig()
     if "decoder" not in engine.roles:
         return {"weights": weights, "kv_cache_full_batch": 0, "kv_cache_per_sequence": 0}
     config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
-    dtype = getattr(torch, build.dtype)
-    shape = plan_cache(
-        config,
-        runtime,
-        batch_size=build.max_batch_size,
-        max_seq_len=build.max_seq_len,
-        max_encoder_len=build.max_encoder_input_len or 0,
-        dtype=dtype,
-        free_bytes=None,
-    )
+    dtype = getattr(torch, engine.build.dtype)
+    shape = plan_cache(config, runtime, limits=engine.limits, dtype=dtype, free_bytes=None)
     block = block_bytes(config, runtime.block_size, dtype)
     sequence = (shape.self_table + shape.cross_table) * block
     return {"weights": weights, "kv_cache_full_batch": shape.num_blocks * block, "kv_cache_per_sequence": sequence}
@@ -188,11 +181,11 @@ def _multimodal(engine: EngineDir) -> dict[str, Any]:
 
     if "visual" not in engine.roles or family(engine.family).prompt is None:
         return {}
-    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).num_features
-    rows = engine.build.max_encoder_input_len or engine.build.max_seq_len - 1
-    images = rows // features
+    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).max_rows
+    limits = engine.limits
+    images = (limits.max_encoder_input_len or limits.max_seq_len - 1) // features
     return {"images": {"features_per_image": features, "max_images_per_prompt": images,
-                       "max_multimodal_len": engine.build.max_batch_size * images * features}}  # fmt: skip
+                       "max_multimodal_len": limits.max_batch_size * images * features}}  # fmt: skip
 
 
 def _names(folder: Path | None) -> list[str]:

@@ -50,8 +50,8 @@ class EngineConfig:
 
         Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there.
         """
-        from vlm.api.loader import resolve_device
         from vlm.artifacts.engine_dir import EngineDir
+        from vlm.backends.devices import resolve_device
         from vlm.build.store import locate
 
         kinds = {name.partition(":")[0] if elsewhere else resolve_device(name).type for name in devices}
@@ -82,7 +82,7 @@ class EngineConfig:
     @property
     def batch_size(self) -> int:
         """Pages that each engine reads at once."""
-        return self.options.build.get("max_batch_size", self._open().build.max_batch_size)
+        return self.options.build.get("max_batch_size", self._open().limits.max_batch_size)
 
     def on(self, device: str) -> EngineConfig:
         """One of the engines, with its share of the workers."""

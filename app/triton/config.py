@@ -16,7 +16,7 @@ from vlm_app.server.tensors.model_config import described
 from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 
 GIVEN_TEXT = ("text_input", "image")
-PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images")
+PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images", "image_sizes")
 # all of it from the engine: no step of an ensemble may take tensors of a decoupled model beside others
 READ_BACK = ("output_ids", "sequence_length", INPUT_LENGTHS)
 

@@ -45,9 +45,9 @@ def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
             f"{engine.family} is an encoder alone, and Triton's models here are those that write; put its folder at"
             " NAME/1/ of a model repository and serve that: vlm serve --model-repository FOLDER."
         )
-    if config.max_batch_size > engine.build.max_batch_size:
+    if config.max_batch_size > engine.limits.max_batch_size:
         raise LimitError(
-            f"max_batch_size {config.max_batch_size} is more than the engine's {engine.build.max_batch_size}; rebuild"
+            f"max_batch_size {config.max_batch_size} is more than the engine's {engine.limits.max_batch_size}; rebuild"
             f" with --max-batch-size {config.max_batch_size}."
         )
     made = configs(Processor.from_engine(engine), config)

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Apply, Drop, Fuse, Rename, Tied, is_tied
-from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
+from vlm.layers.attention import CrossAttention, EncoderAttention, SelfAttention
+from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
-from vlm.layers.linear import Linear
+from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.heads import output_head
 from vlm.layers.norm import LayerNorm
-from vlm.ops.gated import ACTIVATIONS
-from vlm.ops.linear import linear
 from vlm.registry.spec import ModelSpec
 
 EMBEDDINGS = ("model.shared.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight")
@@ -108,55 +109,44 @@ def config_from_weights(config: BartConfig, tensors: Mapping[str, Tensor]) -> Ba
     )
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: BartConfig):
-        super().__init__()
-        self.up = Linear(config.hidden_size, config.ffn_size)
-        self.down = Linear(config.ffn_size, config.hidden_size)
-        self.activation = ACTIVATIONS[config.activation]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))
-
-
 class EncoderBlock(nn.Module):
-    def __init__(self, config: BartConfig):
+    def __init__(self, config: BartConfig, context: ModelContext):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
-        self.attention = EncoderAttention(config.hidden_size, config.num_heads)
-        self.ffn = FeedForward(config)
+        self.attention = EncoderAttention(config.hidden_size, config.num_heads, context=context)
+        self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
         adds it in one pass."""
-        rows.record(x, delta)
+        batch.record(x, delta)
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
-            x, y = self.ffn_norm(x, self.attention(y, rows))
-            return x, self.ffn(y)
-        x = self.attention_norm(x, self.attention(x, rows))[1]
-        return self.ffn_norm(x, self.ffn(x))[1], None
+            x, y = self.ffn_norm(x, self.attention(y, batch))
+            return x, self.ffn(y, batch)
+        x = self.attention_norm(x, self.attention(x, batch))[1]
+        return self.ffn_norm(x, self.ffn(x, batch))[1], None
 
 
 class DecoderBlock(nn.Module):
-    def __init__(self, config: BartConfig, layer: int):
+    def __init__(self, config: BartConfig, layer: int, context: ModelContext):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.self_norm, self.cross_norm, self.ffn_norm = _norm(config), _norm(config), _norm(config)
-        self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer)
-        self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer)
-        self.ffn = FeedForward(config)
+        self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, context=context)
+        self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, context=context)
+        self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         if self.pre_norm:
             x, y = self.self_norm(x, delta)
-            x, y = self.cross_norm(x, self.self_attention(y, rows))
-            x, y = self.ffn_norm(x, self.cross_attention(y, rows))
-            return x, self.ffn(y)
-        x = self.self_norm(x, self.self_attention(x, rows))[1]
-        x = self.cross_norm(x, self.cross_attention(x, rows))[1]
-        return self.ffn_norm(x, self.ffn(x))[1], None
+            x, y = self.cross_norm(x, self.self_attention(y, batch))
+            x, y = self.ffn_norm(x, self.cross_attention(y, batch))
+            return x, self.ffn(y, batch)
+        x = self.self_norm(x, self.self_attention(x, batch))[1]
+        x = self.cross_norm(x, self.cross_attention(x, batch))[1]
+        return self.ffn_norm(x, self.ffn(x, batch))[1], None
 
 
 def _norm(config: BartConfig) -> LayerNorm:
@@ -184,16 +174,16 @@ class Stack(nn.Module):
             table = sinusoids(self.config.max_positions + POSITION_OFFSET, self.config.hidden_size)
             self.sines = table.to(device, self.embedding.weight.dtype)
 
-    def forward(self, token_ids: Tensor, rows: PackedRows | PagedRows) -> Tensor:
-        """token_ids [R] at rows.positions [R] -> hidden [R, hidden_size], final norm applied."""
-        at = rows.positions + POSITION_OFFSET
-        x = self.embedding(token_ids, rows.virtual)
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """token_ids [R] at batch.positions [R] -> hidden [R, hidden_size], final norm applied."""
+        at = batch.positions + POSITION_OFFSET
+        x = self.embedding(token_ids, batch)
         x = x + (F.embedding(at, self.sines) if self.config.sinusoidal else self.positions(at))
         if self.config.embedding_norm:
             x = self.embedding_norm(x)
         delta = None
         for block in self.blocks:
-            x, delta = block(x, delta, rows)
+            x, delta = block(x, delta, batch)
         if self.config.final_norm:
             return self.final_norm(x, delta)[1]
         return x if delta is None else x + delta
@@ -210,29 +200,27 @@ def sinusoids(rows: int, width: int) -> Tensor:
 class BartEncoder(Stack):
     """Token rows of packed sequences -> hidden rows."""
 
-    def __init__(self, config: BartConfig):
-        super().__init__(config, [EncoderBlock(config) for _ in range(config.num_layers)])
+    def __init__(self, config: BartConfig, context: ModelContext):
+        super().__init__(config, [EncoderBlock(config, context) for _ in range(config.num_layers)])
 
 
 class BartDecoder(Stack):
     """Token rows -> hidden rows -> logits."""
 
-    def __init__(self, config: BartConfig):
-        super().__init__(config, [DecoderBlock(config, i) for i in range(config.num_layers)])
-        if not config.tied:
-            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+    def __init__(self, config: BartConfig, context: ModelContext):
+        super().__init__(config, [DecoderBlock(config, i, context) for i in range(config.num_layers)])
+        self.head = output_head(self.embedding, tied=config.tied, context=context)
         if config.logits_bias:
             self.logits_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
-        bias = self.logits_bias if self.config.logits_bias else None
-        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight, bias)
+        return self.head(hidden, self.logits_bias if self.config.logits_bias else None)
 
-    def write_cross_kv(self, features: Tensor, rows: PagedRows) -> None:
+    def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Encoder output [R, hidden_size], one row per (slot, position) -> every layer's cross K/V in the cache."""
         for block in self.blocks:
-            block.cross_attention.write(features, rows)
+            block.cross_attention.write(features, batch)
 
 
 def encoder_rules(config: BartConfig) -> list[Any]:

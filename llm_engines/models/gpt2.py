@@ -18,13 +18,14 @@ from llm_engines.models.nemo_config import nemo_fields
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Apply, Drop, Fuse, Rename, Tied, Transpose, is_tied
-from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.attention import SelfAttention
+from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
-from vlm.layers.linear import Linear
+from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.heads import output_head
 from vlm.layers.norm import LayerNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
-from vlm.ops.gated import ACTIVATIONS, gated
-from vlm.ops.linear import linear
 from vlm.registry.spec import ModelSpec
 
 HEADS = ("lm_head.weight", "model.language_model.output_layer.weight")
@@ -119,33 +120,26 @@ def config_from_weights(config: GPT2Config, tensors: Mapping[str, Tensor]) -> GP
     return dataclasses.replace(config, tied=tied)
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: GPT2Config):
-        super().__init__()
-        self.gated, self.activation = config.gated, config.activation
-        self.up = Linear(config.hidden_size, config.ffn_size * (2 if config.gated else 1), bias=config.bias)
-        self.down = Linear(config.ffn_size, config.hidden_size, bias=config.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        return self.down(gated(x, self.activation) if self.gated else ACTIVATIONS[self.activation](x))
-
-
 class Block(nn.Module):
-    def __init__(self, config: GPT2Config, layer: int):
+    def __init__(self, config: GPT2Config, layer: int, context: ModelContext):
         super().__init__()
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
         self.attention = SelfAttention(
-            config.hidden_size, config.num_heads, layer, bias=config.bias, scale=config.attention_scale(layer),
-            num_kv_heads=config.kv_heads,
+            config.hidden_size, config.num_heads, layer, num_kv_heads=config.kv_heads, bias=config.bias,
+            scale=config.attention_scale(layer), context=context,
         )  # fmt: skip
-        self.ffn = FeedForward(config)
+        self.ffn = FeedForward(
+            config.hidden_size, config.ffn_size, config.activation, gated=config.gated, bias=config.bias,
+            context=context,
+        )  # fmt: skip
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows, angles: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(x, self.attention(y, rows, angles=angles))
-        return x, self.ffn(y)
+        x, y = self.ffn_norm(x, self.attention(y, batch, angles=angles))
+        return x, self.ffn(y, batch)
 
 
 def _norm(config: GPT2Config) -> LayerNorm:
@@ -155,7 +149,7 @@ def _norm(config: GPT2Config) -> LayerNorm:
 class GPT2(nn.Module):
     """Token rows -> hidden rows -> logits."""
 
-    def __init__(self, config: GPT2Config):
+    def __init__(self, config: GPT2Config, context: ModelContext):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
@@ -163,30 +157,29 @@ class GPT2(nn.Module):
             self.positions = nn.Embedding(config.max_positions, config.hidden_size)
         else:
             self.rotary = Rotary(config.rotary)
-        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, i, context) for i in range(config.num_layers))
         self.final_norm = _norm(config)
-        if not config.tied:
-            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = output_head(self.embedding, tied=config.tied, context=context)
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the configuration and is not stored."""
         if self.config.rotary is not None:
             self.rotary.init_buffers(device)
 
-    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta, angles = self.embedding(token_ids, rows.virtual), None, None
+        x, delta, angles = self.embedding(token_ids, batch), None, None
         if self.config.rotary is None:
-            x = x + self.positions(rows.positions)
+            x = x + self.positions(batch.positions)
         else:
-            angles = self.rotary(rows.positions)
+            angles = self.rotary(batch.positions)
         for block in self.blocks:
-            x, delta = block(x, delta, rows, angles)
+            x, delta = block(x, delta, batch, angles)
         return self.final_norm(x, delta)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
-        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+        return self.head(hidden)
 
 
 def rules(config: GPT2Config) -> list[Any]:

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
-from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.attention import SelfAttention
+from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
-from vlm.layers.linear import Linear
+from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.heads import output_head
 from vlm.layers.norm import RmsNorm
 from vlm.layers.rotary import Rotary, RotaryConfig
-from vlm.ops.gated import gated
-from vlm.ops.linear import linear
 from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -110,61 +111,51 @@ def _norm(config: LlamaConfig) -> RmsNorm:
     return RmsNorm(config.hidden_size, config.norm_eps)
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: LlamaConfig):
-        super().__init__()
-        self.activation = config.activation
-        self.up = Linear(config.hidden_size, 2 * config.ffn_size, bias=config.mlp_bias)
-        self.down = Linear(config.ffn_size, config.hidden_size, bias=config.mlp_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(gated(self.up(x), self.activation))
-
-
 class Block(nn.Module):
-    def __init__(self, config: LlamaConfig, layer: int):
+    def __init__(self, config: LlamaConfig, layer: int, context: ModelContext):
         super().__init__()
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
         self.attention = SelfAttention(
-            config.hidden_size, config.num_heads, layer, config.head_size, config.attention_bias,
-            num_kv_heads=config.kv_heads,
+            config.hidden_size, config.num_heads, layer, head_dim=config.head_size, num_kv_heads=config.kv_heads,
+            bias=config.attention_bias, context=context,
         )  # fmt: skip
-        self.ffn = FeedForward(config)
+        self.ffn = FeedForward(
+            config.hidden_size, config.ffn_size, config.activation, gated=True, bias=config.mlp_bias, context=context
+        )
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows, angles: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(x, self.attention(y, rows, angles=angles))
-        return x, self.ffn(y)
+        x, y = self.ffn_norm(x, self.attention(y, batch, angles=angles))
+        return x, self.ffn(y, batch)
 
 
 class Llama(nn.Module):
     """Token rows -> hidden rows -> logits."""
 
-    def __init__(self, config: LlamaConfig):
+    def __init__(self, config: LlamaConfig, context: ModelContext):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
         self.rotary = Rotary(config.rotary)
-        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, i, context) for i in range(config.num_layers))
         self.final_norm = _norm(config)
-        if not config.tied:
-            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.head = output_head(self.embedding, tied=config.tied, context=context)
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the configuration and is not stored."""
         self.rotary.init_buffers(device)
 
-    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta, angles = self.embedding(token_ids, rows.virtual), None, self.rotary(rows.positions)
+        x, delta, angles = self.embedding(token_ids, batch), None, self.rotary(batch.positions)
         for block in self.blocks:
-            x, delta = block(x, delta, rows, angles)
+            x, delta = block(x, delta, batch, angles)
         return self.final_norm(x, delta)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
-        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+        return self.head(hidden)
 
 
 def rules(config: LlamaConfig) -> list[Any]:

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
-from vlm.layers.attention import PagedRows, SelfAttention
+from vlm.layers.attention import SelfAttention
+from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
+from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.heads import output_head
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
-from vlm.ops.gated import ACTIVATIONS
-from vlm.ops.linear import linear
 from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.decoder.embed_tokens.weight"
@@ -83,70 +85,60 @@ def config_from_weights(config: OPTConfig, tensors: Mapping[str, Tensor]) -> OPT
     return dataclasses.replace(config, tied=tied)
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: OPTConfig):
-        super().__init__()
-        self.up = Linear(config.hidden_size, config.ffn_size, bias=config.bias)
-        self.down = Linear(config.ffn_size, config.hidden_size, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.activation(self.up(x)))
-
-
 class Block(nn.Module):
-    def __init__(self, config: OPTConfig, layer: int):
+    def __init__(self, config: OPTConfig, layer: int, context: ModelContext):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention_norm, self.ffn_norm = LayerNorm(config.hidden_size), LayerNorm(config.hidden_size)
-        self.attention = SelfAttention(config.hidden_size, config.num_heads, layer, bias=config.bias)
-        self.ffn = FeedForward(config)
+        self.attention = SelfAttention(config.hidden_size, config.num_heads, layer, bias=config.bias, context=context)
+        self.ffn = FeedForward(
+            config.hidden_size, config.ffn_size, config.activation, bias=config.bias, context=context
+        )
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
         """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
         adds it in one pass."""
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
-            x, y = self.ffn_norm(x, self.attention(y, rows))
-            return x, self.ffn(y)
-        x = self.attention_norm(x, self.attention(x, rows))[1]
-        return self.ffn_norm(x, self.ffn(x))[1], None
+            x, y = self.ffn_norm(x, self.attention(y, batch))
+            return x, self.ffn(y, batch)
+        x = self.attention_norm(x, self.attention(x, batch))[1]
+        return self.ffn_norm(x, self.ffn(x, batch))[1], None
 
 
 class OPT(nn.Module):
     """Token rows -> hidden rows -> logits."""
 
-    def __init__(self, config: OPTConfig):
+    def __init__(self, config: OPTConfig, context: ModelContext):
         super().__init__()
         self.config, width = config, config.embedding_width
         self.embedding = Embedding(config.vocab_size, width)
         self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
         self.projected = width != config.hidden_size
         if self.projected:
-            self.project_in = Linear(width, config.hidden_size, bias=False)
-            self.project_out = Linear(config.hidden_size, width, bias=False)
-        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.num_layers))
+            self.project_in = Linear(width, config.hidden_size, bias=False, context=context)
+            self.project_out = Linear(config.hidden_size, width, bias=False, context=context)
+        self.blocks = nn.ModuleList(Block(config, i, context) for i in range(config.num_layers))
         if config.final_norm:
             self.final_norm = LayerNorm(config.hidden_size)
-        if not config.tied:
-            self.head = Linear(width, config.vocab_size, bias=False)
+        self.head = output_head(self.embedding, tied=config.tied, context=context)
 
-    def forward(self, token_ids: Tensor, rows: PagedRows) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, embedding_size], final norm applied"""
-        x = self.embedding(token_ids, rows.virtual)
-        x = self.project_in(x) if self.projected else x
-        x, delta = x + self.positions(rows.positions + POSITION_OFFSET), None
+        x = self.embedding(token_ids, batch)
+        x = self.project_in(x, batch) if self.projected else x
+        x, delta = x + self.positions(batch.positions + POSITION_OFFSET), None
         for block in self.blocks:
-            x, delta = block(x, delta, rows)
+            x, delta = block(x, delta, batch)
         if self.config.final_norm:
             x = self.final_norm(x, delta)[1]
         elif delta is not None:
             x = x + delta
-        return self.project_out(x) if self.projected else x
+        return self.project_out(x, batch) if self.projected else x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, embedding_size] -> [R, vocab_size]"""
-        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+        return self.head(hidden)
 
 
 def rules(config: OPTConfig) -> list[Any]:

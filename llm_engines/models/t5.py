@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
-from vlm.layers.attention import CrossAttention, EncoderAttention, PackedRows, PagedRows, SelfAttention
+from vlm.layers.attention import CrossAttention, EncoderAttention, SelfAttention
+from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
-from vlm.layers.linear import Linear
+from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.heads import output_head
 from vlm.layers.norm import RmsNorm
 from vlm.layers.relative_bias import RelativeBias
-from vlm.ops.gated import ACTIVATIONS, gated
-from vlm.ops.linear import linear
 from vlm.registry.spec import ModelSpec
 
 EMBEDDINGS = ("shared.weight", "decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
@@ -123,47 +124,44 @@ def _norm(config: T5Config) -> RmsNorm:
     return RmsNorm(config.hidden_size, config.norm_eps)
 
 
-class FeedForward(nn.Module):
-    def __init__(self, config: T5Config):
-        super().__init__()
-        self.gated, self.activation = config.gated, config.activation
-        self.up = Linear(config.hidden_size, config.ffn_size * (2 if config.gated else 1), bias=False)
-        self.down = Linear(config.ffn_size, config.hidden_size, bias=False, out_fp32=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.up(x)
-        return self.down(gated(x, self.activation) if self.gated else ACTIVATIONS[self.activation](x))
+def _ffn(config: T5Config, context: ModelContext) -> FeedForward:
+    return FeedForward(
+        config.hidden_size, config.ffn_size, config.activation, gated=config.gated, bias=False, out_fp32=True,
+        context=context,
+    )  # fmt: skip
 
 
 class EncoderBlock(nn.Module):
-    def __init__(self, config: T5Config):
+    def __init__(self, config: T5Config, context: ModelContext):
         super().__init__()
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
-        self.attention = EncoderAttention(config.hidden_size, config.num_heads, config.d_kv, bias=False, scale=1.0)
-        self.ffn = FeedForward(config)
+        self.attention = EncoderAttention(
+            config.hidden_size, config.num_heads, head_dim=config.d_kv, bias=False, scale=1.0, context=context
+        )
+        self.ffn = _ffn(config, context)
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PackedRows, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
-        rows.record(x, delta)
+        batch.record(x, delta)
         x, y = self.attention_norm(x, delta)
-        x, y = self.ffn_norm(x, self.attention(y, rows, bias))
-        return x, self.ffn(y)
+        x, y = self.ffn_norm(x, self.attention(y, batch, bias))
+        return x, self.ffn(y, batch)
 
 
 class DecoderBlock(nn.Module):
-    def __init__(self, config: T5Config, layer: int):
+    def __init__(self, config: T5Config, layer: int, context: ModelContext):
         super().__init__()
         self.self_norm, self.cross_norm, self.ffn_norm = _norm(config), _norm(config), _norm(config)
-        size = (config.hidden_size, config.num_heads, layer, config.d_kv)
-        self.self_attention = SelfAttention(*size, bias=False, scale=1.0)
-        self.cross_attention = CrossAttention(*size, bias=False, scale=1.0)
-        self.ffn = FeedForward(config)
+        kind = {"head_dim": config.d_kv, "bias": False, "scale": 1.0, "context": context}
+        self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, **kind)
+        self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, **kind)
+        self.ffn = _ffn(config, context)
 
-    def forward(self, x: Tensor, delta: Tensor | None, rows: PagedRows, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor) -> tuple[Tensor, Tensor]:
         x, y = self.self_norm(x, delta)
-        x, y = self.cross_norm(x, self.self_attention(y, rows, bias))
-        x, y = self.ffn_norm(x, self.cross_attention(y, rows))
-        return x, self.ffn(y)
+        x, y = self.cross_norm(x, self.self_attention(y, batch, bias=bias))
+        x, y = self.ffn_norm(x, self.cross_attention(y, batch))
+        return x, self.ffn(y, batch)
 
 
 class Stack(nn.Module):
@@ -180,39 +178,39 @@ class Stack(nn.Module):
         """Fills what follows from the weights and is not stored."""
         self.relative_bias.init_buffers(device)
 
-    def forward(self, token_ids: Tensor, rows: PackedRows | PagedRows) -> Tensor:
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta = self.embedding(token_ids, rows.virtual).float(), None
+        x, delta = self.embedding(token_ids, batch).float(), None
         for block in self.blocks:
-            x, delta = block(x, delta, rows, self.relative_bias.by_distance)
+            x, delta = block(x, delta, batch, self.relative_bias.by_distance)
         return self.final_norm(x, delta)[1]
 
 
 class T5Encoder(Stack):
     """Token rows of packed sequences -> hidden rows."""
 
-    def __init__(self, config: T5Config):
-        super().__init__(config, [EncoderBlock(config) for _ in range(config.num_layers)], bidirectional=True)
+    def __init__(self, config: T5Config, context: ModelContext):
+        super().__init__(config, [EncoderBlock(config, context) for _ in range(config.num_layers)], bidirectional=True)
 
 
 class T5Decoder(Stack):
     """Token rows -> hidden rows -> logits."""
 
-    def __init__(self, config: T5Config):
-        super().__init__(config, [DecoderBlock(config, i) for i in range(config.num_layers)], bidirectional=False)
-        if not config.tied:
-            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+    def __init__(self, config: T5Config, context: ModelContext):
+        blocks = [DecoderBlock(config, i, context) for i in range(config.num_layers)]
+        super().__init__(config, blocks, bidirectional=False)
+        self.head = output_head(self.embedding, tied=config.tied, context=context)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
         if self.config.scaled_head:
             hidden = hidden * self.config.hidden_size**-0.5
-        return linear(hidden, self.embedding.weight if self.config.tied else self.head.weight)
+        return self.head(hidden)
 
-    def write_cross_kv(self, features: Tensor, rows: PagedRows) -> None:
+    def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Encoder output [R, hidden_size], one row per (slot, position) -> every layer's cross K/V in the cache."""
         for block in self.blocks:
-            block.cross_attention.write(features, rows)
+            block.cross_attention.write(features, batch)
 
 
 def encoder_rules(config: T5Config) -> list[Any]:

@@ -154,7 +154,7 @@ def test_out_of_memory_while_encoding_leaves_the_engine_usable(model, monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr(model.llm.executor.visual, "forward", full)
+        patched.setattr(model.llm.encoders.visual, "forward", full)
         with pytest.raises(OutOfMemoryError, match="max_encoder_batch_size"):
             model.generate([PAGE, PAGE])
     assert not model.llm.has_work and model.llm.scheduler.blocks.balanced

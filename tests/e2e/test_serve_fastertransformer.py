@@ -148,8 +148,8 @@ def test_an_encoder_gives_states_and_attentions(subject, name, dtype, atol):
         np.testing.assert_allclose(weights[row, :, :, :n, :n], torch.cat(want.attentions), atol=atol)
         assert not states[row, n:].any() and not weights[row, :, :, n:].any() and not weights[row, ..., n:].any()
     pipeline = found.service(name).pipeline
-    held = sum(p.numel() for p in pipeline.llm.executor.encoder.parameters())
-    assert held == sum(p.numel() for p in encoder.parameters()) and not hasattr(pipeline.llm.executor, "decoder")
+    held = sum(p.numel() for p in pipeline.llm.encoders.encoder.parameters())
+    assert held == sum(p.numel() for p in encoder.parameters()) and not hasattr(pipeline.llm, "executor")
 
 
 def test_both_names_of_the_states_are_known(subject):

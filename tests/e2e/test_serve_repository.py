@@ -88,7 +88,7 @@ def test_a_repository_in_s3_is_served_and_fetched_once(exported, bucket, tmp_pat
         assert translated(client, "hf", "2") == translated(client)
         assert client.get_model_metadata("hf")["versions"] == ["2"]
         assert client.get_model_config("mini-t5")["max_batch_size"] == 3
-        assert found.service("mini-t5").pipeline.llm.max_batch_size == 3
+        assert found.service("mini-t5").pipeline.llm.limits.max_batch_size == 3
         rows = {row["name"]: row for row in client.get_model_repository_index()}
     assert {name for name, row in rows.items() if row["state"] == "READY"} == {"mini-t5", "hf"}
     assert rows.keys() == {"mini-t5", "hf", "empty", "unversioned", "odd"}

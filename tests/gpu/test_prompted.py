@@ -29,8 +29,8 @@ SETTINGS = [{}, {"num_beams": 4}, {"temperature": 0.8, "seed": 3}, {"num_beams":
 def inputs_of(engine) -> list[dict]:
     """Prompts with no, one and several images (for a decoder alone: rows of tables), one of them ending in a row."""
     pipe = Pipeline(engine, RuntimeConfig(device="cpu"))
-    visual, config = pipe.llm.executor.visual, pipe.config
-    key = "encoder_input_ids" if pipe.llm.executor.encoder else "decoder_prompt_token_ids"
+    visual, config = pipe.llm.encoders.visual, pipe.config
+    key = "encoder_input_ids" if pipe.llm.encoders.encoder else "decoder_prompt_token_ids"
     vocab, rows = config.vocab_size, visual.config.num_features if visual else 6
     generator = torch.Generator().manual_seed(0)
     words = lambda n: torch.randint(3, 58, (n,), generator=generator).tolist()  # noqa: E731

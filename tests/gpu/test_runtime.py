@@ -45,8 +45,8 @@ def test_fp32_gives_the_cpus_tokens(case, burst, graphs):
 
 def test_preemption(case):
     engine, images, want = case
-    cross = 9 * -(-engine.build.max_encoder_input_len // 8)
-    total = cross + engine.build.max_seq_len // 8
+    cross = 9 * -(-engine.limits.max_encoder_input_len // 8)
+    total = cross + engine.limits.max_seq_len // 8
     fraction = cross / total + 1e-9
     pipe = Pipeline(
         engine,
@@ -94,11 +94,11 @@ def test_the_packaged_model_reads_its_examples(tmp_path, dtype):
 def logits(engine: EngineDir, device: str, image: torch.Tensor, tokens: list[int]) -> torch.Tensor:
     """Teacher-forced logits [T, vocab] of an image's tokens, through encoder, cache and decoder."""
     pipe = Pipeline(engine, RuntimeConfig(device=device))
-    executor = pipe.llm.executor
+    runner = pipe.llm.executor.runner
     captured = []
-    original = executor.decoder.logits
-    executor.graphs = None
-    executor.decoder.logits = lambda hidden: captured.append(original(hidden)) or captured[-1]
+    original = runner.decoder.logits
+    runner.graphs = pipe.llm.encoders.graphs = None
+    runner.decoder.logits = lambda hidden: captured.append(original(hidden)) or captured[-1]
     for end in range(1, len(tokens) + 1):
         pipe.generate(pixel_values=image, decoder_prompt_token_ids=tokens[:end], max_new_tokens=1)
     return torch.cat([x[:1].float().cpu() for x in captured])

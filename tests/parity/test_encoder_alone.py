@@ -65,7 +65,7 @@ def check(encodings, encoder, ids) -> None:
 
 def parameters(pipeline: Pipeline) -> int:
     """Counts the parameters of all modules that it holds."""
-    parts = [getattr(pipeline.llm.executor, name, None) for name in ("visual", "encoder", "decoder")]
+    parts = [pipeline.llm.encoders.visual, pipeline.llm.encoders.encoder]
     return sum(p.numel() for part in parts if isinstance(part, torch.nn.Module) for p in part.parameters())
 
 
@@ -86,7 +86,7 @@ def test_the_encoder_of_a_whole_model_is_loaded_alone(subject, tmp_path):
     ids = tiny.texts(encoder, LENGTHS)
     check(loaded.encode([{"encoder_input_ids": x} for x in ids], attentions=True, hidden_states=True), encoder, ids)
     assert parameters(loaded) == sum(p.numel() for p in encoder.parameters())
-    assert not hasattr(loaded.llm.executor, "cache")
+    assert not hasattr(loaded.llm, "executor")
 
 
 def test_it_writes_no_text_and_takes_no_more_than_it_was_built_for(subject, tmp_path):

@@ -35,7 +35,7 @@ def test_tokens_equal_hugging_faces(texts, beams, tmp_path_factory):
     for (text, _), out in zip(texts, found, strict=True):
         ids = torch.tensor([pipe.tokenizer.encode_source(text)])
         with torch.no_grad():
-            want = model.generate(ids, num_beams=beams, do_sample=False, max_length=pipe.llm.max_seq_len)[0, 1:]
+            want = model.generate(ids, num_beams=beams, do_sample=False, max_length=pipe.llm.limits.max_seq_len)[0, 1:]
         assert out.token_ids == want[: len(out.token_ids)].tolist() and out.token_ids[-1] == 1
     exact = sum(out.text == reference for (_, reference), out in zip(texts, found, strict=True))
     assert exact >= 0.9 * len(texts), "the examples are of a language that the model knows"

@@ -85,7 +85,7 @@ def test_a_conversation_about_one_picture():
     # the text fits into the template, so that what was said need not be computed again
     goes_on = pipe.request({"messages": messages}).decoder_prompt_token_ids
     assert list(goes_on[: len(asked) + len(first.token_ids)]) == [*asked, *first.token_ids]
-    assert pipe.llm.executor.encoder_cache.misses == 1, "the picture is encoded once"
+    assert pipe.llm.encoders.encoder_cache.misses == 1, "the picture is encoded once"
 
 
 @pytest.mark.parametrize("which", [0, 1])

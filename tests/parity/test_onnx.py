@@ -88,7 +88,7 @@ def test_caches_grow_while_sequences_run(ragged, monkeypatch):
     _, engine, prompts, want = ragged
     monkeypatch.setattr(slot_cache, "FIRST_ROWS", 4)
     pipe = Pipeline(engine, cpu(burst=2, max_prefill_tokens=9, max_batch_size=5))
-    rows = lambda: pipe.llm.executor.cache.tensors["self_k_0"].shape[2]  # noqa: E731
+    rows = lambda: pipe.llm.executor.runner.cache.tensors["self_k_0"].shape[2]  # noqa: E731
     assert rows() == 4
     assert [out.token_ids for out in pipe.generate(decoders.inputs_of(prompts), max_new_tokens=30)] == want
     assert 60 <= rows() <= 128
@@ -182,7 +182,7 @@ def test_images_in_prompts(make, tmp_path):
     case = seeing.Case(make(), tmp_path)
     limits = {n: getattr(case.engine.build, n) for n in ("max_batch_size", "max_seq_len")}
     if case.key == "encoder_input_ids":
-        limits["max_encoder_input_len"] = case.engine.build.max_encoder_input_len
+        limits["max_encoder_input_len"] = case.engine.limits.max_encoder_input_len
     pipe = Pipeline(rebuilt(case.engine, backend="onnxruntime", **limits), cpu(max_prefill_tokens=9, max_batch_size=4))
     found = pipe.generate(case.inputs, max_new_tokens=14)
     assert [out.token_ids for out in found] == [case.theirs(*given, 14)[0] for given in case.prompts]

@@ -60,11 +60,11 @@ class Case:
             (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in needed}))
         self.engine = engine_of(folder)
         self.pipe = pipeline(self.engine)
-        self.visual = self.pipe.llm.executor.visual.config
+        self.visual = self.pipe.llm.encoders.visual.config
         size = (2, 3, *self.visual.image_size)
         self.images = torch.randn(size, generator=torch.Generator().manual_seed(1))
         self.asked = self.pipe.family.prompt is not None
-        self.encoder = self.pipe.llm.executor.encoder is not None
+        self.encoder = self.pipe.llm.encoders.encoder is not None
 
     def theirs(self, i: int) -> dict:
         if not self.asked:

@@ -9,6 +9,7 @@ from transformers import DonutSwinConfig, DonutSwinModel
 from visual_engines.models import swin
 from vlm.convert.rules import convert
 from vlm.errors import ConfigError
+from vlm.layers.context import ModelContext
 
 SHAPES = {
     "even": {"image_size": [64, 48], "window_size": 4, "depths": [2, 2], "num_heads": [2, 4]},
@@ -29,7 +30,7 @@ def pair(shape: dict) -> tuple[DonutSwinModel, swin.SwinEncoder]:
         parameter.data += torch.randn_like(parameter) * 0.2
     config = swin.parse(model.config.to_dict())
     with torch.device("meta"):
-        ours = swin.SwinEncoder(config)
+        ours = swin.SwinEncoder(config, ModelContext())
     targets = {name: tuple(t.shape) for name, t in ours.state_dict().items()}
     ours.load_state_dict(convert(model.state_dict(), swin.rules(config), targets), assign=True)
     ours.init_buffers(torch.device("cpu"))

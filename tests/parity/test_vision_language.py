@@ -38,9 +38,9 @@ class Case:
         limits = {"max_seq_len": 40, "max_encoder_input_len": 90} if encoder else {"max_seq_len": 128}
         self.model, self.engine = model, engine_dir(model, folder, max_batch_size=8, **limits)
         pipe = Pipeline(self.engine, cpu())
-        visual = pipe.llm.executor.visual.config
+        visual = pipe.llm.encoders.visual.config
         self.features, self.size = visual.num_features, visual.image_size
-        self.key = "encoder_input_ids" if pipe.llm.executor.encoder else "decoder_prompt_token_ids"
+        self.key = "encoder_input_ids" if pipe.llm.encoders.encoder else "decoder_prompt_token_ids"
         generator = torch.Generator().manual_seed(1)
         self.images = torch.randn(4, 3, *self.size, generator=generator)
         a, b, c = tiny.texts(_Ids(), (7, 4, 12))
@@ -93,7 +93,7 @@ def test_features(case):
     with torch.no_grad():
         want = case.model.get_image_features(case.images).pooler_output
     want = want if torch.is_tensor(want) else torch.stack(list(want))
-    torch.testing.assert_close(pipe.llm.executor.encode(case.images), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pipe.llm.encoders.encode(case.images), want, atol=1e-5, rtol=1e-5)
 
 
 def test_mixed_batches(case):
@@ -106,7 +106,7 @@ def test_mixed_batches(case):
             found = pipe.generate(case.inputs, max_new_tokens=14)
             assert [out.token_ids for out in found] == want
         assert pipe.llm.scheduler.blocks.balanced
-        cache = pipe.llm.executor.encoder_cache
+        cache = pipe.llm.encoders.encoder_cache
         # six images in each batch, of which four are different
         assert cache.hits + cache.misses == 12
         assert cache.misses == 4 if options.get("encoder_cache_size") != 0 else cache.misses >= 8

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vlm.config import ModelConfig, VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
+from vlm.layers.context import ModelContext
 from vlm.registry import registry
 from vlm.registry.spec import FamilySpec, ModelSpec, Role
 
@@ -34,7 +35,7 @@ class EyeConfig(VisionConfig):
 
 
 class Eye(nn.Module):
-    def __init__(self, config: EyeConfig):
+    def __init__(self, config: EyeConfig, context: ModelContext):
         super().__init__()
         self.stem = nn.Linear(config.num_channels, config.width)
         self.register_buffer("rows", torch.arange(ROWS), persistent=False)
@@ -47,7 +48,7 @@ class Layer(nn.Module):
 
 
 class Voice(nn.Module):
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, context: ModelContext):
         super().__init__()
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Layer(config.hidden_size) for _ in range(config.num_layers))

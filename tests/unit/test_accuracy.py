@@ -30,7 +30,7 @@ MODELS = {
 
 def inputs_of(model, pipe):
     """Three inputs of each kind that the model takes, as ids and pixels."""
-    vocab, encoder = 60, pipe.llm.executor.encoder
+    vocab, encoder = 60, pipe.llm.encoders.encoder
     texts = tiny.prompts(model, (5, 12, 3)) if hasattr(model.config, "vocab_size") else [[7, 8, 9], [20, 30], [5] * 9]
     key = "encoder_input_ids" if encoder else "decoder_prompt_token_ids"
     if pipe.family.name == "nougat":
@@ -39,8 +39,8 @@ def inputs_of(model, pipe):
     width = (encoder.config if encoder else pipe.config).embedding_size
     table = torch.randn(4, width, generator=torch.Generator().manual_seed(1))
     found.append({key: [*range(vocab, vocab + 4), *texts[0]], "prompt_table": table})
-    if pipe.llm.executor.visual is not None:
-        visual = pipe.llm.executor.visual.config
+    if pipe.llm.encoders.visual is not None:
+        visual = pipe.llm.encoders.visual.config
         pixels = torch.randn(2, 3, *visual.image_size, generator=torch.Generator().manual_seed(2))
         rows = range(vocab, vocab + 2 * visual.num_features)
         found.append({key: [*rows, *texts[1]], "pixel_values": pixels})
@@ -106,7 +106,7 @@ def test_what_is_not_greedy(options, says):
 def test_an_images_rows_and_a_table_together(tmp_path):
     model = tiny.llava(seed=3)
     pipe = pipeline(model, tmp_path)
-    visual = pipe.llm.executor.visual.config
+    visual = pipe.llm.encoders.visual.config
     given = {"decoder_prompt_token_ids": [*range(60, 61 + visual.num_features), 7], "prompt_table": torch.zeros(1, 32),
              "pixel_values": torch.zeros(1, 3, *visual.image_size)}  # fmt: skip
     outputs = pipe.generate([given], **accuracy.greedy({"max_new_tokens": 3}))

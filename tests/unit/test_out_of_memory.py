@@ -116,7 +116,7 @@ def test_a_prefix_that_was_not_computed_is_not_shared(monkeypatch):
 
         patch.setattr(pipeline.llm.executor, "prefill", full)
         [lost] = run(pipeline.llm, [ask()], [])
-    pipeline.llm.executor.cache.fill_(7.0)
+    pipeline.llm.executor.runner.cache.fill_(7.0)
     [found] = run(pipeline.llm, [ask()], [])
     assert lost.finish_reason == "memory" and found.token_ids == expected
 
@@ -140,7 +140,7 @@ def test_callers_are_told_and_the_engine_goes_on(monkeypatch, library):
         [again] = await model.generate(request)
         with pytest.raises(OutOfMemoryError):
             await model.engine.run(no_memory)
-        monkeypatch.setattr(pipeline.llm.executor, "encode_texts", no_memory)
+        monkeypatch.setattr(pipeline.llm.encoders, "encode_texts", no_memory)
         with pytest.raises(OutOfMemoryError, match="send it again later"):
             await model.encode([{"text": TEXT}], [[]])
         error = model.engine.error
@@ -177,7 +177,7 @@ def test_one_input_of_a_job_is_lost(monkeypatch):
 
 def test_an_image_is_too_much(monkeypatch):
     pipeline = alone("mini-llava")
-    monkeypatch.setattr(pipeline.llm.executor, "encode", raising(ERRORS["torch on the cpu"]))
+    monkeypatch.setattr(pipeline.llm.encoders, "encode", raising(ERRORS["torch on the cpu"]))
     source = {"pixel_values": torch.zeros(1, 3, 96, 96), "prompt": "Hi"}
     for ask in (pipeline.generate, lambda _: pipeline.encode({"pixel_values": source["pixel_values"]})):
         with pytest.raises(OutOfMemoryError):

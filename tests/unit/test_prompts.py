@@ -44,7 +44,7 @@ def fast(*special: str, template: str = "<s> $A") -> PreTrainedTokenizerFast:
 
 
 def prompts(folder, **form) -> Prompts:
-    return Prompts.load(PromptFormat(**form), Tokenizer.from_dir(folder), folder, VOCABULARY, FEATURES)
+    return Prompts.load(PromptFormat(**form), Tokenizer.from_dir(folder), folder, VOCABULARY)
 
 
 def read(messages) -> Conversation:
@@ -81,12 +81,12 @@ def test_llava_reads_what_its_processor_gives(tmp_path):
         count = sum(part["type"] == "image" for turn in conversation for part in turn["content"])
         text = processor.apply_chat_template(conversation, add_generation_prompt=True)
         want = processor(images=[picture] * count or None, text=text)["input_ids"][0]
-        assert ours.ids(ours.of_conversation(read(conversation), count), count) == as_rows(want, image_id)
+        assert ours.ids(ours.of_conversation(read(conversation), count), [FEATURES] * count) == as_rows(want, image_id)
     question = ours.of_prompt("what is this?", 1)
     assert question == processor.apply_chat_template(turns[0], add_generation_prompt=True)
     raw = "USER: <image> and <image> ? ASSISTANT:"
     want = processor(images=[picture] * 2, text=raw)["input_ids"][0]
-    assert ours.ids(raw, 2) == as_rows(want, image_id)
+    assert ours.ids(raw, [FEATURES] * 2) == as_rows(want, image_id)
 
 
 @pytest.mark.parametrize("template", ["<s> $A", "$A </s>"])
@@ -101,16 +101,16 @@ def test_blip2_reads_what_its_processor_gives(template, tmp_path):
         assert ours.of_prompt(given, 1) == text
         want = processor(images=picture, text=text)["input_ids"]
         want = want[0] if isinstance(want[0], list) else want
-        assert ours.ids(text, 1) == as_rows(want, image_id)
-        assert ours.ids(text, 0) == tokenizer(text)["input_ids"], "words alone"
+        assert ours.ids(text, [FEATURES]) == as_rows(want, image_id)
+        assert ours.ids(text, []) == tokenizer(text)["input_ids"], "words alone"
 
 
 def test_a_tokenizer_that_does_not_know_the_placeholder(tmp_path):
     fast().save_pretrained(tmp_path)
     ours = prompts(tmp_path)
     rows = [*range(100, 104)]
-    assert ours.ids("what <image> is <image>", 2) == [1, 7, *rows, 8, *range(104, 108)]
-    assert ours.ids("what <image>", 1, given_rows=3) == [1, 7, *range(103, 107)]
+    assert ours.ids("what <image> is <image>", [4, 2]) == [1, 7, *rows, 8, 104, 105]
+    assert ours.ids("what <image>", [4], given_rows=3) == [1, 7, *range(103, 107)]
     assert ours.of_prompt("is this?", 2) == "<image><image>is this?", "no template: images come first"
 
 
@@ -125,7 +125,7 @@ def test_templates_of_words_alone(tmp_path):
     assert ours.of_conversation(turns, 1) == "<s>user : what is <image> this</s>"
     conversation = [{"role": "user", "content": "what is this"}]
     want = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True)["input_ids"]
-    assert ours.ids(ours.of_conversation(read(conversation), 0), 0) == want
+    assert ours.ids(ours.of_conversation(read(conversation), 0), []) == want
 
 
 def test_families_have_their_own_templates(tmp_path):
@@ -133,7 +133,7 @@ def test_families_have_their_own_templates(tmp_path):
     found = {}
     for name in ("llava", "vila"):
         form = families()[name].prompt
-        ours = Prompts.load(form, Tokenizer.from_dir(tmp_path), tmp_path, VOCABULARY, FEATURES)
+        ours = Prompts.load(form, Tokenizer.from_dir(tmp_path), tmp_path, VOCABULARY)
         turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is this?"}]},
                  {"role": "assistant", "content": "a cat."}, {"role": "user", "content": "and this?"}]  # fmt: skip
         found[name] = ours.of_conversation(read(turns), 1)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vlm.config import ModelConfig
+from vlm.config import EngineLimits, ModelConfig
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.prefix import block_keys
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
 from vlm.executor.decode_burst import StepOutput
+from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.token_update import Hypothesis
@@ -34,10 +37,10 @@ class Invented:
     """Executor whose next token depends only on the sequence's seed and position; keeps the device's view of it, and of
     each place in the cache which tokens it was computed from."""
 
-    encoder = None
+    encoders = SimpleNamespace(visual=None, encoder=None)
 
-    def __init__(self, asynchronous: bool):
-        self.asynchronous = asynchronous
+    def __init__(self, config: ModelConfig, asynchronous: bool):
+        self.config, self.asynchronous = config, asynchronous
         self.slots: dict[int, list] = {}  # slot -> [sequence, tokens, finish code]
         self.cells: dict[tuple[int, int], tuple[int, ...]] = {}  # (block, place) -> tokens up to and with its own
         self.computed = 0
@@ -122,8 +125,8 @@ def engine(
     alone = not config.cross_attention
     schedule = SchedulerConfig(slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone)
     return LLMEngine(
-        config, Invented(asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
-        max_batch_size=slots, max_seq_len=40, max_encoder_len=8, num_features=None, eos_token_ids=(2,),
+        Invented(config, asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
+        EngineLimits(slots, 40, 8), eos_token_ids=(2,),
     )  # fmt: skip
 
 
@@ -216,6 +219,12 @@ def test_what_stands_behind_an_id_makes_it_equal_or_not():
     keys = [block_keys([1, 2, 3, 4, *ids, 5, 6, 7, 8], 4, CONFIG.vocab_size, c) for c in (one, same, other)]
     assert keys[0] == keys[1] and len(set(keys[0])) == 3
     assert keys[0][0] == keys[2][0] and keys[0][1] != keys[2][1] and keys[0][2] != keys[2][2]
+
+
+def test_adapters_share_no_blocks():
+    alone, first, second = (block_keys(range(8), 4, CONFIG.vocab_size, [], adapter_id=i) for i in (NO_ADAPTER, 0, 1))
+    assert alone == block_keys(range(8), 4, CONFIG.vocab_size, [])
+    assert len({*alone, *first, *second}) == 6
 
 
 def test_room_is_made_by_the_longest_unused():

@@ -84,13 +84,13 @@ def test_small_passes_take_one_thread_and_large_ones_all():
 
 def test_a_decode_step_of_a_small_model_takes_one(monkeypatch):
     pipeline = alone("mini-t5")
-    executor = pipeline.llm.executor
+    runner = pipeline.llm.executor.runner
     torch.set_num_threads(3)  # loading it took no more than there are cores
-    monkeypatch.setattr(executor, "_threads", 3)
+    monkeypatch.setattr(runner, "_threads", 3)
     seen = {"encoder": set(), "decoder": set()}
     hooks = [
         network.register_forward_pre_hook(lambda *_, name=name: seen[name].add(torch.get_num_threads()))
-        for name, network in (("encoder", executor.encoder), ("decoder", executor.decoder.blocks[0]))
+        for name, network in (("encoder", runner.encoder), ("decoder", runner.decoder.blocks[0]))
     ]
     pipeline.generate("translate English to German: two", max_new_tokens=3)
     for hook in hooks:

@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from visual_engines.layers import ACTIVATIONS
 from visual_engines.models import vit
-from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
+from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Rename
+from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
 from vlm.registry.spec import ModelSpec
 
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
@@ -65,13 +68,13 @@ def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
 class LlavaVision(nn.Module):
     """Pixels -> rows of the language model's width."""
 
-    def __init__(self, config: LlavaVisionConfig):
+    def __init__(self, config: LlavaVisionConfig, context: ModelContext):
         super().__init__()
         self.config = config
-        self.tower = ViT(config.tower)
-        self.up = nn.Linear(config.tower.hidden_size, config.text_width, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]()
-        self.down = nn.Linear(config.text_width, config.text_width, bias=config.bias)
+        self.tower, width = ViT(config.tower, context), config.text_width
+        self.up = Linear(config.tower.hidden_size, {"up": width}, bias=config.bias, axis="column", context=context)
+        self.activation = ACTIVATIONS[config.activation]
+        self.down = Linear(width, width, bias=config.bias, axis="row", context=context)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, H, W] -> [n, num_features, text_width]"""

@@ -12,18 +12,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, PatchEmbed, get_act_layer
-from timm.models.swin_transformer import PatchMerging, get_relative_position_index, window_partition, window_reverse
+from timm.layers import PatchEmbed
+from timm.models.swin_transformer import get_relative_position_index, window_partition, window_reverse
 from torch import Tensor, nn
 
+from visual_engines.layers import Mlp
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Drop, Fuse, Rename
+from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
 from vlm.ops.add_layer_norm import add_layer_norm
 from vlm.registry.spec import ModelSpec
 
-# what Hugging Face calls the functions, and timm
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu", "swish")
 SHIFT_MASK = -100.0  # finite, as published (and in the kernel): a masked cell keeps a weight of e^-100
 
 
@@ -117,17 +119,21 @@ def _contradictions(config: SwinConfig) -> list[str]:
 
 
 class WindowAttention(nn.Module):
-    """Attention inside windows, every other time shifted by half a window, with a learned bias by relative position."""
+    """Attention inside windows, every other time shifted by half a window, with a learned bias by relative position.
 
-    def __init__(self, config: SwinConfig, stage: int, shift: int):
+    Ranks do not split it: the table of biases and the kernel know all heads.
+    """
+
+    def __init__(self, config: SwinConfig, stage: int, shift: int, context: ModelContext):
         super().__init__()
         width, grid = config.embed_dim * 2**stage, config.grids[stage]
         self.num_heads, self.window, self.shift = config.num_heads[stage], config.window_size, shift
         self.padding = tuple(-side % self.window for side in grid)
         self.padded_grid = tuple(side + more for side, more in zip(grid, self.padding, strict=True))
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, self.num_heads))
-        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
-        self.proj = nn.Linear(width, width)
+        parts = {"q": width, "k": width, "v": width}
+        self.qkv = Linear(width, parts, bias=config.qkv_bias, context=context)
+        self.proj = Linear(width, width, context=context)
         self.register_buffer("bias", None, persistent=False)
 
     def init_buffers(self, device: torch.device) -> None:
@@ -146,16 +152,14 @@ class WindowAttention(nn.Module):
 
     def _shift_mask(self, device: torch.device) -> Tensor:
         """[windows, area, area]: cells that were apart before the cyclic shift must not see each other."""
+        dtype = self.relative_position_bias_table.dtype
         rows, columns = (
-            sum(
-                (torch.arange(side, device=device) >= side - edge).to(self.proj.weight.dtype)
-                for edge in (self.window, self.shift)
-            )
+            sum((torch.arange(side, device=device) >= side - edge).to(dtype) for edge in (self.window, self.shift))
             for side in self.padded_grid
         )
         region = (rows[:, None] * 3 + columns[None])[None, :, :, None]
         region = window_partition(region, (self.window, self.window)).flatten(1)
-        return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(self.proj.weight.dtype)
+        return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [images, rows, columns, C] -> the same"""
@@ -201,15 +205,15 @@ class LayerNorm(nn.LayerNorm):
 
 
 class Block(nn.Module):
-    def __init__(self, config: SwinConfig, stage: int, index: int):
+    def __init__(self, config: SwinConfig, stage: int, index: int, context: ModelContext):
         super().__init__()
         width, grid = config.embed_dim * 2**stage, config.grids[stage]
         # one window high or wide: there is nothing to shift to
         shift = 0 if index % 2 == 0 or min(grid) <= config.window_size else config.window_size // 2
         self.norm1 = LayerNorm(width, eps=config.layer_norm_eps)
-        self.attention = WindowAttention(config, stage, shift)
+        self.attention = WindowAttention(config, stage, shift, context)
         self.norm2 = LayerNorm(width, eps=config.layer_norm_eps)
-        self.mlp = Mlp(width, int(width * config.mlp_ratio), act_layer=get_act_layer(ACTIVATIONS[config.activation]))
+        self.mlp = Mlp(width, int(width * config.mlp_ratio), config.activation, context=context)
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """x [images, rows, columns, C] and what is still to be added to it -> the same"""
@@ -218,14 +222,31 @@ class Block(nn.Module):
         return x, self.mlp(y)
 
 
+class PatchMerging(nn.Module):
+    """Makes one cell of 2 × 2, twice as wide; an odd side gets a border of zeros."""
+
+    def __init__(self, width: int, context: ModelContext):
+        super().__init__()
+        # the norm's eps is not the configuration's
+        self.norm = LayerNorm(4 * width)
+        self.reduction = Linear(4 * width, 2 * width, bias=False, context=context)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [images, rows, columns, C] -> [images, ceil(rows / 2), ceil(columns / 2), 2 C]"""
+        images, height, width, channels = x.shape
+        x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
+        x = x.reshape(images, -(-height // 2), 2, -(-width // 2), 2, channels)
+        return self.reduction(self.norm(x.permute(0, 1, 3, 4, 2, 5).flatten(3)))
+
+
 class Stage(nn.Module):
     """Blocks of one resolution; then 2×2 cells become one, but for the last stage."""
 
-    def __init__(self, config: SwinConfig, stage: int):
+    def __init__(self, config: SwinConfig, stage: int, context: ModelContext):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(config, stage, i) for i in range(config.depths[stage]))
+        self.blocks = nn.ModuleList(Block(config, stage, i, context) for i in range(config.depths[stage]))
         last = stage == len(config.depths) - 1
-        self.downsample = nn.Identity() if last else PatchMerging(config.embed_dim * 2**stage, norm_layer=LayerNorm)
+        self.downsample = nn.Identity() if last else PatchMerging(config.embed_dim * 2**stage, context)
 
     def forward(self, x: Tensor) -> Tensor:
         delta = None
@@ -237,7 +258,7 @@ class Stage(nn.Module):
 class SwinEncoder(nn.Module):
     """Pixels -> feature rows. Call `init_buffers` once the weights are in place, and again when they move or change."""
 
-    def __init__(self, config: SwinConfig):
+    def __init__(self, config: SwinConfig, context: ModelContext):
         super().__init__()
         self.config = config
         self.patch_embed = PatchEmbed(
@@ -250,7 +271,7 @@ class SwinEncoder(nn.Module):
             strict_img_size=False,
             dynamic_img_pad=True,
         )
-        self.stages = nn.Sequential(*(Stage(config, i) for i in range(len(config.depths))))
+        self.stages = nn.Sequential(*(Stage(config, i, context) for i in range(len(config.depths))))
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the weights and is not stored."""

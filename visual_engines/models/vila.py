@@ -18,6 +18,8 @@ from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.rules import Rename
 from vlm.errors import ConfigError
+from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
 from vlm.registry.spec import ModelSpec
 
 DOWNSAMPLE = "mlp_downsample"
@@ -83,15 +85,15 @@ def parse(config: dict[str, Any]) -> VilaVisionConfig:
 class VilaVision(nn.Module):
     """Pixels -> rows of the language model's width."""
 
-    def __init__(self, config: VilaVisionConfig):
+    def __init__(self, config: VilaVisionConfig, context: ModelContext):
         super().__init__()
         self.config, width = config, config.tower.hidden_size
-        self.tower = ViT(config.tower)
+        self.tower = ViT(config.tower, context)
         if config.projector == DOWNSAMPLE:
             width *= 4
             self.norm = nn.LayerNorm(width)
         sizes = [width] + [config.text_width] * config.linears
-        self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.linears = nn.ModuleList(Linear(a, b, context=context) for a, b in itertools.pairwise(sizes))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, H, W] -> [n, num_features, text_width]"""

@@ -14,13 +14,15 @@ import torch
 
 from vlm.api.capabilities import Capabilities
 from vlm.api.job import Job
-from vlm.api.loader import load_engine, resolve_device
+from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import resolve_device
+from vlm.backends.installed import backend as backend_named
 from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of
-from vlm.config import ModelConfig, RuntimeConfig
+from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.engine_loop import EngineLoop
@@ -28,7 +30,7 @@ from vlm.engine.llm_engine import EngineUsage, LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
-from vlm.layers.attention import HiddenStateRecorder
+from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.processing.processor import Processor
 from vlm.processing.request_builder import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
@@ -81,7 +83,7 @@ def engine_of(
 
     if backend == "auto":
         backend = None if kind_of(model) == "engine" else pick(on, dtype).name
-    default = "bfloat16" if on == "cuda" and backend != "onnxruntime" else "float32"
+    default = backend_named(backend or BuildConfig.backend).default_dtype(on)
     return resolve(model, dtype=dtype, default_dtype=default, backend=backend, **options)
 
 
@@ -97,7 +99,7 @@ class Pipeline:
         self.family, self._builder = self.processor.family, self.processor.request_builder
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
         self.config: ModelConfig = self.llm.config
-        self.device = self.llm.executor.device
+        self.device = self.llm.encoders.device
         self.outputs = OutputReader(self.tokenizer, self.processor.postprocess)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._reset_timings()
@@ -114,9 +116,10 @@ class Pipeline:
         those of SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
-        conversation), with several `images` (or `pixel_values` [n, C, H, W]), which stand where the text says <image>,
-        or first; `prompt_table` [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows
-        come after it; with a text, its rows go before the text.
+        conversation), with several `images` (or `pixel_values` [n, C, H, W], or a list of [C, H, W], whose sizes may
+        differ where the model allows it), which stand where the text says <image>, or first; `prompt_table`
+        [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows come after it; with a
+        text, its rows go before the text.
         """
         if isinstance(inputs, list | tuple):
             given, sampling = self._split(options)
@@ -170,9 +173,7 @@ class Pipeline:
         requests = [self._builder.build(one, SamplingParams()) for one in fields]
         if (encoder := self.processor.encoder) is not None:
             for request in requests:
-                check_encoder_input(
-                    request, encoder, self.processor.num_features, self.capabilities.max_encoder_input_len
-                )
+                check_encoder_input(request, encoder, self.capabilities.max_encoder_input_len)
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
@@ -202,7 +203,7 @@ class Pipeline:
     @property
     def timings(self) -> dict[str, float]:
         """Seconds of the last call: preprocess (summed over threads), encode, prefill, decode, total; and tokens."""
-        device = self.llm.executor.timer.totals()
+        device = self.llm.encoders.timer.totals()
         found = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
         total = (self._ended or time.perf_counter()) - self._started
         return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
@@ -213,7 +214,7 @@ class Pipeline:
 
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""
-        self.llm.executor.free_cached_memory()
+        self.llm.free_cached_memory()
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -248,29 +249,29 @@ class Pipeline:
 
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
         """What the encoder takes in one pass."""
-        executor = self.llm.executor
-        if executor.encoder is None:
-            return iter(batched(requests, executor.max_encoder_batch_size))
-        return batched_by_tokens(requests, executor.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
+        encoders = self.llm.encoders
+        if encoders.encoder is None:
+            return iter(batched(requests, encoders.max_encoder_batch_size))
+        return batched_by_tokens(requests, encoders.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
         images = self._builder.images(fields)
         if not images or more:
-            what = "the last states of images" if self.llm.executor.visual else "no encoder"
+            what = "the last states of images" if self.llm.encoders.visual else "no encoder"
             raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")
-        return Encoding(torch.cat(self.llm.executor.encode_images(images)).cpu())
+        return Encoding(torch.cat(self.llm.encoders.encode_images(images)).cpu())
 
     def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:
-        executor = self.llm.executor
-        if executor.encoder is None:
+        encoders = self.llm.encoders
+        if encoders.encoder is None:
             if hidden_states or attentions:
                 raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
-            features = executor.encode(torch.stack([r.pixel_values for r in requests]))
+            features = encoders.encode_pixels([r.encoder_image.pixels for r in requests])
             return [Encoding(x.cpu()) for x in features]
         recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
         texts = [r.encoder_input_ids for r in requests]
-        last = executor.encode_texts(requests, recorder)
+        last = encoders.encode_texts(requests, recorder)
         if recorder is None:
             return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]
         states = zip(*(x.split([len(ids) for ids in texts]) for x in recorder.hidden_states), strict=True)
@@ -291,6 +292,6 @@ class Pipeline:
         return window or 2 * self.capabilities.max_batch_size
 
     def _reset_timings(self) -> None:
-        self.llm.executor.timer.reset()
+        self.llm.encoders.timer.reset()
         self._preprocess_seconds, self._tokens = 0.0, 0
         self._started, self._ended = time.perf_counter(), None

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import canonical_json, load_json, read_json, sha256_of
-from vlm.config import BuildConfig, Config
+from vlm.config import BuildConfig, Config, EngineLimits
 from vlm.errors import EngineError, InputError, listed
 
 if TYPE_CHECKING:
@@ -48,8 +47,8 @@ class Manifest(Config):
 
     @property
     def build(self) -> BuildConfig:
-        target = tuple(self.built_for.get("tensorrt", {}).get("targets", ()))
-        kind = {"backend": self.backend, "target": target, "quantization": self.quantization}
+        """What was asked of the build, but for what its backend alone knows (Backend.build_of)."""
+        kind = {"backend": self.backend, "quantization": self.quantization}
         return BuildConfig(dtype=self.dtype, **kind, **self.limits)
 
     def write(self, folder: Path) -> None:
@@ -116,7 +115,7 @@ class EngineDir:
 
     path: Path
     manifest: Manifest
-    limits: Mapping[str, int] = field(default_factory=dict)  # smaller ones than it was built for
+    limits: EngineLimits  # those it was built for, or smaller ones
     encoder_only: bool = False  # its decoder stays on the disk
 
     @classmethod
@@ -128,7 +127,8 @@ class EngineDir:
         path = Path(path)
         if not path.is_dir():
             raise EngineError(f"{path} is no {WHAT}: there is no such folder.")
-        engine = cls(path, Manifest.read(path))
+        manifest = Manifest.read(path)
+        engine = cls(path, manifest, EngineLimits.from_manifest(manifest.limits))
         engine._check_sizes()
         if verify:
             engine._check_hashes()
@@ -155,13 +155,12 @@ class EngineDir:
 
     @property
     def build(self) -> BuildConfig:
-        """What it was built for, or limited to since, the limits resolved to numbers."""
-        return replace(self.manifest.build, **self.limits)
+        """What it was built for, or limited to since."""
+        return replace(self.manifest.build, **self.limits.to_manifest())
 
     def limited(self, **limits: int | None) -> EngineDir:
         """Returns the engine as if it had been built for smaller limits; None keeps its own."""
-        own = self.manifest.build
-        return replace(self, limits={n: min(v, getattr(own, n)) for n, v in limits.items() if v and getattr(own, n)})
+        return replace(self, limits=self.limits.within(**limits))
 
     def without_decoder(self) -> EngineDir:
         """Returns the engine as if it had been built of its encoders alone. Raises InputError where there is none."""

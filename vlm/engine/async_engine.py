@@ -54,7 +54,7 @@ class AsyncEngine:
         the event loop, with what the engine cannot recover from."""
         self._loop, self._on_break = EngineLoop(engine, on_end, on_step), on_break
         self.error: Exception | None = None  # what has broken the engine
-        self._device = engine.executor.device
+        self._device = engine.encoders.device
         self._device_lock = device_lock(self._device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._door, self._closed = Lock(), False  # closed: no command is carried out any more

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vlm.config import ModelConfig
+from vlm.config import EngineLimits, ModelConfig
 from vlm.errors import InputError
 from vlm.executor.encoders import Encoders
 from vlm.requests.request import Request
@@ -10,19 +10,15 @@ from vlm.requests.token_update import TokenUpdate
 
 
 class EncoderEngine:
-    """Stands where an LLMEngine does; its `executor` has the encoders alone."""
+    """Stands where an LLMEngine does; it has the encoders alone."""
 
     has_work = False
     last_batch_size = 0
     eos_token_ids = ()
 
-    def __init__(
-        self, config: ModelConfig, executor: Encoders, *, max_batch_size: int, max_encoder_len: int, name: str
-    ):
+    def __init__(self, config: ModelConfig, encoders: Encoders, limits: EngineLimits, *, name: str):
         """`config` describes what a request's ids are, `name` is the family's, for sentences."""
-        self.config, self.executor, self._name = config, executor, name
-        self.max_batch_size, self.max_encoder_len = max_batch_size, max_encoder_len
-        self.max_seq_len = max_encoder_len
+        self.config, self.encoders, self.limits, self._name = config, encoders, limits, name
 
     def add(self, request: Request) -> int:
         """Raises InputError: there is nothing that could write."""
@@ -42,5 +38,9 @@ class EncoderEngine:
 
     def recover(self) -> list[TokenUpdate]:
         """After an encoding that ran out of memory."""
-        self.executor.free_cached_memory()
+        self.free_cached_memory()
         return []
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.encoders.free_cached_memory()

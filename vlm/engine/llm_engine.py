@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from vlm.config import ModelConfig
+from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
 from vlm.engine.scheduler import OutOfBlocks, Plan, Scheduler
 from vlm.errors import EngineError, InputError, LimitError
-from vlm.executor.base_executor import Executor
 from vlm.executor.decode_burst import DecodeBurst, StepOutput
+from vlm.executor.executor import Executor
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence
@@ -35,25 +35,12 @@ class LLMEngine:
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        executor: Executor,
-        scheduler: Scheduler,
-        *,
-        max_batch_size: int,
-        max_seq_len: int,
-        max_encoder_len: int,
-        num_features: int | None,
-        eos_token_ids: tuple[int, ...],
-        image_token_id: int | None = None,
+        self, executor: Executor, scheduler: Scheduler, limits: EngineLimits, *, eos_token_ids: tuple[int, ...]
     ):
-        self.config, self.executor, self.scheduler = config, executor, scheduler
-        self.max_batch_size, self.max_seq_len, self.max_encoder_len = max_batch_size, max_seq_len, max_encoder_len
-        self.num_features = num_features
-        encoder = executor.encoder.config if executor.encoder else None
-        self._admission = Admission(
-            config, encoder, max_batch_size, max_seq_len, max_encoder_len, num_features, image_token_id
-        )
+        self.config, self.executor, self.scheduler, self.limits = executor.config, executor, scheduler, limits
+        self.encoders = executor.encoders
+        vision, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
+        self._admission = Admission(self.config, encoder, limits, vision)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
@@ -79,7 +66,7 @@ class LLMEngine:
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
-        if request.params.return_context_logits and not self.executor.gives_context_logits:
+        if request.params.return_context_logits and not self.executor.runner.gives_context_logits:
             raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
         sequence = self._admission.sequence(next(self._ids), request, len(self._stop_ids(request)))
         params = request.params
@@ -122,7 +109,7 @@ class LLMEngine:
         """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
         ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
         """
-        self.executor.free_cached_memory()
+        self.free_cached_memory()
         self._updates += self._collect()
         self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
@@ -131,6 +118,10 @@ class LLMEngine:
         if not self.scheduler.idle:
             raise EngineError("the KV cache was not whole again after the device had run out of memory.")
         return self._reported()
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.executor.free_cached_memory()
 
     def _reported(self) -> list[TokenUpdate]:
         updates, self._updates = self._updates, []

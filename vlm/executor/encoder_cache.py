@@ -9,7 +9,8 @@ from collections.abc import Sequence as Items
 import torch
 from torch import Tensor
 
-from vlm.requests.prompt_table import Image
+from vlm.requests.adapters import NO_ADAPTER, adapter_key
+from vlm.requests.image import Image
 
 
 class EncoderCache:
@@ -20,17 +21,24 @@ class EncoderCache:
         self.hits = self.misses = 0
         self._features: OrderedDict[bytes, Tensor] = OrderedDict()
 
-    def features(self, images: Items[Image], encode: Callable[[list[Tensor]], Items[Tensor]]) -> dict[bytes, Tensor]:
-        """Returns each image's features by its key; those that are not there are encoded, each once."""
-        wanted = {image.key: image for image in images}
-        found = {key: self._features[key] for key in wanted if key in self._features}
+    def features(
+        self,
+        images: Items[Image],
+        encode: Callable[[list[Tensor]], Items[Tensor]],
+        *,
+        adapter_id: int = NO_ADAPTER,
+    ) -> dict[bytes, Tensor]:
+        """Returns each image's features by its key; those that are not there are encoded, each once. Another adapter
+        makes other features."""
+        wanted, before = {image.key: image for image in images}, adapter_key(adapter_id)
+        found = {key: self._features[before + key] for key in wanted if before + key in self._features}
         missing = [image for key, image in wanted.items() if key not in found]
         self.hits, self.misses = self.hits + len(images) - len(missing), self.misses + len(missing)
         if missing:
-            made = encode([image.pixel_values for image in missing])
+            made = encode([image.pixels for image in missing])
             found |= {image.key: features for image, features in zip(missing, made, strict=True)}
         for key in wanted:
-            self._keep(key, found[key])
+            self._keep(before + key, found[key])
         return found
 
     def clear(self) -> None:

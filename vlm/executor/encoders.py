@@ -14,12 +14,14 @@ from vlm.config import RuntimeConfig
 from vlm.executor.encoder_cache import EncoderCache
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.packing import PackedTexts, batched
+from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.timing import DeviceTimer
-from vlm.executor.virtual_rows import virtual_rows
-from vlm.layers.attention import HiddenStateRecorder, PackedRows
-from vlm.layers.embedding import Virtual
-from vlm.requests.prompt_table import Image
+from vlm.layers.attention_metadata import PackedMetadata
+from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
+from vlm.requests.image import Image
 from vlm.requests.request import Request
+
+MAX_GRAPH_SHAPES = 16  # of images whose passes are CUDA graphs; those of further ones run as they are
 
 
 class Encoders(ABC):
@@ -46,9 +48,20 @@ class Encoders(ABC):
     # --- calls ---
     @torch.inference_mode()
     def encode_images(self, images: Items[Image]) -> list[Tensor]:
-        """Returns each image's features [num_features, hidden], from the cache where they are there."""
-        features = self.encoder_cache.features(images, self._encode_images)
+        """Returns each image's features [rows, hidden], from the cache where they are there."""
+        features = self.encoder_cache.features(images, self.encode_pixels)
         return [features[image.key] for image in images]
+
+    @torch.inference_mode()
+    def encode_pixels(self, pixels: Items[Tensor]) -> list[Tensor]:
+        """[C, H, W] each -> features [rows, hidden] each; images of one shape share passes."""
+        found: dict[int, Tensor] = {}
+        for numbers in numbers_by_shape(pixels):
+            for part in batched(numbers, self.max_encoder_batch_size):
+                # a graph's output is overwritten by its next run
+                features = self.encode(torch.stack([pixels[i] for i in part])).clone()
+                found |= zip(part, features, strict=True)
+        return [found[i] for i in range(len(pixels))]
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later."""
@@ -57,7 +70,7 @@ class Encoders(ABC):
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
-    def _tables(self, requests: list[Request]) -> list[Tensor | None]:
+    def tables(self, requests: list[Request]) -> list[Tensor | None]:
         """Returns each request's prompt table [n, hidden]: the given rows, then its images' features."""
         features = iter(self.encode_images([image for request in requests for image in request.images]))
         given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
@@ -65,30 +78,47 @@ class Encoders(ABC):
                  for r, g in zip(requests, given, strict=True)]  # fmt: skip
         return [torch.cat(rows) if rows else None for rows in parts]
 
-    def _encode_images(self, pixels: list[Tensor]) -> list[Tensor]:
-        """[C, H, W] each -> [num_features, hidden] each"""
-        batches = batched(pixels, self.max_encoder_batch_size)
-        # a graph's output is overwritten by its next run
-        return [x for batch in batches for x in self.encode(torch.stack(batch)).clone()]
+
+def numbers_by_shape(pixels: Items[Tensor]) -> list[list[int]]:
+    """Returns the numbers of the images of each shape, in the order in which the shapes come first."""
+    found: dict[torch.Size, list[int]] = {}
+    for number, image in enumerate(pixels):
+        found.setdefault(image.shape, []).append(number)
+    return list(found.values())
 
 
 class TorchEncoders(Encoders):
-    """Modules of torch; on CUDA passes over images are CUDA graphs."""
+    """Modules of torch; with `graphs` passes over images are CUDA graphs."""
 
-    def __init__(self, visual: Any, encoder: Any, device: torch.device, dtype: torch.dtype, runtime: RuntimeConfig):
+    def __init__(
+        self,
+        visual: Any,
+        encoder: Any,
+        device: torch.device,
+        dtype: torch.dtype,
+        runtime: RuntimeConfig,
+        graphs: GraphPool | None = None,
+    ):
         super().__init__(visual, encoder, device, dtype, runtime)
-        self.graphs = GraphPool(device) if runtime.cuda_graphs and self.asynchronous else None
+        self.graphs = graphs
+        self._graph_shapes: set[torch.Size] = set()
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """[n, C, H, W] -> features [n, rows, hidden] in the engine's type."""
         assert self.visual is not None
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
-        if self.graphs is None:
+        if self.graphs is None or not self._has_graphs(pixels.shape[1:]):
             return self.visual(pixels)
         key = ("encode", *pixels.shape)
         if key not in self.graphs:
             self.graphs.capture(key, self.visual, pixels)
         return self.graphs.run(key, pixels)
+
+    def _has_graphs(self, shape: torch.Size) -> bool:
+        """Says whether passes over images of a shape are CUDA graphs: those of the first shapes that come."""
+        if len(self._graph_shapes) < MAX_GRAPH_SHAPES:
+            self._graph_shapes.add(shape)
+        return shape in self._graph_shapes
 
     @torch.inference_mode()
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
@@ -96,8 +126,8 @@ class TorchEncoders(Encoders):
         texts = [request.encoder_input_ids for request in requests]
         packed_texts = PackedTexts.from_texts(texts, [0] * len(texts))
         token_ids, positions, _, tiles = packed_texts.tensors(self.device)
-        virtual = virtual_rows(
-            list(zip(self._tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
+        prompt_embeds = gather_prompt_embeds(
+            list(zip(self.tables(requests), texts, strict=True)), self.encoder.config.vocab_size, self.device
         )
-        rows = PackedRows(positions, tiles, recorder, Virtual(*virtual) if virtual else None)
-        return list(self.encoder(token_ids, rows).split(packed_texts.lengths))
+        batch = ForwardBatch(positions, PackedMetadata(tiles), prompt_embeds, recorder=recorder)
+        return list(self.encoder(token_ids, batch).split(packed_texts.lengths))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vlm.config import ModelConfig, RuntimeConfig
+from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import OutOfMemoryError
 
 
@@ -33,9 +33,7 @@ def plan_cache(
     model: ModelConfig,
     runtime: RuntimeConfig,
     *,
-    batch_size: int,
-    max_seq_len: int,
-    max_encoder_len: int,
+    limits: EngineLimits,
     dtype: torch.dtype,
     free_bytes: int | None,
 ) -> CacheShape:
@@ -44,6 +42,7 @@ def plan_cache(
     `free_bytes` is the device's free memory, None where it is not a limit (CPU).
     Raises OutOfMemoryError when not even one sequence of full length fits.
     """
+    batch_size, max_seq_len, max_encoder_len = limits.max_batch_size, limits.max_seq_len, limits.max_encoder_input_len
     self_table, cross_table = -(-max_seq_len // runtime.block_size), -(-max_encoder_len // runtime.block_size)
     # a beam has a spare block, too
     need_self, need_cross = batch_size * (self_table + (batch_size > 1)), batch_size * cross_table

@@ -1,18 +1,67 @@
-"""The affine layer of language models."""
+"""The affine layer: the one matrix product of every network."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
 from torch import Tensor, nn
 
-from vlm.ops.linear import linear
+from vlm.layers.context import ModelContext
+from vlm.layers.forward_batch import ForwardBatch
+from vlm.parallel.mapping import Shard
+
+Axis = Literal["column", "row"]
 
 
-class Linear(nn.Linear):
-    """nn.Linear on packed rows [R, in] -> [R, out]; `out_fp32`: in float16 the result is float32."""
+class Linear(nn.Module):
+    """Computes x Wᵀ + b of x [..., in_features], packed rows [R, in_features] most often.
 
-    def __init__(self, inputs: int, outputs: int, bias: bool = True, out_fp32: bool = False):
-        super().__init__(inputs, outputs, bias=bias)
-        self.out_fp32 = out_fp32
+    `out_features` is a size, or the sizes of named parts that one product computes side by side: {"q": 512, "k": 64,
+    "v": 64}. What takes the result apart reads them from `part_sizes`, not from a configuration: `axis` says what ranks
+    split, each part of the outputs ("column"), the inputs ("row", each rank's result is a summand) or nothing (None),
+    and the sizes here are those of this rank. How the weight is kept is the context's to say (vlm.layers.quant); as it
+    is, it is `weight` [out, in]. `out_fp32`: in float16 the result is float32.
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias, self.out_fp32)
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int | Mapping[str, int],
+        *,
+        context: ModelContext,
+        bias: bool = True,
+        axis: Axis | None = None,
+        out_fp32: bool = False,
+    ):
+        super().__init__()
+        parts = out_features if isinstance(out_features, Mapping) else {"out": out_features}
+        self.axis, self.out_fp32, self.method = axis, out_fp32, context.quantization
+        self.shard = Shard() if axis is None else context.mapping.shard
+        self.in_features = self.shard.share(in_features) if axis == "row" else in_features
+        self.part_sizes = {name: self.shard.share(n) if axis == "column" else n for name, n in parts.items()}
+        for name, spec in self.method.layout(self.in_features, self.part_sizes).items():
+            self.register_parameter(name, _parameter(torch.empty(spec.shape, dtype=spec.dtype)))
+        self.register_parameter("bias", _parameter(torch.empty(self.out_features)) if bias else None)
+        kind = context.adapters
+        self.adapters = None if kind is None else kind.bank(self.in_features, self.part_sizes)
+
+    @property
+    def out_features(self) -> int:
+        """Returns the width of a result, all parts together."""
+        return sum(self.part_sizes.values())
+
+    def forward(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
+        """x [..., in_features] -> [..., out_features]; batch: of x [R, in_features], whose rows may have adapters"""
+        y = self.method.apply(self, x, self.bias)
+        if self.adapters is None or batch is None or batch.adapter_ids is None:
+            return y
+        return self.adapters(x, y, batch.adapter_ids)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.part_sizes}, axis={self.axis}"
+
+
+def _parameter(values: Tensor) -> nn.Parameter:
+    return nn.Parameter(values, requires_grad=values.is_floating_point())

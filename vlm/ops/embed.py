@@ -1,4 +1,4 @@
-"""Looks token ids up in a table, and where they lie beyond it takes a given row instead (prompt tables)."""
+"""Looks token ids up in a table, and takes a row that a prompt brings where an id lies beyond it."""
 
 from __future__ import annotations
 
@@ -7,23 +7,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def reference(token_ids: Tensor, weight: Tensor, table: Tensor | None, at: Tensor | None, scale: float) -> Tensor:
-    if table is None:
-        found = F.embedding(token_ids, weight)
-        return found if scale == 1.0 else found * scale
+def reference(
+    token_ids: Tensor, weight: Tensor, prompt_embeds: Tensor | None, index: Tensor | None, scale: float
+) -> Tensor:
+    if prompt_embeds is None:
+        learned = F.embedding(token_ids, weight)
+        return learned if scale == 1.0 else learned * scale
     learned = reference(token_ids.clamp(max=len(weight) - 1), weight, None, None, scale)
-    return torch.where((token_ids < len(weight))[:, None], learned, F.embedding(at, table).to(weight.dtype))
+    return torch.where((token_ids < len(weight))[:, None], learned, F.embedding(index, prompt_embeds).to(weight.dtype))
 
 
 def embed(
-    token_ids: Tensor, weight: Tensor, table: Tensor | None = None, at: Tensor | None = None, scale: float = 1.0
+    token_ids: Tensor,
+    weight: Tensor,
+    prompt_embeds: Tensor | None = None,
+    index: Tensor | None = None,
+    scale: float = 1.0,
 ) -> Tensor:
-    """out[r] = weight[id] · scale for ids below V, else table[at[r]].
+    """Returns [R, C]: weight[id] · scale for ids below V, else prompt_embeds[index[r]].
 
-    token_ids, at [R] int32; weight [V, C]; table [n, C], None where no id is V or more -> [R, C]
+    token_ids, index [R] int32; weight [V, C]; prompt_embeds [n, C], None where no id is V or more
     """
     if token_ids.is_cuda:
         from vlm.ops.kernels.embed import embed as kernel
 
-        return kernel(token_ids, weight, table, at, scale)
-    return reference(token_ids, weight, table, at, scale)
+        return kernel(token_ids, weight, prompt_embeds, index, scale)
+    return reference(token_ids, weight, prompt_embeds, index, scale)

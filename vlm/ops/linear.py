@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, out_fp32: bool = False) -> Tensor:
-    """x [R, K], weight [N, K], bias [N] -> x weightᵀ + bias [R, N]; `out_fp32` keeps float32 sums as they are"""
+    """Returns x weightᵀ + bias [..., N] of x [..., K], weight [N, K], bias [N]. `out_fp32`, for x [R, K] alone: in
+    float16 the sums stay float32."""
     if x.is_cuda and x.dtype != torch.float32:
-        if len(x) == 1:
+        if x.ndim == 2 and len(x) == 1:
             from vlm.ops.kernels.linear import linear as kernel
 
             return kernel(x, weight, bias, torch.float32 if out_fp32 else x.dtype)

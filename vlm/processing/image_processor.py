@@ -135,12 +135,13 @@ class ProcessorSource:
     folder: Path | None
     kind: str  # where the folder does not say
     image_size: tuple[int, int]  # (height, width), where there is no folder or none in it
+    fixed_size: bool = True  # whatever it makes of an image must have that size
 
     def load(self) -> ImageProcessor:
         """Raises EngineError for a damaged one."""
         found = ImageProcessor.from_dir(self.folder, self.kind) if self.folder else None
         processor = found or ImageProcessor.default(self.image_size, self.kind)
-        processor.image_size = self.image_size
+        processor.image_size = self.image_size if self.fixed_size else None
         return processor
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,11 @@ class Processor:
         config = configs.get("decoder", encoder)
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder) if folder else None
-        source = ProcessorSource(folder, family.image_processor, tuple(vision.image_size)) if vision else None
+        source = (
+            ProcessorSource(folder, family.image_processor, tuple(vision.image_size), vision.fixed_size)
+            if vision
+            else None
+        )
         image_processor = source.load() if source else None
         if image_processor is not None and not image_processor.fits():
             warnings.warn(
@@ -55,9 +60,7 @@ class Processor:
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
                 stacklevel=4,
             )
-        prompts, features = None, vision.num_features if vision else 0
-        if family.prompt is not None:
-            prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size, features)
+        prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size) if family.prompt is not None else None
         request_builder = RequestBuilder(
             family,
             config,
@@ -66,10 +69,10 @@ class Processor:
             tokenizer,
             image_processor,
             prompts,
-            max_encoder_len=engine.build.max_encoder_input_len or 0,
+            max_encoder_len=engine.limits.max_encoder_input_len,
             has_encoder=encoder is not None,
             source_vocab_size=vocab_size if encoder else None,
-            max_seq_len=engine.build.max_seq_len or 0,
+            max_seq_len=engine.limits.max_seq_len,
         )
         return cls(
             family,
@@ -83,11 +86,6 @@ class Processor:
             postprocess=_imported(family.postprocess) if family.postprocess else str,
             generates=engine.generates,
         )
-
-    @property
-    def num_features(self) -> int | None:
-        """Returns the rows of an image; None for a model of texts."""
-        return self.vision.num_features if self.vision else None
 
     @property
     def vocab_size(self) -> int:
@@ -107,8 +105,8 @@ class Processor:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
         return self.processor_source
 
-    def with_pixels(self, source: dict[str, Any], images: list[np.ndarray]) -> dict[str, Any]:
-        """An input of `Pipeline.generate` and its images, of each [pages, C, H, W] -> the input that has them in it.
+    def with_pixels(self, source: dict[str, Any], images: list[Items[np.ndarray]]) -> dict[str, Any]:
+        """An input of `Pipeline.generate` and its images, of each its pages [C, H, W] -> the input that has them in it.
 
         Raises InputError and LimitError for more images than the model reads.
         """
@@ -118,9 +116,9 @@ class Processor:
             conversation = self.request_builder.conversation(source["messages"])
             source = {**source, "messages": conversation.with_pages([len(x) for x in images])}
         self.request_builder.check_images(sum(map(len, images)))
-        pixels = torch.cat([torch.from_numpy(x) for x in images])
+        pixels = [torch.from_numpy(page) for pages in images for page in pages]
         if self.family.takes_prompt or self.vision is None:
-            return {**source, "pixel_values": pixels} if len(pixels) else source
+            return {**source, "pixel_values": pixels} if pixels else source
         if len(pixels) != 1:
             raise InputError(
                 f"{self.family.name} reads one image a request, got {len(pixels)}; send a request for each."

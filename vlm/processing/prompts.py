@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
 from pathlib import Path
 
 from vlm.artifacts.chat_template import read_template
@@ -21,19 +22,14 @@ MARK = "<|the text ends here|> "  # with a blank, to see whether a template stri
 class Prompts:
     """Makes the prompts of one engine. Used by several threads at once."""
 
-    def __init__(
-        self, form: PromptFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int, num_features: int
-    ):
-        self.form, self.tokenizer, self.template = form, tokenizer, template
-        self.vocab_size, self.num_features = vocab_size, num_features
+    def __init__(self, form: PromptFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int):
+        self.form, self.tokenizer, self.template, self.vocab_size = form, tokenizer, template, vocab_size
 
     @classmethod
-    def load(
-        cls, form: PromptFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int, num_features: int
-    ) -> Prompts:
+    def load(cls, form: PromptFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int) -> Prompts:
         """With the folder's chat template, or the family's where the folder has none."""
         template = (read_template(folder) if folder else None) or form.template
-        return cls(form, tokenizer, template, vocab_size, num_features)
+        return cls(form, tokenizer, template, vocab_size)
 
     # --- text ---
     def of_prompt(self, prompt: str, num_images: int) -> str:
@@ -88,43 +84,51 @@ class Prompts:
 
     # --- ids ---
     def ids(
-        self, text: str, num_images: int, given_rows: int = 0, *, limit: int | None = None, cut: str | None = None
+        self,
+        text: str,
+        image_rows: Items[int],
+        given_rows: int = 0,
+        *,
+        limit: int | None = None,
+        cut: str | None = None,
     ) -> list[int]:
-        """The tokens of a text, its i-th placeholder the rows of image i; `given_rows` of the prompt table come before
-        them. `limit`: of its part `cut` (None: all of it) so many tokens are left out that the others are within."""
+        """The tokens of a text, its i-th placeholder the `image_rows[i]` rows of image i; `given_rows` of the prompt
+        table come before them. `limit`: of its part `cut` (None: all of it) so many tokens are left out that the others
+        are within."""
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give token ids instead of text.")
         before, after = self.tokenizer.ends
+        images = self._rows(image_rows, given_rows)
         if self.form.images == "first":
             text = text.replace(PLACEHOLDER, "")
-            rows = [Piece(row) for image in range(num_images) for row in self.rows(image, given_rows)]
+            rows = map(Piece, itertools.chain(*images))
             pieces = [*rows, *map(Piece, before), *self.tokenizer.pieces(text), *map(Piece, after)]
         else:
-            _check_count(text.count(PLACEHOLDER), num_images)
+            _check_count(text.count(PLACEHOLDER), len(images))
             if self.tokenizer.bos_token and text.startswith(self.tokenizer.bos_token):
                 before = []
-            pieces = [*map(Piece, before), *self._inline(text, given_rows), *map(Piece, after)]
+            pieces = [*map(Piece, before), *self._inline(text, images), *map(Piece, after)]
         over = 0 if limit is None else len(pieces) + given_rows - limit
         return ids_without(pieces, over, _span(text, cut), self.tokenizer.truncation_side)
 
-    def _inline(self, text: str, given_rows: int) -> Iterator[Piece]:
-        image = itertools.count()
+    def _inline(self, text: str, images: list[range]) -> Iterator[Piece]:
+        image = iter(images)
         if (place := self.tokenizer.id_of(PLACEHOLDER)) is not None:
             for piece in self.tokenizer.pieces(text):
-                yield from map(Piece, self.rows(next(image), given_rows)) if piece.id == place else (piece,)
+                yield from map(Piece, next(image)) if piece.id == place else (piece,)
             return
         at = 0
         for part in split_text(text):
             if part == PLACEHOLDER:
-                yield from map(Piece, self.rows(next(image), given_rows))
+                yield from map(Piece, next(image))
             else:
                 yield from (Piece(i, at + start, at + end) for i, start, end in self.tokenizer.pieces(part))
             at += len(part)
 
-    def rows(self, image: int, given_rows: int = 0) -> range:
-        """The ids that stand for an image's features."""
-        first = self.vocab_size + given_rows + image * self.num_features
-        return range(first, first + self.num_features)
+    def _rows(self, image_rows: Items[int], given_rows: int) -> list[range]:
+        """Returns the ids that stand for each image's features."""
+        ends = itertools.accumulate(image_rows, initial=self.vocab_size + given_rows)
+        return list(itertools.starmap(range, itertools.pairwise(ends)))
 
 
 def _span(text: str, part: str | None) -> tuple[int, int]:

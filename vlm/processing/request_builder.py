@@ -15,7 +15,8 @@ from vlm.processing.images import load_image
 from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import StopStrings, Tokenizer
 from vlm.registry.spec import FamilySpec
-from vlm.requests.prompt_table import Image, PromptTable
+from vlm.requests.image import Image
+from vlm.requests.prompt_table import PromptTable
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
@@ -69,17 +70,13 @@ class RequestBuilder:
         stops = self._stops(params) if params.stop and self.tokenizer else None
         if self.prompts is not None:
             return self._chat_request(fields, params, stops)
-        given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
-        if fields.get("images") is not None:
-            pixels = self._pixels(fields["images"])
-        elif pixels is not None:
-            pixels = self._checked_pixels(pixels)
+        image, given, ids = self._encoder_image(fields), fields.get("encoder_output"), fields.get("encoder_input_ids")
         if fields.get("text") is not None:
             ids = self._source_ids(fields)
         ids = None if ids is None else tuple(ids)
         if (target := fields.get("tgt_lang")) is not None:
             params = self._towards(target, params)
-        return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops, prompt_table=_table(fields))
+        return Request(self._decoder_prompt(fields), image, ids, given, params, stops, prompt_table=_table(fields))
 
     def _stops(self, params: SamplingParams) -> StopStrings:
         return StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
@@ -103,6 +100,7 @@ class RequestBuilder:
         if sources and self.image_processor is None:
             raise InputError(f"{self.family.name} takes text, not images; leave them out of the messages.")
         images = self.images(fields, sources)
+        image_rows = [image.rows for image in images]
         table = _table(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
@@ -112,14 +110,14 @@ class RequestBuilder:
             continued = bool(fields.get("continue_final_message"))
             text = self.prompts.of_conversation(conversation, len(images), continue_final_message=continued)
             whole = self._bounded(text)
-            ids = self.prompts.ids(whole, len(images), rows)
+            ids = self.prompts.ids(whole, image_rows, rows)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
-            ids = self.prompts.ids(text + suffix, len(images), rows, limit=limit, cut=text)
+            ids = self.prompts.ids(text + suffix, image_rows, rows, limit=limit, cut=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             text = self._prompt_text(prompt, limit)
             whole = self.prompts.of_prompt(text + suffix, len(images))
-            ids = self.prompts.ids(whole, len(images), rows, limit=limit, cut=text)
+            ids = self.prompts.ids(whole, image_rows, rows, limit=limit, cut=text)
         unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if given := sorted(unknown & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
@@ -172,18 +170,20 @@ class RequestBuilder:
     def images(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Those of a prompt; `sources`: of its conversation."""
         if (pixels := fields.get("pixel_values")) is not None:
-            return tuple(Image.from_pixels(self._checked_pixels(x)) for x in (pixels if pixels.ndim == 4 else [pixels]))
+            single = not isinstance(pixels, list | tuple) and pixels.ndim != 4
+            return tuple(self._image(each).hashed() for each in ([pixels] if single else pixels))
         given = fields.get("images") or sources or []
         given = given if isinstance(given, list | tuple) else [given]
-        return tuple(Image.from_pixels(self.image_processor([load_image(source)])[0]) for source in given)
+        return tuple(self._read_image(source).hashed() for source in given)
 
     def check_images(self, count: int) -> None:
         """Raises LengthError for more images than a request can hold, before any of them is read."""
-        rows = count * self.vision.num_features if self.vision and self.prompts else 0
+        rows = count * self.vision.min_rows if self.vision and self.prompts else 0
         if rows > self.max_tokens:
+            least = "" if self.vision.fixed_size else "at least "
             raise LengthError(
-                f"{count} images and pages are {rows:,} tokens, the engine was built for {self.max_tokens:,}; send"
-                " fewer."
+                f"{count} images and pages are {least}{rows:,} tokens, the engine was built for"
+                f" {self.max_tokens:,}; send fewer."
             )
 
     def fields(self, source: Any) -> dict[str, Any]:
@@ -255,21 +255,28 @@ class RequestBuilder:
             )
         return ids
 
-    def _pixels(self, images: Any) -> torch.Tensor:
+    def _encoder_image(self, fields: dict[str, Any]) -> Image | None:
+        """Returns the image that a decoder attends to; None: it is given something else."""
+        if (images := fields.get("images")) is None:
+            pixels = fields.get("pixel_values")
+            return None if pixels is None else self._image(pixels)
         images = images if isinstance(images, list | tuple) else [images]
         if len(images) != 1:
             raise InputError(
                 f"{self.family.name} reads one image a request, got {len(images)}; pass a list of inputs:"
                 ' generate(["a.png", "b.png"]).'
             )
-        return self.image_processor([load_image(images[0])])[0]
+        return self._read_image(images[0])
 
-    def _checked_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        config = self.vision
-        wanted = (config.num_channels, *config.image_size)
-        if tuple(pixels.shape) != wanted:
-            raise InputError(f"pixel_values has shape {tuple(pixels.shape)}; this model takes {wanted}.")
-        return pixels
+    def _read_image(self, source: Any) -> Image:
+        return self._image(self.image_processor([load_image(source)])[0])
+
+    def _image(self, pixels: torch.Tensor) -> Image:
+        """Raises InputError for pixels [C, H, W] of a size that the model does not take."""
+        shape, vision = tuple(pixels.shape), self.vision
+        if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
+            raise InputError(f"pixel_values has shape {shape}; this model takes {vision.shapes}.")
+        return Image.from_pixels(pixels, vision)
 
     def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
         """mBART-50 begins its output with the code of the target's language; mBART starts from it."""

@@ -6,11 +6,14 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.config import Config
 from vlm.errors import ConfigError
 from vlm.limits import MAX_LAYERS
+
+if TYPE_CHECKING:
+    from vlm.layers.context import ModelContext
 
 
 @dataclass(frozen=True)
@@ -20,13 +23,16 @@ class ModelSpec:
     name: str
     config: type[Config]
     parse: Callable[[dict[str, Any]], Config]  # Hugging Face config -> ours; ConfigError names every unsupported field
-    module: Callable[[Any], Any]  # config -> torch.nn.Module whose state_dict names are the rules' targets
+    # (config, ModelContext) -> torch.nn.Module whose state_dict names are the rules' targets
+    module: Callable[[Any, Any], Any]
     rules: Callable[[Any], list[Any]]  # config -> weight rules (vlm.convert.rules)
     # what only the weights tell (tied or not, a bias that is there): config and tensors by name -> config
     config_from_weights: Callable[[Any, Mapping[str, Any]], Any] = lambda config, tensors: config
 
-    def skeleton(self, config: Config) -> Any:
-        """The module on torch's meta device: shapes and types alone."""
+    def skeleton(self, config: Config, context: ModelContext | None = None) -> Any:
+        """Returns the module on torch's meta device: shapes and types alone. `context` None: a whole network, whose
+        weights are as they are."""
+        from vlm.layers.context import ModelContext
         from vlm.registry.skip_init import skeleton
 
         if (layers := config.depth_in_all) > MAX_LAYERS:
@@ -34,12 +40,14 @@ class ModelSpec:
                 f"the {self.name} network would have {layers:,} layers, the limit is {MAX_LAYERS:,}; its config.json is"
                 " not the one that it was published with: fetch it again."
             )
-        return skeleton(lambda: self.module(config))
+        return skeleton(lambda: self.module(config, context or ModelContext()))
 
-    def loaded(self, config: Config, weights: Mapping[str, Any], device: Any) -> Any:
-        """The module with these weights, ready to run; nothing is initialized twice. RuntimeError where they do not
-        fit."""
-        module = self.skeleton(config)
+    def loaded(
+        self, config: Config, weights: Mapping[str, Any], device: Any, context: ModelContext | None = None
+    ) -> Any:
+        """Returns the module with these weights, ready to run; nothing is initialized twice. RuntimeError where they
+        do not fit."""
+        module = self.skeleton(config, context)
         module.load_state_dict(weights, strict=True, assign=True)
         if hasattr(module, "init_buffers"):
             module.init_buffers(device)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from vlm.backends.graphs.io import caches, updated
 from vlm.config import ModelConfig
-from vlm.layers.embedding import Virtual
-from vlm.layers.slot_rows import Caches, CrossRows, PaddedRows, SlotRows
+from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
+from vlm.layers.slot_metadata import Caches, CrossMetadata, PaddedMetadata, SlotMetadata, places
 
 Tensors = dict[str, Tensor]
 
@@ -29,8 +30,9 @@ class EncoderGraph(Graph):
     def forward(self, inputs: Tensors) -> Tensors:
         ids = inputs["token_ids"]
         batch, span = ids.shape
-        rows = PaddedRows(inputs["lengths"], span, _virtual(inputs, self.network.config))
-        return {"hidden": self.network(ids.flatten(), rows).unflatten(0, (batch, span))}
+        attention = PaddedMetadata(inputs["lengths"], span)
+        forward = ForwardBatch(_counted(ids), attention, _prompt_embeds(inputs, self.network.config))
+        return {"hidden": self.network(ids.flatten(), forward).unflatten(0, (batch, span))}
 
 
 class CrossGraph(Graph):
@@ -38,9 +40,9 @@ class CrossGraph(Graph):
 
     def forward(self, inputs: Tensors) -> Tensors:
         hidden = inputs["hidden"]
-        rows = CrossRows(hidden.shape[0])
-        self.network.write_cross_kv(hidden.flatten(0, 1), rows)
-        return dict(zip(caches("cross", len(rows.caches)), _flat(rows.caches), strict=True))
+        attention = CrossMetadata(hidden.shape[0])
+        self.network.write_cross_kv(hidden.flatten(0, 1), ForwardBatch(_counted(hidden), attention))
+        return dict(zip(caches("cross", len(attention.caches)), _flat(attention.caches), strict=True))
 
 
 class DecoderGraph(Graph):
@@ -49,19 +51,25 @@ class DecoderGraph(Graph):
     def forward(self, inputs: Tensors) -> Tensors:
         config, ids, starts = self.network.config, inputs["token_ids"], inputs["starts"]
         batch, span = ids.shape
-        rows = SlotRows(starts, span, _caches(inputs, "self", config))
+        attention = SlotMetadata(starts, span, _caches(inputs, "self", config))
         if config.cross_attention:
-            rows.cross_caches, rows.cross_lengths = _caches(inputs, "cross", config), inputs["cross_lengths"]
-        else:
-            rows.virtual = _virtual(inputs, config)
-        hidden = self.network(ids.flatten(), rows).unflatten(0, (batch, span))
+            attention.cross_caches, attention.cross_lengths = _caches(inputs, "cross", config), inputs["cross_lengths"]
+        prompt_embeds = None if config.cross_attention else _prompt_embeds(inputs, config)
+        forward = ForwardBatch(places(starts, span).flatten(), attention, prompt_embeds)
+        hidden = self.network(ids.flatten(), forward).unflatten(0, (batch, span))
         last = (inputs["counts"] - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[2])
         logits = self.network.logits(hidden.gather(1, last)[:, 0]).float()
         names = [updated(name) for name in caches("self", config.num_layers)]
-        return {"logits": logits} | dict(zip(names, _flat(rows.self_caches), strict=True))
+        return {"logits": logits} | dict(zip(names, _flat(attention.self_caches), strict=True))
 
 
 GRAPHS = {"visual": VisualGraph, "encoder": EncoderGraph, "cross": CrossGraph, "decoder": DecoderGraph}
+
+
+def _counted(x: Tensor) -> Tensor:
+    """[B, S, ...] -> the positions [B · S] int64 of rows that begin their sequences"""
+    batch, span = x.shape[:2]
+    return torch.arange(span, device=x.device).expand(batch, -1).flatten()
 
 
 def _caches(inputs: Tensors, kind: str, config: ModelConfig) -> Caches:
@@ -73,6 +81,6 @@ def _flat(held: Caches) -> list[Tensor]:
     return [tensor for pair in held for tensor in pair]
 
 
-def _virtual(inputs: Tensors, config: ModelConfig) -> Virtual:
-    at = (inputs["token_ids"].flatten() - config.vocab_size).clamp(min=0)
-    return Virtual(inputs["prompt_table"], at)
+def _prompt_embeds(inputs: Tensors, config: ModelConfig) -> PromptEmbeds:
+    index = (inputs["token_ids"].flatten() - config.vocab_size).clamp(min=0)
+    return PromptEmbeds(inputs["prompt_table"], index)

@@ -56,7 +56,7 @@ class OnnxGraph:
             raise EngineError(f"{path} was exported by another version of vlm; rebuild the engine with vlm build.")
 
     def bind(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Binding:
-        """See vlm.executor.slot_executor.Graph."""
+        """See vlm.backends.graphs.network.Graph."""
         sizes = {
             name: size
             for port in self.io.inputs

@@ -1,4 +1,4 @@
-"""A program a row and part of its width: the row of the vocabulary's table, or of the prompt table."""
+"""A program a row and part of its width: the row of the vocabulary's table, or of the prompt embeddings."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ TILE = 2048
 
 @triton.jit
 def _embed(
-    ids_ptr, weight_ptr, table_ptr, at_ptr, out_ptr, scale, V, C, TILE: tl.constexpr, VIRTUAL: tl.constexpr
+    ids_ptr, weight_ptr, prompt_ptr, index_ptr, out_ptr, scale, V, C, TILE: tl.constexpr, PROMPT: tl.constexpr
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * TILE + tl.arange(0, TILE)
     token = tl.load(ids_ptr + row).to(tl.int64)
     learned = tl.where(token < V, C, 0)  # values to take of the weight's row: all or none
     x = tl.load(weight_ptr + token * C + i, mask=i < learned, other=0.0).to(tl.float32) * scale
-    if VIRTUAL:
-        at = tl.load(at_ptr + row).to(tl.int64)
-        x += tl.load(table_ptr + at * C + i, mask=i < C - learned, other=0.0).to(tl.float32)
+    if PROMPT:
+        index = tl.load(index_ptr + row).to(tl.int64)
+        x += tl.load(prompt_ptr + index * C + i, mask=i < C - learned, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * C + i, x.to(out_ptr.dtype.element_ty), mask=i < C)
 
 
-def embed(token_ids: Tensor, weight: Tensor, table: Tensor | None, at: Tensor | None, scale: float) -> Tensor:
+def embed(
+    token_ids: Tensor, weight: Tensor, prompt_embeds: Tensor | None, index: Tensor | None, scale: float
+) -> Tensor:
     rows, (vocab, width) = len(token_ids), weight.shape
     out = torch.empty((rows, width), dtype=weight.dtype, device=weight.device)
-    virtual = table is not None
+    prompt = prompt_embeds is not None
+    table, index = (prompt_embeds, index) if prompt else (weight, token_ids)
     _embed[(rows, triton.cdiv(width, TILE))](
-        token_ids, weight, table if virtual else weight, at if virtual else token_ids, out, scale, vocab, width,
-        TILE=TILE, VIRTUAL=virtual, num_warps=4,
+        token_ids, weight, table, index, out, scale, vocab, width,
+        TILE=TILE, PROMPT=prompt, num_warps=4,
     )  # fmt: skip
     return out

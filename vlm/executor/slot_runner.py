@@ -1,4 +1,4 @@
-"""Runs batches of one engine through compiled graphs over linear caches: ONNX Runtime's, TensorRT's.
+"""Runs compiled graphs over linear caches.
 
 A sequence is a slot, and a pass takes a run of neighbouring slots as a view of the caches: nothing is gathered. Slots
 in between that are not asked take part with what they would do next; what that writes is written again when they are.
@@ -6,7 +6,7 @@ in between that are not asked take part with what they would do next; what that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vlm.backends.graphs.io import CACHED, CROSSED
-from vlm.config import ModelConfig, RuntimeConfig
-from vlm.executor.base_executor import Executor
-from vlm.executor.batch_state import BatchState
-from vlm.executor.sampler import DecodeRows
+from vlm.backends.graphs.network import Network, Tensors
+from vlm.executor.kv_cache import CacheShape
+from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.slot_cache import SlotCache
-from vlm.executor.slot_encoders import Network, SlotEncoders, Tensors
+from vlm.executor.slot_inputs import encode_padded, integers, padded_tokens
 from vlm.executor.slot_packing import alike, neighbours
 from vlm.requests.sequence import PrefillChunk, Sequence
 
@@ -37,28 +36,37 @@ class DecodePass:
     run: Callable[[], Tensors]
 
 
-class SlotExecutor(Executor, SlotEncoders):
-    """The graphs of one engine and the state of its slots. networks: by the names of vlm.backends.graphs.io"""
+class SlotRunner:
+    """Compiled graphs over linear caches; a slot is one block that holds a whole sequence."""
 
-    gives_context_logits = False
+    gives_context_logits = shares_prefixes = False
 
-    def __init__(self, networks: Mapping[str, Network], cache: SlotCache, state: BatchState, runtime: RuntimeConfig):
-        config: ModelConfig = networks["decoder"].config
-        super().__init__(config, networks.get("visual"), networks.get("encoder"), state, state.pending.dtype, runtime)
-        self.decoder, self.cross = networks["decoder"], networks.get("cross")
-        self.cache = cache
+    def __init__(
+        self,
+        decoder: Network,
+        encoder: Network | None,
+        cross: Network | None,
+        *,
+        cache: SlotCache,
+        shape: CacheShape,
+        block_size: int,
+        sampler: Sampler,
+    ):
+        """`cross` makes the cache's rows of an encoder's output; `encoder`: of texts."""
+        self.decoder, self.encoder, self.cross, self.config = decoder, encoder, cross, decoder.config
+        self.cache, self.shape, self.block_size = cache, shape, block_size
+        self.sampler, self.state, self.device = sampler, sampler.state, cache.device
+        self.dtype = self.state.last_prompt_embeds.dtype
         self._passes: dict[tuple[int, int], DecodePass] = {}
-        self._logits_of = torch.empty(state.padding_slot + 1, config.vocab_size, device=self.device)
+        self._logits_of = torch.empty(self.state.padding_slot + 1, self.config.vocab_size, device=self.device)
 
-    @torch.inference_mode()
-    def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
+    def reserve(self, sequences: list[Sequence]) -> None:
+        """Lets the caches grow to what these prompts need."""
         self._reserve(CACHED, max(len(s.tokens) for s in sequences))
         self._reserve(CROSSED, max(s.num_features for s in sequences))
-        super().admit(sequences, stop_ids)
 
     def free_cached_memory(self) -> None:
-        """Also gives back what the caches have grown by, or tried to: all that they held is computed again."""
-        super().free_cached_memory()
+        """Gives back what the caches have grown by, or tried to: all that they held is computed again."""
         if self.cache.reset():
             self._passes.clear()
 
@@ -67,27 +75,24 @@ class SlotExecutor(Executor, SlotEncoders):
             self._passes.clear()
 
     # --- prompts ---
-    @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
         """Computes the first beams' chunks; the other beams of a search copy them."""
         first = [(s, chunk) for s, chunk in prefills if chunk.beam == 0]
-        with self.timer("prefill"):
-            for group in neighbours(first, self.state.slots.tokens.shape[1]):
-                self._prefill(group)
-            for sequence, chunk in prefills:
-                if chunk.beam:
-                    self.cache.copy(sequence.slot, sequence.slots[chunk.beam], chunk.start, chunk.end)
-        for sequence in {s for s, _ in prefills if not s.pending_chunks}:
-            sequence.table = None
+        for group in neighbours(first, self.state.slots.tokens.shape[1]):
+            self._prefill(group)
+        for sequence, chunk in prefills:
+            if chunk.beam:
+                self.cache.copy(sequence.slot, sequence.slots[chunk.beam], chunk.start, chunk.end)
 
     def _prefill(self, group: list[tuple[Sequence, PrefillChunk]]) -> None:
         slots = slice(group[0][0].slot, group[-1][0].slot + 1)
         reach = max(chunk.start for _, chunk in group) + max(chunk.end - chunk.start for _, chunk in group)
         self._reserve(CACHED, reach)
-        inputs = self._tokens([(s.table, s.tokens[chunk.start : chunk.end]) for s, chunk in group], self.config)
+        parts = [(s.table, s.tokens[chunk.start : chunk.end]) for s, chunk in group]
+        inputs = padded_tokens(parts, self.config, self.dtype, self.device)
         inputs |= {
-            "starts": self._integers([chunk.start for _, chunk in group]),
-            "counts": self._integers([chunk.end - chunk.start for _, chunk in group]),
+            "starts": integers([chunk.start for _, chunk in group], self.device),
+            "counts": integers([chunk.end - chunk.start for _, chunk in group], self.device),
             "cross_lengths": self.state.cross_lengths[slots].long(),
         }
         self._bound(slots, inputs)()
@@ -99,14 +104,12 @@ class SlotExecutor(Executor, SlotEncoders):
         return graph.bind({port.name: inputs[port.name] for port in graph.io.inputs}, outputs)
 
     # --- encoders ---
-    def _encode_texts(self, sequences: list[Sequence]) -> None:
+    def encode_texts(self, sequences: list[Sequence]) -> None:
         for group in alike(sequences):
-            hidden = self._hidden([(s.table, s.request.encoder_input_ids) for s in group])
-            self._write_padded(group, hidden)
-        for sequence in sequences:
-            sequence.table = None
+            parts = [(s.table, s.request.encoder_input_ids) for s in group]
+            self._write_padded(group, encode_padded(self.encoder, parts, self.dtype, self.device))
 
-    def _write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
+    def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
         rows = features.split([s.num_features for s in sequences])
         self._write_padded(sequences, pad_sequence(list(rows), batch_first=True))
 
@@ -118,7 +121,7 @@ class SlotExecutor(Executor, SlotEncoders):
                     self.cache.write(name, slot, own[:, : sequence.num_features])
 
     # --- decode ---
-    def _decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
+    def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
         used = rows.all[rows.all != self.state.padding_slot]
         first, end = int(used.min()), int(used.max()) + 1
         reach = int(self.state.slots.lengths[first:end].max()) + steps
@@ -139,14 +142,14 @@ class SlotExecutor(Executor, SlotEncoders):
         bound.starts.copy_(state.lengths[slots] - 1)
         bound.cross_lengths.copy_(self.state.cross_lengths[slots])
         ids = state.tokens[slots].gather(1, bound.starts[:, None])
-        # a prompt may end in a row of its table: the slot's own row of those that are pending
-        pending = self.config.vocab_size + torch.arange(end - first, device=self.device)[:, None]
-        bound.token_ids.copy_(torch.where(ids < self.config.vocab_size, ids, pending))
+        # a prompt may end in a row of its table: the slot's own
+        last = self.config.vocab_size + torch.arange(end - first, device=self.device)[:, None]
+        bound.token_ids.copy_(torch.where(ids < self.config.vocab_size, ids, last))
         return bound.run()["logits"]
 
     def _decode_pass(self, slots: slice) -> DecodePass:
         integers = lambda *dims: torch.ones(slots.stop - slots.start, *dims, dtype=torch.int64, device=self.device)  # noqa: E731
         token_ids, starts, cross_lengths = integers(1), integers(), integers()
         inputs = {"token_ids": token_ids, "starts": starts, "counts": integers(), "cross_lengths": cross_lengths}
-        run = self._bound(slots, inputs | {"prompt_table": self.state.pending[slots]})
+        run = self._bound(slots, inputs | {"prompt_table": self.state.last_prompt_embeds[slots]})
         return DecodePass(token_ids, starts, cross_lengths, run)

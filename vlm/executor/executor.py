@@ -1,84 +1,66 @@
-"""What all executors share: the device state of the slots, admission, and how results are fetched.
+"""Runs batches of one engine: the state of its slots, what is sampled for them, and the way of results to the host.
 
-A subclass runs the networks and keeps the keys and values.
+Networks and caches are a runner's and the encoders'.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from vlm.config import ModelConfig, RuntimeConfig
-from vlm.executor.batch_state import BatchState
+from vlm.config import ModelConfig
 from vlm.executor.decode_burst import DecodeBurst, hypotheses_of, to_host
 from vlm.executor.encoders import Encoders
-from vlm.executor.logits_recorder import LogitsRecorder
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens, bucket_of
+from vlm.executor.runner import Runner
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
 from vlm.requests.sequence import PrefillChunk, Sequence
 from vlm.requests.token_update import Hypothesis
 
 
-class Executor(Encoders):
-    """Runs batches of one engine."""
+class Executor:
+    """Admits sequences into slots, fills their caches and decodes them, burst by burst."""
 
-    gives_context_logits = True
+    def __init__(self, config: ModelConfig, runner: Runner, encoders: Encoders, sampler: Sampler):
+        """`config`: the decoder's; the runner decodes by the same sampler."""
+        self.config, self.runner, self.encoders, self.sampler = config, runner, encoders, sampler
+        self.state, self.logits = sampler.state, sampler.logits
+        self.device, self.timer, self.asynchronous = encoders.device, encoders.timer, encoders.asynchronous
+        padding_slot = self.state.padding_slot
+        self.rows = torch.full((2, padding_slot + 1), padding_slot, dtype=torch.int32, device=self.device)
+        self.beam_rows = BeamRows(padding_slot, self.device)
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        visual: Any,
-        encoder: Any,
-        state: BatchState,
-        dtype: torch.dtype,
-        runtime: RuntimeConfig,
-    ):
-        super().__init__(visual, encoder, state.device, dtype, runtime)
-        self.config, self.state = config, state
-        self.logits = LogitsRecorder(state.padding_slot + 1, self.device)
-        self.sampler = Sampler(state, self.logits)
-        self.rows = torch.full((2, state.padding_slot + 1), state.padding_slot, dtype=torch.int32, device=self.device)
-        self.beam_rows = BeamRows(state.padding_slot, self.device)
-
-    # --- what a subclass does ---
-    @abstractmethod
-    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
-        """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
-
-    @abstractmethod
-    def _encode_texts(self, sequences: list[Sequence]) -> None:
-        """Encodes token sequences and writes their cross K/V."""
-
-    @abstractmethod
-    def _write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
-        """Encoder output of these sequences, one after the other -> their cross K/V. features [R, hidden]"""
-
-    @abstractmethod
-    def _decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
-        """Takes every row `steps` tokens further."""
-
-    # --- calls ---
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
         """Encodes what newly admitted sequences see and fills their slots."""
+        self.runner.reserve(sequences)
         self.state.admit(sequences, stop_ids)
         self.state.update_tables(sequences)
         with self.timer("encode"), self._memory_errors(sequences):
             self._make_tables([s for s in sequences if s.contents])
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
-            for chunk in batched_by_tokens(texts, self.max_encoder_tokens, lambda s: s.num_features):
-                self._encode_texts(chunk)
+            for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
+                self.runner.encode_texts(chunk)
+            for sequence in texts:
+                sequence.table = None
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
-            for chunk in batched(others, self.max_encoder_batch_size):
-                self._write_cross_kv(chunk, self._features(chunk))
+            others.sort(key=lambda s: s.num_features)  # images of one size share passes
+            for chunk in batched(others, self.encoders.max_encoder_batch_size):
+                self.runner.write_cross_kv(chunk, self._features(chunk))
+
+    @torch.inference_mode()
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+        """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
+        with self.timer("prefill"):
+            self.runner.prefill(prefills)
+        for sequence in {s for s, _ in prefills if not s.pending_chunks}:
+            sequence.table = None
 
     @torch.inference_mode()
     def launch(self, sequences: list[Sequence], steps: int) -> DecodeBurst:
@@ -95,7 +77,7 @@ class Executor(Encoders):
         leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
         start = self.state.slots.lengths[leaders].long()
         with self.timer("decode"):
-            self._decode(DecodeRows(rows, single, beams), plan, steps)
+            self.runner.decode(DecodeRows(rows, single, beams), plan, steps)
         return self._fetch(sequences, leaders, start, steps, plan)
 
     @torch.inference_mode()
@@ -106,22 +88,27 @@ class Executor(Encoders):
         rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
         return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
 
+    def free_cached_memory(self) -> None:
+        """Waits for the device and gives back the memory of what is kept for later."""
+        self.encoders.free_cached_memory()
+        self.runner.free_cached_memory()
+
     # --- admission ---
     @contextlib.contextmanager
     def _memory_errors(self, sequences: list[Sequence]) -> Iterator[None]:
         reason = (
             f"{self.device} ran out of memory while encoding {len(sequences)} inputs; lower"
             " --kv-cache-free-gpu-memory-fraction, or in RuntimeConfig max_encoder_batch_size (images at once, now"
-            f" {self.max_encoder_batch_size}) or max_encoder_tokens (now {self.max_encoder_tokens})."
+            f" {self.encoders.max_encoder_batch_size}) or max_encoder_tokens (now {self.encoders.max_encoder_tokens})."
         )
         with memory_errors(reason):
             yield
 
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
-        images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
-        encoded = iter(self.encode(torch.stack(images))) if images else iter(())
-        given = lambda x: x.to(self.device, self.dtype, non_blocking=True)  # noqa: E731
+        images = [s.request.encoder_image.pixels for s in sequences if s.request.encoder_image is not None]
+        encoded = iter(self.encoders.encode_pixels(images))
+        given = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
         parts = [
             next(encoded) if s.request.encoder_output is None else given(s.request.encoder_output) for s in sequences
         ]
@@ -130,12 +117,13 @@ class Executor(Encoders):
     # --- prompt tables ---
     def _make_tables(self, sequences: list[Sequence]) -> None:
         """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
-        for sequence, table in zip(sequences, self._tables([s.request for s in sequences]), strict=True):
+        tables = self.encoders.tables([s.request for s in sequences])
+        for sequence, table in zip(sequences, tables, strict=True):
             sequence.table = table
             last = sequence.tokens[-1] - self.config.vocab_size
-            if self.encoder is None and last >= 0:
+            if self.encoders.encoder is None and last >= 0:
                 for slot in sequence.slots:
-                    self.state.pending[slot] = sequence.table[last]
+                    self.state.last_prompt_embeds[slot] = sequence.table[last]
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:

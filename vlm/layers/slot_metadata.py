@@ -1,4 +1,4 @@
-"""The rows of graphs for other runtimes: what attention layers ask of `PagedRows` and `PackedRows`, over linear caches.
+"""Attention metadata of graphs for other runtimes, over linear caches.
 
 A batch is `B` sequences of `S` rows each, right-padded; its rows lie one after the other, R = B · S.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vlm.layers.embedding import Virtual
+from vlm.layers.attention_metadata import AttentionMetadata
 from vlm.ops.rotary import slot_rotary
 from vlm.ops.slot_attention import slot_attention, slot_write
 
@@ -36,36 +36,31 @@ def unseen(dtype: torch.dtype) -> float:
     return -30000.0 if dtype == torch.float16 else -1e9
 
 
+def places(starts: Tensor, span: int) -> Tensor:
+    """Returns the places [B, S] int64 of `span` rows each in sequences, from `starts` [B] on."""
+    return starts[:, None] + torch.arange(span, device=starts.device)
+
+
 @dataclass
-class SlotRows:
-    """Lays out a decoder's rows: token s of sequence b stands at starts[b] + s, and sees all before it. The lists hold,
-    once the decoder has run, the caches with the new keys and values."""
+class SlotMetadata(AttentionMetadata):
+    """Lays out a decoder's rows: token s of sequence b stands at starts[b] + s, and sees all before it. The
+    lists hold, once the decoder has run, the caches with the new keys and values."""
 
     starts: Tensor  # [B] int64
     span: int  # S
     self_caches: Caches
     cross_caches: Caches = field(default_factory=list)
     cross_lengths: Tensor | None = None  # [B] int64
-    virtual: Virtual | None = None
     _masks: dict[int, Tensor] = field(default_factory=dict)  # by bias, which layers share
 
-    @property
-    def positions(self) -> Tensor:
-        """[R] int64"""
-        return self._places().flatten()
-
-    def _places(self) -> Tensor:
-        return self.starts[:, None] + torch.arange(self.span, device=self.starts.device)
-
     def self_attention(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None, angles: Tensor | None
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
     ) -> Tensor:
-        """As `PagedRows.self_attention`."""
         batch = self.starts.shape[0]
         q, k, v = (heads(x, batch) for x in (q, k, v))
         if angles is not None:
-            turns = angles.to(q.dtype).unflatten(0, (batch, self.span)).unbind(2)
-            q, k = (slot_rotary(x, *turns) for x in (q, k))
+            cos, sin = angles.to(q.dtype).unflatten(0, (batch, self.span)).unbind(2)
+            q, k = (slot_rotary(x, cos, sin) for x in (q, k))
         keys, values = self.self_caches[layer]
         keys, values = slot_write(keys, k, self.starts), slot_write(values, v, self.starts)
         self.self_caches[layer] = keys, values
@@ -77,48 +72,37 @@ class SlotRows:
         """[H, 2 M + 1] by distance -> [B, H, S, T], later keys hidden: bias and causality do not go together"""
         if id(bias) not in self._masks:
             most = bias.shape[1] // 2
-            distances = torch.arange(keys, device=bias.device) - self._places()[..., None]
+            distances = torch.arange(keys, device=bias.device) - places(self.starts, self.span)[..., None]
             added = bias.to(dtype)[:, distances.clamp(-most, most) + most].transpose(0, 1)
             self._masks[id(bias)] = added.masked_fill((distances > 0)[:, None], unseen(dtype))
         return self._masks[id(bias)]
 
-    def cross_attention(self, layer: int, q: Tensor, scale: float) -> Tensor:
-        """As `PagedRows.cross_attention`."""
+    def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:
         q = scaled(heads(q, self.starts.shape[0]), scale)
-        return rows_of(slot_attention(q, *self.cross_caches[layer], None, self.cross_lengths, False))
+        keys, values = self.cross_caches[layer]
+        return rows_of(slot_attention(q, keys, values, None, self.cross_lengths, False))
 
 
 @dataclass
-class CrossRows:
+class CrossMetadata(AttentionMetadata):
     """Lays out the rows of an encoder's output on their way into the cross caches."""
 
     batch: int
     caches: Caches = field(default_factory=list)
 
     def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
-        """k, v [R, H, D] of a layer, which come in order"""
-        assert layer == len(self.caches)
+        assert layer == len(self.caches), "layers come in order"
         self.caches.append((heads(k, self.batch), heads(v, self.batch)))
 
 
 @dataclass(frozen=True)
-class PaddedRows:
+class PaddedMetadata(AttentionMetadata):
     """Lays out an encoder's rows: `lengths` rows of each sequence count."""
 
     lengths: Tensor  # [B] int64
     span: int  # S
-    virtual: Virtual | None = None
 
-    @property
-    def positions(self) -> Tensor:
-        """[R] int64"""
-        return torch.arange(self.span, device=self.lengths.device).expand(self.lengths.shape[0], -1).flatten()
-
-    def record(self, x: Tensor, delta: Tensor | None) -> None:
-        """Records nothing: a graph gives its output alone."""
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float, bias: Tensor | None) -> Tensor:
-        """As `PackedRows.attention`."""
+    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None) -> Tensor:
         q, k, v = (heads(x, self.lengths.shape[0]) for x in (q, k, v))
         mask = None if bias is None else self._mask(bias, q.dtype)
         return rows_of(slot_attention(scaled(q, scale), k, v, mask, self.lengths, False))

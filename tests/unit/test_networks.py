@@ -1,0 +1,210 @@
+"""Every registered network: each matrix product is a Linear's, whose parts say what its result is made of."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import llm_engines.models
+import visual_engines.models
+import vlm.layers
+from vlm.convert.roles import role_configs
+from vlm.layers.attention import Attention, CrossAttention
+from vlm.layers.attention_metadata import AttentionMetadata
+from vlm.layers.context import ModelContext
+from vlm.layers.feed_forward import FeedForward
+from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.heads import Head, TiedHead
+from vlm.layers.linear import Linear
+from vlm.layers.quant.base import ParameterSpec
+from vlm.parallel.mapping import Mapping
+from vlm.registry.registry import catalogs, families, model_spec
+from vlm.requests.adapters import NO_ADAPTER
+
+# networks whose products are not yet Linear's, and their files
+RAW = {"donut-swin": "swin.py", "llava-vision": "llava.py", "vila-vision": "vila.py", "blip2-vision": "blip2.py"}
+NETWORKS = sorted(ref.name for catalog in catalogs() for ref in catalog.MODELS)
+DECODERS = ["bart", "gpt2", "llama", "opt", "t5"]
+TWO = ModelContext(mapping=Mapping(tp=2, rank=1))
+
+
+@functools.cache
+def published(network: str) -> dict[str, Any]:
+    """Returns its configurations of all published shapes, by the shape's name."""
+    roles = [(family, name) for family in families().values() for name, r in family.roles.items() if r.model == network]
+    shapes = [(shape, hf, family, role) for family, role in roles for shape, hf in family.architectures.items()]
+    return {shape: role_configs(family, hf())[role] for shape, hf, family, role in shapes}
+
+
+@functools.cache
+def skeletons(network: str) -> dict[str, nn.Module]:
+    return {shape: model_spec(network).skeleton(config) for shape, config in published(network).items()}
+
+
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name not in RAW])
+def test_every_product_is_a_linear(network):
+    built = skeletons(network)
+    assert built
+    for module in (module for whole in built.values() for module in whole.modules()):
+        assert not isinstance(module, nn.Linear)
+        if isinstance(module, Linear):
+            assert module.weight.shape == (sum(module.part_sizes.values()), module.in_features)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_network_that_is_not_converted_is_listed(network):
+    """The list shrinks: what it names has a product of its own still."""
+    raw = any(isinstance(module, nn.Linear) for whole in skeletons(network).values() for module in whole.modules())
+    assert raw == (network in RAW)
+
+
+@pytest.mark.parametrize("network", DECODERS)
+def test_heads_are_modules(network):
+    for shape, whole in skeletons(network).items():
+        config = whole.config
+        assert isinstance(whole.head, TiedHead if config.tied else Head), shape
+        assert whole.head.weight.shape == (config.vocab_size, config.embedding_size)
+        assert ("head.weight" in whole.state_dict()) != config.tied
+
+
+@pytest.mark.parametrize("network", DECODERS)
+def test_a_rank_of_two_has_half_of_what_is_split(network):
+    """Sizes and counts come from the Linear layers: nothing else knows how many ranks there are."""
+    for shape, config in published(network).items():
+        if config.num_heads % 2 or config.num_kv_heads % 2:
+            continue
+        whole, half = skeletons(network)[shape], model_spec(network).skeleton(config, TWO)
+        for (name, all_of_it), part in zip(whole.named_modules(), half.modules(), strict=True):
+            if isinstance(part, CrossAttention):
+                assert [2 * n for n in part.q_heads + part.kv_heads] == [*all_of_it.q_heads, *all_of_it.kv_heads]
+            elif isinstance(part, Attention):
+                assert tuple(2 * n for n in part.qkv_heads) == all_of_it.qkv_heads, (shape, name)
+            if isinstance(part, Attention):
+                assert 2 * part.out.in_features == all_of_it.out.in_features
+            if isinstance(part, FeedForward):
+                assert {n: 2 * size for n, size in part.up.part_sizes.items()} == all_of_it.up.part_sizes
+                assert 2 * part.down.in_features == all_of_it.down.in_features
+
+
+def sources() -> list[Path]:
+    folders = [Path(package.__path__[0]) for package in (llm_engines.models, visual_engines.models, vlm.layers)]
+    return [path for folder in folders for path in sorted(folder.rglob("*.py")) if path.parent.name != "quant"]
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_nothing_multiplies_past_the_layers(path):
+    """What calls the op itself is a LinearMethod, of vlm.layers.quant."""
+    if path.name in (*RAW.values(), "vit.py"):
+        pytest.skip("not converted yet")
+    found = [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if _multiplies(node)]
+    assert not found
+
+
+def _multiplies(node: ast.AST) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return node.module == "vlm.ops.linear" or any(name.name == "linear" for name in node.names)
+    return isinstance(node, ast.Attribute) and ast.unparse(node) in ("F.linear", "nn.functional.linear", "nn.Linear")
+
+
+# --- the layer itself ---
+def linear(*sizes, context: ModelContext | None = None, **options) -> Linear:
+    torch.manual_seed(0)
+    layer = Linear(*sizes, context=context or ModelContext(), **options)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    return layer.requires_grad_(False)
+
+
+def test_parts_lie_side_by_side():
+    layer, x = linear(5, {"q": 4, "k": 2, "v": 2}), torch.randn(3, 5)
+    y = layer(x)
+    assert layer.out_features == 8 and list(layer.state_dict()) == ["weight", "bias"]
+    torch.testing.assert_close(y, x @ layer.weight.t() + layer.bias)
+    assert [part.shape[1] for part in y.split(list(layer.part_sizes.values()), 1)] == [4, 2, 2]
+
+
+def test_any_number_of_leading_dimensions():
+    layer, x = linear(5, 3), torch.randn(1, 2, 5)
+    torch.testing.assert_close(layer(x)[0], layer(x[0]))
+
+
+@pytest.mark.parametrize("axis", ["column", "row", None])
+def test_what_an_axis_splits(axis):
+    layer = linear(6, {"a": 4, "b": 2}, context=TWO, axis=axis)
+    assert layer.in_features == (3 if axis == "row" else 6)
+    assert layer.part_sizes == ({"a": 2, "b": 1} if axis == "column" else {"a": 4, "b": 2})
+
+
+def test_sizes_that_cannot_be_split_are_refused():
+    with pytest.raises(ValueError, match="3 cannot be split among 2 ranks"):
+        linear(6, {"a": 4, "b": 3}, context=TWO, axis="column")
+    with pytest.raises(ValueError, match="rank 2 does not exist"):
+        Mapping(tp=2, rank=2)
+
+
+def test_a_tied_head_follows_its_embedding():
+    embedding = nn.Embedding(7, 4)
+    head, x = TiedHead(embedding), torch.randn(2, 4)
+    assert not head.state_dict() and not list(head.parameters())
+    embedding.weight = nn.Parameter(torch.randn(7, 4))
+    bias = torch.randn(7)
+    torch.testing.assert_close(head(x, bias), x @ embedding.weight.t() + bias)
+
+
+class Rounded:
+    """A LinearMethod: whole numbers and a scale a row."""
+
+    def layout(self, in_features, part_sizes):
+        rows = sum(part_sizes.values())
+        return {"values": ParameterSpec((rows, in_features), torch.int8), "scales": ParameterSpec((rows,))}
+
+    def apply(self, linear, x, bias):
+        y = (x @ linear.values.to(x.dtype).t()) * linear.scales
+        return y if bias is None else y + bias
+
+
+def test_a_method_says_what_a_weight_is():
+    layer = Linear(3, {"a": 2, "b": 2}, context=ModelContext(quantization=Rounded()))
+    assert {name: tensor.dtype for name, tensor in layer.state_dict().items()} == {
+        "values": torch.int8, "scales": torch.float32, "bias": torch.float32,
+    }  # fmt: skip
+    values, scales, bias = torch.randint(-9, 9, (4, 3), dtype=torch.int8), torch.rand(4), torch.randn(4)
+    layer.load_state_dict({"values": values, "scales": scales, "bias": bias})
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(layer(x), x @ (values * scales[:, None]).t() + bias)
+
+
+class Shifts:
+    """Adapters that add a number of their own to the part `q`."""
+
+    def bank(self, in_features, part_sizes):
+        return Shift(part_sizes["q"]) if "q" in part_sizes else None
+
+
+class Shift(nn.Module):
+    def __init__(self, size: int):
+        super().__init__()
+        self.size, self.shifts = size, nn.Parameter(torch.tensor([10.0, 20.0]))
+
+    def forward(self, x, y, adapter_ids):
+        by = torch.where(adapter_ids < 0, 0.0, self.shifts[adapter_ids.clamp(min=0)])[:, None]
+        return torch.cat([y[:, : self.size] + by, y[:, self.size :]], 1)
+
+
+def test_each_row_has_its_adapter():
+    context = ModelContext(adapters=Shifts())
+    layer = Linear(3, {"q": 2, "v": 1}, context=context)
+    assert list(layer.state_dict()) == ["weight", "bias", "adapters.shifts"]
+    assert list(Linear(3, {"up": 2}, context=context).state_dict()) == ["weight", "bias"]
+    for parameter in (layer.weight, layer.bias):
+        nn.init.normal_(parameter)
+    x, ids = torch.randn(3, 3), torch.tensor([1, NO_ADAPTER, 0], dtype=torch.int32)
+    batch = ForwardBatch(torch.arange(3), AttentionMetadata(), adapter_ids=ids)
+    shifts = torch.tensor([[20.0, 20, 0], [0, 0, 0], [10, 10, 0]])
+    torch.testing.assert_close(layer(x, batch), layer(x) + shifts)

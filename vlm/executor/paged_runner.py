@@ -1,0 +1,199 @@
+"""Runs torch modules over a paged cache: encoder passes, prefills and decode bursts.
+
+On CUDA a decode step is one CUDA graph per batch bucket and way of choosing tokens, replayed `steps` times without
+looking at the result; the CPU runs the same step eagerly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from vlm.backends.threads import num_threads, threads_for
+from vlm.executor.graph_pool import GraphPool
+from vlm.executor.kv_cache import CacheShape
+from vlm.executor.packing import PackedChunks, PackedTexts, packed
+from vlm.executor.prompt_embeds import gather_prompt_embeds
+from vlm.executor.sampler import DecodeRows, Sampler
+from vlm.executor.sampling_plan import SamplingPlan
+from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
+from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
+from vlm.ops import beam_search
+from vlm.requests.sequence import PrefillChunk, Sequence
+
+LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
+LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
+LOGITS_ROWS = 256  # of a prompt, whose logits are computed at once where they are wanted
+
+
+class PagedRunner:
+    """Modules over one pool of blocks."""
+
+    gives_context_logits = shares_prefixes = True
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        encoder: nn.Module | None,
+        *,
+        cache: Tensor,
+        shape: CacheShape,
+        sampler: Sampler,
+        graphs: GraphPool | None,
+    ):
+        """cache [layers, 2, blocks, kv_heads, block_size, head_dim]; `encoder`: of texts; `graphs` None: all is run
+        eagerly."""
+        self.decoder, self.encoder, self.config = decoder, encoder, decoder.config
+        self.cache, self.shape, self.block_size = cache, shape, cache.shape[4]
+        self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.device, graphs
+        self._threads = num_threads()
+        self._parameters = sum(x.numel() for x in decoder.parameters())
+
+    def reserve(self, sequences: list[Sequence]) -> None:
+        """Does nothing: the scheduler has given them their blocks."""
+
+    def free_cached_memory(self) -> None:
+        """Does nothing: the pool stays as it is, and torch's own cache is emptied with the encoders'."""
+
+    # --- prompts ---
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+        packed_chunks = PackedChunks.from_prefills(prefills)
+        parts = [(s.table, s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
+        prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
+        if any(s.request.params.return_context_logits for s, _ in prefills):
+            self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
+        elif self.graphs is None or packed_chunks.rows > LAUNCH_BOUND_PREFILL:
+            self._prefill(*packed_chunks.tensors(self.device), *(prompt_embeds or ()))
+        else:
+            inputs = packed_chunks.tensors(self.device, self.state.padding_slot)
+            self._replay("prefill", self._prefill, *inputs, *self._padded(prompt_embeds, len(inputs[0])))
+
+    # --- encoders ---
+    def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
+        slots, positions = packed([(s.slot, s.num_features) for s in sequences], self.device)
+        self.decoder.write_cross_kv(features, self._batch(slots, positions))
+
+    def encode_texts(self, sequences: list[Sequence]) -> None:
+        """Encodes token sequences without padding and writes their cross K/V."""
+        texts = PackedTexts.from_texts([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
+        prompt_embeds = gather_prompt_embeds(
+            [(s.table, s.request.encoder_input_ids) for s in sequences], self.encoder.config.vocab_size, self.device
+        )
+        if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
+            self._encode_packed(*texts.tensors(self.device), *(prompt_embeds or ()))
+        else:
+            inputs = texts.padded(self.state.padding_slot).tensors(self.device)
+            self._replay("encode texts", self._encode_packed, *inputs, *self._padded(prompt_embeds, len(inputs[0])))
+
+    def _encode_packed(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor
+    ) -> None:
+        batch = ForwardBatch(positions, PackedMetadata(tiles), _prompt_embeds(prompt_embeds))
+        self.decoder.write_cross_kv(self.encoder(token_ids, batch), self._batch(slots, positions))
+
+    def _prefill_with_logits(
+        self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
+    ) -> None:
+        """Prefills, and keeps the logits of the prompts that want them."""
+        token_ids, positions, slots, tiles = chunks.tensors(self.device)
+        batch = self._batch(slots, positions, tiles=tiles, prompt_embeds=prompt_embeds)
+        parts = self.decoder(token_ids, batch).split([chunk.end - chunk.start for _, chunk in prefills])
+        for (sequence, chunk), hidden in zip(prefills, parts, strict=True):
+            # a sequence that is recomputed has tokens of its own there, too
+            wanted = max(0, sequence.prompt_length - 1 - chunk.start)
+            if sequence.request.params.return_context_logits and wanted:
+                if chunk.start == 0:
+                    sequence.context_logits = []
+                for some in hidden[:wanted].split(LOGITS_ROWS):
+                    sequence.context_logits.append(self.decoder.logits(some).float().cpu())
+
+    def _prefill(
+        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor
+    ) -> None:
+        batch = self._batch(slots, positions, tiles=tiles, prompt_embeds=_prompt_embeds(prompt_embeds))
+        self.decoder(token_ids, batch)
+
+    def _replay(self, what: str, function: Callable[..., None], *inputs: Tensor) -> None:
+        """Runs a pass as the graph of its shapes."""
+        key = (what, *(len(x) for x in inputs))
+        if key not in self.graphs:
+            self.graphs.capture(key, function, *inputs)
+        self.graphs.run(key, *inputs)
+
+    def _padded(self, prompt_embeds: PromptEmbeds | None, rows: int) -> tuple[Tensor, ...]:
+        """Returns the same with an embedding a row of the batch: the shapes of a graph."""
+        if prompt_embeds is None:
+            return ()
+        held, index = prompt_embeds
+        picked = torch.zeros(rows, held.shape[1], dtype=held.dtype, device=self.device)
+        picked[: len(index)] = held[index]
+        return picked, torch.arange(rows, dtype=torch.int32, device=self.device)
+
+    # --- decode ---
+    def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
+        if self.graphs is None:
+            with threads_for(len(rows.all) * self._parameters, self._threads):
+                for _ in range(steps):
+                    self._step(rows, plan)
+            return
+        key = ("decode", len(rows.all), plan, self._layout(plan))
+        if key not in self.graphs:
+            self._capture_step(key, rows, plan)
+        for _ in range(steps):
+            self.graphs.run(key)
+
+    def _layout(self, plan: SamplingPlan) -> tuple[int, ...]:
+        """Sizes of the buffers that a step works on and that may be others by the next one."""
+        return (*self.state.layout(bool(plan.processing.rules)), *(self.sampler.logits.layout if plan.logits else ()))
+
+    def _capture_step(self, key: tuple, rows: DecodeRows, plan: SamplingPlan) -> None:
+        """Captures over padding rows: what is run before a capture must not advance a sequence."""
+        slots = [rows.all, rows.single] + ([rows.beams.slots] if rows.beams else [])
+        wanted = [x.clone() for x in slots]
+        for x in slots:
+            x.fill_(self.state.padding_slot)
+        self.graphs.capture(key, lambda: self._step(rows, plan))
+        for x, values in zip(slots, wanted, strict=True):
+            x.copy_(values)
+
+    def _step(self, rows: DecodeRows, plan: SamplingPlan) -> None:
+        """One token for every row: embedding -> layers -> logits -> choice -> append -> stop checks."""
+        slots = rows.all.long()
+        positions = self.state.slots.lengths[slots] - 1
+        token_ids = self.state.slots.tokens[slots, positions.long()]
+        # a prompt may end in an embedding of its own
+        last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embeds, rows.all)
+        logits = self.decoder.logits(self.decoder(token_ids, self._batch(rows.all, positions, prompt_embeds=last)))
+        if (parents := self.sampler.sample(logits, rows, plan)) is not None:
+            beam_search.reorder_cache(
+                self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
+            )
+
+    def _batch(
+        self,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        tiles: Tensor | None = None,
+        prompt_embeds: PromptEmbeds | None = None,
+    ) -> ForwardBatch:
+        """Returns the rows at these positions of these slots' sequences, [R] int32 each."""
+        state = self.state
+        attention = PagedMetadata(
+            cache=self.cache,
+            self_tables=state.self_tables,
+            cross_tables=state.cross_tables,
+            slots=slots,
+            places=positions,
+            self_lengths=positions + 1,
+            cross_lengths=state.cross_lengths[slots.long()] if self.config.cross_attention else None,
+            tiles=tiles,
+        )
+        return ForwardBatch(positions, attention, prompt_embeds)
+
+
+def _prompt_embeds(tensors: tuple[Tensor, ...]) -> PromptEmbeds | None:
+    """Returns what a graph takes as tensors, none or both."""
+    return PromptEmbeds(*tensors) if tensors else None

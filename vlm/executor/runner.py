@@ -1,0 +1,39 @@
+"""What runs a decoder and keeps its keys and values: one protocol for paged and for linear caches."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from vlm.executor.kv_cache import CacheShape
+from vlm.executor.sampler import DecodeRows
+from vlm.executor.sampling_plan import SamplingPlan
+from vlm.requests.sequence import PrefillChunk, Sequence
+
+
+class Runner(Protocol):
+    """The networks of one engine over their cache; who calls it owns the slots' state and times its work."""
+
+    shape: CacheShape  # the blocks that a scheduler shares out
+    block_size: int  # tokens
+    gives_context_logits: bool
+    shares_prefixes: bool  # may a block be of several sequences?
+
+    def reserve(self, sequences: list[Sequence]) -> None:
+        """Makes room for newly admitted sequences."""
+
+    def encode_texts(self, sequences: list[Sequence]) -> None:
+        """Encodes token sequences and writes their cross K/V."""
+
+    def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
+        """Encoder output of these sequences, one after the other -> their cross K/V. features [R, hidden]"""
+
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+        """Puts chunks of prompts into the cache."""
+
+    def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
+        """Takes every row `steps` tokens further, without a look at what they are."""
+
+    def free_cached_memory(self) -> None:
+        """Gives back what was kept for later. All that the cache holds is computed again."""

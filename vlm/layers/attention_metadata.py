@@ -1,0 +1,90 @@
+"""Where the rows of a batch find the keys and values that they attend to, a class a layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from vlm.ops.kv_write import kv_write
+from vlm.ops.packed_attention import attention_weights, packed_attention
+from vlm.ops.paged_attention import paged_attention
+from vlm.ops.prefill_attention import prefill_attention
+from vlm.ops.rotary import rotary_kv_write
+
+
+class AttentionMetadata:
+    """Does for attention layers what depends on the layout. Each layout has the kinds of attention its networks need.
+
+    q is [R, H, D]; k and v are [R, H_kv, D]; a result is [R, H, D]; `bias` is [H, 2 M + 1] by distance.
+    """
+
+    def self_attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
+    ) -> Tensor:
+        """Puts the rows' keys and values into the cache and attends to all earlier ones of the same sequence. `angles`
+        [R, 2, n]: by which queries and keys are turned."""
+        raise NotImplementedError
+
+    def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:
+        """Attends to the encoder's output, as `write_cross` put it into the cache."""
+        raise NotImplementedError
+
+    def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Puts keys and values of the encoder's output into the cache."""
+        raise NotImplementedError
+
+    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None) -> Tensor:
+        """Attends to all rows of the same sequence."""
+        raise NotImplementedError
+
+    def attention_weights(self, q: Tensor, k: Tensor, *, scale: float, bias: Tensor | None) -> list[Tensor]:
+        """Returns what `encoder_attention` weighs values by: each sequence's [H, T, T] float32."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PagedMetadata(AttentionMetadata):
+    """Places a decoder's rows in a cache of blocks. `S` slots, `R` rows, `L` layers."""
+
+    cache: Tensor  # [L, 2, blocks, H, block_size, D]
+    self_tables: Tensor  # [S, n] int32
+    cross_tables: Tensor  # [S, m] int32
+    slots: Tensor  # [R] int32
+    places: Tensor  # [R] int32: of each row in its sequence
+    self_lengths: Tensor  # [R] int32: places + 1
+    cross_lengths: Tensor | None = None  # [R] int32; None without cross-attention
+    tiles: Tensor | None = None  # [T, 4] int32: of a prefill, see vlm.ops.prefill_attention; None: a row a sequence
+
+    def self_attention(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
+    ) -> Tensor:
+        keys, values = self.cache[layer]
+        if angles is None:
+            kv_write(k, v, keys, values, self.self_tables, self.slots, self.places)
+        else:
+            q = rotary_kv_write(q, k, v, angles, keys, values, self.self_tables, self.slots, self.places)
+        if self.tiles is None:
+            return paged_attention(q, keys, values, self.self_tables, self.slots, self.self_lengths, scale, bias)
+        return prefill_attention(q, keys, values, self.self_tables, self.tiles, scale, bias)
+
+    def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:
+        keys, values = self.cache[layer]
+        return paged_attention(q, keys, values, self.cross_tables, self.slots, self.cross_lengths, scale)
+
+    def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
+        keys, values = self.cache[layer]
+        kv_write(k, v, keys, values, self.cross_tables, self.slots, self.places)
+
+
+@dataclass(frozen=True)
+class PackedMetadata(AttentionMetadata):
+    """Lays out an encoder's rows: whole sequences, one after the other."""
+
+    tiles: Tensor  # [T, 3] int32: see vlm.ops.packed_attention
+
+    def encoder_attention(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None) -> Tensor:
+        return packed_attention(q, k, v, self.tiles, scale, bias)
+
+    def attention_weights(self, q: Tensor, k: Tensor, *, scale: float, bias: Tensor | None) -> list[Tensor]:
+        return attention_weights(q, k, self.tiles, scale, bias)

@@ -1,0 +1,22 @@
+"""What the layers of a network have in common and its configuration does not say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vlm.layers.adapters.base import Adapters
+from vlm.layers.quant.base import LinearMethod
+from vlm.layers.quant.dense import Dense
+from vlm.parallel.mapping import Mapping
+
+
+@dataclass(frozen=True)
+class ModelContext:
+    """Says how a network is made: once given to its constructor, it reaches every Linear.
+
+    The default is a whole network in one process, with weights as they are.
+    """
+
+    mapping: Mapping = field(default_factory=Mapping)  # which part of the network this process runs
+    quantization: LinearMethod = field(default_factory=Dense)  # how weights are kept and multiplied
+    adapters: Adapters | None = None  # what changes results row by row

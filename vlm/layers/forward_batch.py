@@ -1,0 +1,46 @@
+"""What one pass through a network is about, given to every module of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from vlm.layers.attention_metadata import AttentionMetadata
+
+
+class PromptEmbeds(NamedTuple):
+    """Embeddings that a batch brings for its ids beyond the vocabulary: images' features, tuned prompts."""
+
+    rows: Tensor  # [n, hidden]
+    index: Tensor  # [R] int: which of them each row of the batch is, any where its id is a token's
+
+
+@dataclass
+class HiddenStateRecorder:
+    """Records what an encoder computes on the way to its output, where someone asks for it."""
+
+    keep_attentions: bool = False
+    hidden_states: list[Tensor] = field(default_factory=list)  # [R, hidden]: what goes into each block
+    attentions: list[list[Tensor]] = field(default_factory=list)  # a layer: of each sequence [H, T, T] float32
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """The R rows of a pass: tokens of one or more sequences, without padding wherever the layout allows it.
+
+    A network gets it beside the token ids and hands it on to every layer. Embeddings read `prompt_embeds`, whatever
+    knows positions `positions`, attention layers call `attention`, and each Linear finds its rows' adapters.
+    """
+
+    positions: Tensor  # [R] int; [axes, R] in models whose positions have several axes
+    attention: AttentionMetadata
+    prompt_embeds: PromptEmbeds | None = None
+    adapter_ids: Tensor | None = None  # [R] int32, NO_ADAPTER where a row has none; None: no row has one
+    recorder: HiddenStateRecorder | None = None
+
+    def record(self, x: Tensor, delta: Tensor | None) -> None:
+        """Records what goes into a block: the stream and what is still to be added to it."""
+        if self.recorder is not None:
+            self.recorder.hidden_states.append(x if delta is None else x + delta)

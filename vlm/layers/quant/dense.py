@@ -1,0 +1,21 @@
+"""Weights as they are: one matrix in the type that the network computes in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from vlm.layers.quant.base import ParameterSpec
+from vlm.ops.linear import linear as matmul
+
+
+class Dense:
+    """Keeps `weight` [out, in]."""
+
+    def layout(self, in_features: int, part_sizes: Mapping[str, int]) -> Mapping[str, ParameterSpec]:
+        return {"weight": ParameterSpec((sum(part_sizes.values()), in_features))}
+
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        return matmul(x, linear.weight, bias, linear.out_fp32)
