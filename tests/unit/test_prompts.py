@@ -81,8 +81,7 @@ def test_llava_reads_what_its_processor_gives(tmp_path):
         count = sum(part["type"] == "image" for turn in conversation for part in turn["content"])
         text = processor.apply_chat_template(conversation, add_generation_prompt=True)
         want = processor(images=[picture] * count or None, text=text)["input_ids"][0]
-        text = ours.of_conversation(read(conversation), count)
-        assert ours.ids(text, [FEATURES] * count) == as_rows(want, image_id)
+        assert ours.ids(ours.of_conversation(read(conversation), count), [FEATURES] * count) == as_rows(want, image_id)
     question = ours.of_prompt("what is this?", 1)
     assert question == processor.apply_chat_template(turns[0], add_generation_prompt=True)
     raw = "USER: <image> and <image> ? ASSISTANT:"

@@ -23,8 +23,9 @@ class Capabilities:
     has_text_encoder: bool  # token ids go to an encoder; else they are the decoder's prompt
     generates: bool  # False: an encoder alone is loaded
     max_batch_size: int  # sequences that are decoded at once
-    max_seq_len: int  # tokens of a decoder, its prompt included
+    max_seq_len: int  # tokens of a decoder, its prompt included; 0 without one
     max_encoder_input_len: int  # rows of an encoder; 0 without one
+    max_input_len: int  # tokens of a decoder, or of an encoder alone
     max_prompt_tokens: int  # of a text, whatever else a request has
     vocab_size: int  # of the ids that a text becomes
     eos_token_ids: tuple[int, ...]  # each ends an output
@@ -40,8 +41,9 @@ class Capabilities:
             has_text_encoder=processor.encoder is not None,
             generates=processor.generates,
             max_batch_size=engine.limits.max_batch_size,
-            max_seq_len=engine.limits.max_input_len,
+            max_seq_len=engine.limits.max_seq_len,
             max_encoder_input_len=engine.limits.max_encoder_input_len,
+            max_input_len=engine.limits.max_input_len,
             max_prompt_tokens=processor.request_builder.max_tokens,
             vocab_size=processor.vocab_size,
             eos_token_ids=engine.eos_token_ids,

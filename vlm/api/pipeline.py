@@ -214,7 +214,7 @@ class Pipeline:
 
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""
-        self.llm.executor.free_cached_memory()
+        self.llm.free_cached_memory()
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)

@@ -38,5 +38,9 @@ class EncoderEngine:
 
     def recover(self) -> list[TokenUpdate]:
         """After an encoding that ran out of memory."""
-        self.encoders.free_cached_memory()
+        self.free_cached_memory()
         return []
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.encoders.free_cached_memory()

@@ -109,7 +109,7 @@ class LLMEngine:
         """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
         ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
         """
-        self.executor.free_cached_memory()
+        self.free_cached_memory()
         self._updates += self._collect()
         self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
@@ -118,6 +118,10 @@ class LLMEngine:
         if not self.scheduler.idle:
             raise EngineError("the KV cache was not whole again after the device had run out of memory.")
         return self._reported()
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.executor.free_cached_memory()
 
     def _reported(self) -> list[TokenUpdate]:
         updates, self._updates = self._updates, []
