@@ -82,7 +82,7 @@ def test_images_of_several_sizes_in_prompts(chat):
     assert [image.rows for image in request.images] == [8, 4] and request.images[0].grid == (4, 2)
     assert [i - VOCAB for i in request.decoder_prompt_token_ids if i >= VOCAB] == list(range(12))
     both = pipe.encode({"pixel_values": [tall, small]}).last_hidden_state
-    visual = pipe.llm.executor.visual
+    visual = pipe.llm.executor.encoders.visual
     torch.testing.assert_close(both, torch.cat([visual(tall[None])[0], visual(small[None])[0]]))
 
 
@@ -96,7 +96,8 @@ def test_equal_pixels_of_another_shape_are_another_image(chat):
     assert first != other
     pipe = cpu(chat, block_size=4)
     assert [tokens(pipe, [each])[0] for each in inputs] == want
-    assert (pipe.llm.executor.encoder_cache.hits, pipe.llm.executor.encoder_cache.misses) == (1, 2)
+    cache = pipe.llm.executor.encoders.encoder_cache
+    assert (cache.hits, cache.misses) == (1, 2)
 
 
 def test_pages_of_several_sizes_under_a_decoder(page):
@@ -104,9 +105,10 @@ def test_pages_of_several_sizes_under_a_decoder(page):
     images = pictures(*SIZES, (8, 8), (16, 16), seed=1)
     inputs = [{"pixel_values": image} for image in images]
     for options in ({}, {"num_beams": 3}):
-        alone = [tokens(cpu(page), [each], **options)[0] for each in inputs]
+        pipe = cpu(page)
+        alone = [tokens(pipe, [each], **options)[0] for each in inputs]
         assert len({tuple(found) for found in alone}) == len(inputs), "the images make no difference"
-        assert tokens(cpu(page), inputs, **options) == alone
+        assert tokens(pipe, inputs, **options) == alone
         assert tokens(cpu(page, max_encoder_batch_size=2, block_size=4), inputs, **options) == alone
     found = cpu(page).encode(inputs)
     assert [len(encoding.last_hidden_state) for encoding in found] == [rows(image) for image in images]
@@ -169,8 +171,7 @@ def test_graphs_are_of_few_shapes():
             return self[key](pixels)
 
     visual = lambda pixels: pixels.flatten(2).transpose(1, 2) * 2  # noqa: E731
-    encoders = TorchEncoders(visual, None, torch.device("cpu"), torch.float32, RuntimeConfig())
-    encoders.graphs = Pool()
+    encoders = TorchEncoders(visual, None, torch.device("cpu"), torch.float32, RuntimeConfig(), graphs=Pool())
     pixels = pictures(*((2, 1 + i) for i in range(MAX_GRAPH_SHAPES + 5))) * 2
     for image, features in zip(pixels, encoders.encode_pixels(pixels), strict=True):
         assert torch.equal(features, image.flatten(1).t() * 2)
