@@ -133,9 +133,8 @@ class Reference:
 
     def __init__(self, model: Any, pipeline: Pipeline):
         self.model, self.pipeline = model, pipeline
-        encoder = pipeline.llm.encoders.encoder
         self.encoder_decoder = pipeline.config.cross_attention
-        self.vocab_size = (encoder.config if encoder else pipeline.config).vocab_size
+        self.vocab_size = pipeline.capabilities.vocab_size
 
     @classmethod
     def load(cls, folder: Path, pipeline: Pipeline, dtype: str | None = None) -> Reference:
@@ -174,7 +173,7 @@ class Reference:
     # --- inputs ---
     @property
     def _ends(self) -> tuple[int, ...]:
-        return self.pipeline.llm.eos_token_ids
+        return self.pipeline.capabilities.eos_token_ids
 
     @property
     def _pad(self) -> int:
@@ -183,11 +182,8 @@ class Reference:
 
     def _limit(self, request: Request) -> int:
         """New tokens at most."""
-        prompt, params, most = (
-            len(request.decoder_prompt_token_ids),
-            request.params,
-            self.pipeline.llm.limits.max_seq_len,
-        )
+        prompt, params = len(request.decoder_prompt_token_ids), request.params
+        most = self.pipeline.capabilities.max_seq_len
         return params.max_new_tokens or max(1, min(most, params.max_length or most) - prompt)
 
     def _inputs(self, request: Request, after: list[int] | None = None) -> tuple[Any, dict[str, Any]]:

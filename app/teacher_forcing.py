@@ -61,16 +61,12 @@ def _after(request: Request, tokens: list[int], known: int) -> Request:
 
 
 def _decoded(pipeline: Pipeline, requests: list[Request]) -> list[list[Place]]:
-    engine, ended = pipeline.llm, {}
-    ids = [engine.add(request) for request in requests]
-    while engine.has_work:
-        ended |= {update.sequence.id: update.sequence for update in engine.step() if update.finished}
     return [
         [
             Place(token, {**top, token: own})
-            for token, own, top in zip(s.generated, s.logprobs, s.top_logprobs, strict=True)
+            for token, own, top in zip(found.token_ids, found.logprobs, found.top_logprobs, strict=True)
         ]
-        for s in (ended[i] for i in ids)
+        for found in pipeline.complete(requests)
     ]
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vlm.config import MAX_THREADS, BuildConfig, Config
 from vlm.errors import InputError, listed
+from vlm.registry.role_configs import RoleConfigs
 from vlm_app.backend_names import measured_names
 
 
@@ -116,7 +116,7 @@ class TextBenchConfig(RowsConfig):
     def rows(self) -> list[Workload]:
         return [Workload(*row) for row in itertools.product(self.lengths, self.num_beams, self.batch_sizes)]
 
-    def limits(self, configs: Mapping[str, Config]) -> dict[str, int]:
+    def limits(self, configs: RoleConfigs) -> dict[str, int]:
         """What the engine must hold; a beam takes a sequence's place."""
         return {
             "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
@@ -136,21 +136,21 @@ class PromptBenchConfig(RowsConfig):
         super().__post_init__()
         self._at_least(0, "images")
 
-    def limits(self, configs: Mapping[str, Config]) -> dict[str, int]:
+    def limits(self, configs: RoleConfigs) -> dict[str, int]:
         """What the engine of these roles must hold. InputError for images that it does not take."""
         rows, size = self.image_rows(configs), {"max_batch_size": max(self.batch_sizes)}
-        if "encoder" not in configs:
+        if configs.encoder is None:
             return size | {"max_seq_len": rows + max(given + made for given, made in self.lengths)}
         longest, most = max(given for given, _ in self.lengths), max(made for _, made in self.lengths)
         return size | {"max_seq_len": most + 1, "max_encoder_input_len": rows + longest}
 
-    def image_rows(self, configs: Mapping[str, Config]) -> int:
+    def image_rows(self, configs: RoleConfigs) -> int:
         """Returns how many rows all images of a prompt take."""
         count = self.num_images(configs)
-        return count * configs["visual"].max_rows if count else 0
+        return count * configs.visual.max_rows if count else 0
 
-    def num_images(self, configs: Mapping[str, Config]) -> int:
-        if "visual" in configs:
+    def num_images(self, configs: RoleConfigs) -> int:
+        if configs.visual is not None:
             return 1 if self.images is None else self.images
         if self.images:
             raise InputError(f"{self.subject} takes no images; leave --images out.")

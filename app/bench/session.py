@@ -18,9 +18,10 @@ import vlm
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.devices import resolve_device
 from vlm.backends.installed import backend
-from vlm.config import Config, RuntimeConfig
+from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.registry.registry import configs_of
+from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.environment import environment
@@ -52,7 +53,7 @@ class Session(Generic[C]):
         return next(iter(self.engines.values()))
 
     @functools.cached_property
-    def configs(self) -> Mapping[str, Config]:
+    def configs(self) -> RoleConfigs:
         """The engine's, by role."""
         return configs_of(self.engine)
 

@@ -36,7 +36,7 @@ def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
 def random_texts(session: Session[TextBenchConfig], row: Workload) -> torch.Tensor:
     """[batch, tokens in], the same for both systems"""
     generator = torch.Generator().manual_seed(session.config.seed)
-    return random_ids(session.configs["decoder"].vocab_size, (row.batch_size, row.lengths[0]), generator)
+    return random_ids(session.configs.decoder.vocab_size, (row.batch_size, row.lengths[0]), generator)
 
 
 def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[list[Results]]:

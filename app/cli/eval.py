@@ -131,7 +131,7 @@ def _run(
     references, theirs = [pair.reference for pair in pairs], None
     result = {"task": task, "pairs": len(pairs), "left_out": errors, "dtype": pipeline.engine.build.dtype}
     result |= {"device": str(pipeline.device), "sampling": sampling}
-    result["vlm"] = {**ours.summary(metrics, references), "batch_size": pipeline.llm.limits.max_batch_size}
+    result["vlm"] = {**ours.summary(metrics, references), "batch_size": pipeline.capabilities.max_batch_size}
     if folder is not None:
         dtype = reference_dtype or pipeline.engine.build.dtype
         theirs = run_hugging_face(folder, pipeline, pairs, to_input, sampling, HF_BATCH_SIZE, dtype)

@@ -15,7 +15,7 @@ import gradio as gr
 from vlm.errors import VlmError
 
 if TYPE_CHECKING:
-    from vlm.api.async_pipeline import AsyncPipeline, Piece
+    from vlm.api.async_pipeline import AsyncPipeline, TextDelta
     from vlm.processing.workers import ImageFile
 
 Handler = Callable[..., AsyncIterator[Any]]
@@ -28,17 +28,17 @@ class Clock:
 
     def __init__(self) -> None:
         self._begin = self._first = self._last = time.perf_counter()
-        self._tokens = self._early = 0  # in all; of the first piece
+        self._tokens = self._early = 0  # in all; of the first delta
         self._ending = ""
 
-    def observe(self, piece: Piece) -> None:
+    def observe(self, delta: TextDelta) -> None:
         self._last = time.perf_counter()
-        if piece.delta is not None and not self._tokens:
-            self._first, self._early = self._last, len(piece.delta.token_ids)
-        self._tokens += len(piece.delta.token_ids) if piece.delta is not None else 0
-        if piece.output is not None:
-            self._tokens = len(piece.output.token_ids)
-            self._ending = ENDINGS.get(piece.output.finish_reason, "")
+        if delta.update is not None and not self._tokens:
+            self._first, self._early = self._last, len(delta.update.token_ids)
+        self._tokens += len(delta.update.token_ids) if delta.update is not None else 0
+        if delta.output is not None:
+            self._tokens = len(delta.output.token_ids)
+            self._ending = ENDINGS.get(delta.output.finish_reason, "")
 
     @property
     def line(self) -> str:
@@ -53,7 +53,7 @@ class Clock:
         return " · ".join(part for part in parts if part)
 
     def _rate(self, total: float) -> float:
-        """After the first piece; of the whole where all came at once, as of a beam search."""
+        """After the first delta; of the whole where all came at once, as of a beam search."""
         later, since = self._tokens - self._early, self._last - self._first
         return later / since if later > 0 and since > 0 else self._tokens / max(total, 1e-9)
 
@@ -64,10 +64,10 @@ async def answers(
     """(text so far, timing) of one input; leaving it early aborts the request. Raises InputError and its kin."""
     clock, text = Clock(), ""
     request = await model.request(source, files, **sampling)
-    async with aclosing(model.stream(request)) as pieces:
-        async for piece in pieces:
-            clock.observe(piece)
-            text = text + piece.text if piece.output is None else piece.output.text
+    async with aclosing(model.stream(request)) as deltas:
+        async for delta in deltas:
+            clock.observe(delta)
+            text = text + delta.text if delta.output is None else delta.output.text
             yield text, clock.line
 
 

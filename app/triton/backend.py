@@ -17,7 +17,7 @@ import numpy as np
 
 from vlm.artifacts.engine_dir import EngineDir, Manifest
 from vlm.errors import VlmError
-from vlm.processing.frontend import Frontend
+from vlm.processing.processor import Processor
 from vlm_app.server.repository.triton_options import ENGINE_FOLDER, FRONTEND_FOLDER
 from vlm_app.server.tensors.wire import DTYPES
 
@@ -37,10 +37,10 @@ def engine_of(args: Mapping[str, str]) -> Path:
     return Path(args["model_repository"]) / args["model_version"] / ENGINE_FOLDER
 
 
-def frontend_of(args: Mapping[str, str]) -> Frontend:
-    """Returns the frontend of an engine whose weights are elsewhere."""
+def processor_of(args: Mapping[str, str]) -> Processor:
+    """Returns the processor of an engine whose weights are elsewhere."""
     folder = Path(args["model_repository"]) / args["model_version"] / FRONTEND_FOLDER
-    return Frontend.from_engine(EngineDir(folder, Manifest.read(folder)))
+    return Processor.from_engine(EngineDir(folder, Manifest.read(folder)))
 
 
 def config_of(args: Mapping[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from vlm.processing.frontend import Frontend
+from vlm.processing.processor import Processor
 from vlm_app.server.repository.triton_options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
 from vlm_app.server.tensors.model import INPUT_LENGTHS, LENGTHS_OUT
 from vlm_app.server.tensors.model_config import described
@@ -21,45 +21,45 @@ PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images", "image
 READ_BACK = ("output_ids", "sequence_length", INPUT_LENGTHS)
 
 
-def configs(frontend: Frontend, config: ExportConfig) -> dict[str, dict[str, Any]]:
+def configs(processor: Processor, config: ExportConfig) -> dict[str, dict[str, Any]]:
     """By what each model does. An engine without a tokenizer stands alone, else it is a part of an ensemble."""
-    if frontend.tokenizer is None:
-        return {ENGINE: _engine(config.name, frontend, config)}
-    names, prepared = config.folders, prepared_specs(frontend)
-    given = _texts(frontend)
+    if processor.tokenizer is None:
+        return {ENGINE: _engine(config.name, processor, config)}
+    names, prepared = config.folders, prepared_specs(processor)
+    given = _texts(processor)
     before = _python(names[BEFORE], config, [s for s in given if s.name in GIVEN_TEXT], prepared, "KIND_CPU")
-    read = [replace(spec, optional=False) for spec in _engine_out(frontend) if spec.name in READ_BACK]
+    read = [replace(spec, optional=False) for spec in _engine_out(processor) if spec.name in READ_BACK]
     after = _python(names[AFTER], config, read, TEXT_OUT[:1], "KIND_CPU")
     return {
-        ENSEMBLE: _ensemble(frontend, prepared, config),
+        ENSEMBLE: _ensemble(processor, prepared, config),
         BEFORE: before,
-        ENGINE: _engine(names[ENGINE], frontend, config),
+        ENGINE: _engine(names[ENGINE], processor, config),
         AFTER: after,
     }
 
 
-def prepared_specs(frontend: Frontend) -> tuple[TensorSpec, ...]:
+def prepared_specs(processor: Processor) -> tuple[TensorSpec, ...]:
     """Returns what preprocessing gives: ids, pixels, and where the output of a model without ids begins."""
-    by_ids = specs_of(frontend, IDS_IN)
+    by_ids = specs_of(processor, IDS_IN)
     has_ids = any(spec.name == "input_ids" for spec in by_ids)
     names = PREPARED if has_ids else (*PREPARED, "decoder_input_ids", "decoder_input_lengths")
     return tuple(spec for spec in by_ids if spec.name in names)
 
 
-def _texts(frontend: Frontend) -> tuple[TensorSpec, ...]:
+def _texts(processor: Processor) -> tuple[TensorSpec, ...]:
     """What the ensemble takes; the first tensor must be there."""
-    specs = specs_of(frontend, TEXT_IN)
-    first = "image" if frontend.family.inputs == ("image",) else "text_input"
+    specs = specs_of(processor, TEXT_IN)
+    first = "image" if processor.family.takes_images and not processor.family.takes_text else "text_input"
     return tuple(replace(spec, optional=False) if spec.name == first else spec for spec in specs)
 
 
-def _engine_out(frontend: Frontend) -> tuple[TensorSpec, ...]:
-    return output_specs(frontend, (*IDS_OUT, *LENGTHS_OUT))
+def _engine_out(processor: Processor) -> tuple[TensorSpec, ...]:
+    return output_specs(processor, (*IDS_OUT, *LENGTHS_OUT))
 
 
-def _engine(name: str, frontend: Frontend, config: ExportConfig) -> dict[str, Any]:
+def _engine(name: str, processor: Processor, config: ExportConfig) -> dict[str, Any]:
     made = _python(
-        name, config, specs_of(frontend, IDS_IN), _engine_out(frontend), KINDS[config.load.device.partition(":")[0]]
+        name, config, specs_of(processor, IDS_IN), _engine_out(processor), KINDS[config.load.device.partition(":")[0]]
     )
     if number := config.load.device.partition(":")[2]:
         made["instance_group"][0]["gpus"] = [int(number)]
@@ -78,19 +78,19 @@ def _python(
     return {**made, "backend": "python", "instance_group": [{"kind": kind}], "dynamic_batching": {}}
 
 
-def _ensemble(frontend: Frontend, prepared: tuple[TensorSpec, ...], config: ExportConfig) -> dict[str, Any]:
-    given = _texts(frontend)
+def _ensemble(processor: Processor, prepared: tuple[TensorSpec, ...], config: ExportConfig) -> dict[str, Any]:
+    given = _texts(processor)
     same = lambda names: {name: name for name in names}  # noqa: E731
     between = {spec.name: f"prepared_{spec.name}" for spec in prepared}
     texts = [spec.name for spec in given if spec.name in GIVEN_TEXT]
     options = [spec.name for spec in given if spec.name not in GIVEN_TEXT]
     steps = [
         (BEFORE, same(texts), between),
-        (ENGINE, {**between, **same(options)}, same(spec.name for spec in _engine_out(frontend))),
+        (ENGINE, {**between, **same(options)}, same(spec.name for spec in _engine_out(processor))),
         (AFTER, same(READ_BACK), same([TEXT_OUT[0].name])),
     ]
     return {
-        **described(config.name, config.max_batch_size, given, output_specs(frontend, TEXT_OUT)),
+        **described(config.name, config.max_batch_size, given, output_specs(processor, TEXT_OUT)),
         "platform": "ensemble",
         "ensemble_scheduling": {
             "step": [

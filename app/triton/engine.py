@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any
 
-from vlm.api.async_pipeline import AsyncPipeline, Piece
+from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.processing.workers import ImageWorkers, MediaLimits
 from vlm_app.load_options import LoadOptions
 from vlm_app.server.core.generation_input import GenerationInput
@@ -31,7 +31,7 @@ class Engine:
         gpu = args["model_instance_kind"] == "GPU"
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
         pipeline = self._options(device).load(engine_of(args))
-        self._loop, self._frontend = Loop(), pipeline.frontend
+        self._loop, self._processor = Loop(), pipeline.processor
         self._model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()))
         self._loop.submit(_call(self._model.start)).result()
 
@@ -74,20 +74,20 @@ class Engine:
 
     async def _tensors(self, inputs: Tensors, every: bool) -> AsyncIterator[Tensors]:
         """A request's outputs: all of them when they have ended, or at every step the ones so far."""
-        items = read_batch(self._frontend, inputs)
+        items = read_batch(self._processor, inputs)
         found = PartialOutputs(items)
-        async with aclosing(merged([self._stream(each) for each in items])) as pieces:
-            async for number, piece in pieces:
-                if (every or piece.output is not None) and found.take(number, piece) and every:
-                    yield write_batch(self._frontend, items, found.rows)
+        async with aclosing(merged([self._stream(each) for each in items])) as deltas:
+            async for number, delta in deltas:
+                if (every or delta.output is not None) and found.take(number, delta) and every:
+                    yield write_batch(self._processor, items, found.rows)
         if not every:
-            yield write_batch(self._frontend, items, found.rows)
+            yield write_batch(self._processor, items, found.rows)
 
-    async def _stream(self, item: GenerationInput) -> AsyncIterator[Piece]:
+    async def _stream(self, item: GenerationInput) -> AsyncIterator[TextDelta]:
         request = await self._model.request(item.source, item.files, **item.sampling)
-        async with aclosing(self._model.stream(request)) as pieces:
-            async for piece in pieces:
-                yield piece
+        async with aclosing(self._model.stream(request)) as deltas:
+            async for delta in deltas:
+                yield delta
 
 
 async def _call(function: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from vlm.artifacts.engine_dir import MANIFEST, EngineDir
 from vlm.artifacts.files import atomic_dir
 from vlm.errors import InputError, LimitError
-from vlm.processing.frontend import Frontend
+from vlm.processing.processor import Processor
 from vlm_app.server.repository import pbtxt
 from vlm_app.server.repository.triton_options import (
     AFTER,
@@ -50,7 +50,7 @@ def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
             f"max_batch_size {config.max_batch_size} is more than the engine's {engine.limits.max_batch_size}; rebuild"
             f" with --max-batch-size {config.max_batch_size}."
         )
-    made = configs(Frontend.from_engine(engine), config)
+    made = configs(Processor.from_engine(engine), config)
     names = {each["name"] for each in made.values()}
 
     def takes_it(folder: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vlm_app.triton.backend import Tensors, answered, config_of, frontend_of
+from vlm_app.triton.backend import Tensors, answered, config_of, processor_of
 from vlm_app.triton.config import READ_BACK
 
 
@@ -15,7 +15,7 @@ class Postprocessing:
     """A streamed response holds all tokens so far, so its text is the whole one so far."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        self._config, self._frontend = config_of(args), frontend_of(args)
+        self._config, self._processor = config_of(args), processor_of(args)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return [self._answer(request) for request in requests]
@@ -28,5 +28,5 @@ class Postprocessing:
         texts = np.empty(lengths.shape, object)
         for row, beam in np.ndindex(lengths.shape):
             generated = ids[row, beam, int(prompts[row, beam]) : int(lengths[row, beam])].tolist()
-            texts[row, beam] = self._frontend.text_of(generated).encode("utf-8", "replace")
+            texts[row, beam] = self._processor.text_of(generated).encode("utf-8", "replace")
         return {"text_output": texts}

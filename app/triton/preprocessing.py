@@ -15,17 +15,17 @@ from vlm.requests.sampling_params import SamplingParams
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.tensors.inputs import Row, padded, read_text
 from vlm_app.server.tensors.specs import TEXT_IN, checked
-from vlm_app.triton.backend import Loop, Tensors, answered, config_of, frontend_of
+from vlm_app.triton.backend import Loop, Tensors, answered, config_of, processor_of
 
 
 class Preprocessing:
     """Requests are read side by side, images in worker processes with the server's budgets."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        self._config, self._frontend = config_of(args), frontend_of(args)
+        self._config, self._processor = config_of(args), processor_of(args)
         self._pool, self._loop = ThreadPoolExecutor(), Loop()
         self._workers = ImageWorkers(ServerConfig().preprocess_workers, MediaLimits())
-        if self._frontend.vision:
+        if self._processor.vision:
             self._workers.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -42,7 +42,7 @@ class Preprocessing:
     def _tensors(self, inputs: Tensors) -> Tensors:
         size, tensors = checked(inputs, TEXT_IN)
         rows = [self._request({name: array[i] for name, array in tensors.items()}) for i in range(size)]
-        encoder = self._frontend.encoder is not None
+        encoder = self._processor.encoder is not None
         ids = [list((r.encoder_input_ids if encoder else r.decoder_prompt_token_ids) or ()) for r in rows]
         starts = [list(r.decoder_prompt_token_ids) for r in rows]
         return {
@@ -50,15 +50,15 @@ class Preprocessing:
             "sequence_length": _lengths(ids),
             "decoder_input_ids": padded(starts, 0, np.uint32),
             "decoder_input_lengths": _lengths(starts),
-            **(padded_pixels(rows, vision) if (vision := self._frontend.vision) else {}),
+            **(padded_pixels(rows, vision) if (vision := self._processor.vision) else {}),
         }
 
     def _request(self, row: Row) -> Request:
-        source, files = read_text(self._frontend, row)
+        source, files = read_text(self._processor, row)
         if files:
-            images = self._loop.submit(self._workers.pixels(files, self._frontend.image_source)).result()
-            source = self._frontend.with_pixels(source, images)
-        return self._frontend.inputs.request(source, SamplingParams())
+            images = self._loop.submit(self._workers.pixels(files, self._processor.image_source)).result()
+            source = self._processor.with_pixels(source, images)
+        return self._processor.request_builder.build(source, SamplingParams())
 
 
 def padded_pixels(rows: list[Request], vision: VisionConfig) -> Tensors:

@@ -267,7 +267,7 @@ def test_images_are_counted_before_they_are_read():
     with pytest.raises(LimitError, match=r"100 images and pages are 14,400 tokens, .* for 1,024; send fewer"):
         asyncio.run(model.request({"prompt": "a"}, [b""] * 100))
     with pytest.raises(LimitError, match="100 images and pages"):  # of a PDF the pages
-        model.pipeline.frontend.with_pixels({"prompt": "a"}, [np.zeros((50, 3, 1, 1), np.float32)] * 2)
+        model.pipeline.processor.with_pixels({"prompt": "a"}, [np.zeros((50, 3, 1, 1), np.float32)] * 2)
 
 
 def test_what_fits_is_answered(served):

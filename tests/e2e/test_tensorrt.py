@@ -133,7 +133,7 @@ def test_the_command_line_builds_and_refuses(engine, tmp_path):
     assert not out.exists()
     result = call(*build, "--backend", "tensorrt", "--target", "SM89, sm86")
     assert (result.exit_code, result.stdout) == (0, f"{out}\n") and "Building decoder" in result.stderr
-    assert EngineDir.open(out).build.target == ("sm86", "sm89")
+    assert TensorRTBackend().build_of(EngineDir.open(out)).target == ("sm86", "sm89")
     result = call("generate", "a", "--model", out)
     assert result.exit_code == 2 and "this machine has no CUDA GPU" in result.stderr
 

@@ -124,7 +124,7 @@ def test_searches_of_different_width_and_greedy_rows_in_one_batch(subject):
         ids[pipe.llm.add(Request((start,), encoder_input_ids=tuple(text), params=params))] = i
     found = {}
     while pipe.llm.has_work:
-        found |= {ids[u.sequence.id]: pipe.outputs.output(u.sequence) for u in pipe.llm.step() if u.finished}
+        found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}
     for i, (text, given) in enumerate(zip(texts, settings, strict=True)):
         if given:
             check([found[i]], [hf_beams(model, text, **given)])
@@ -167,7 +167,7 @@ def test_stop_words_end_beams(subject):
         ids[pipe.llm.add(Request((start,), encoder_input_ids=tuple(text), params=params))] = i
     found = {}
     while pipe.llm.has_work:
-        found |= {ids[u.sequence.id]: pipe.outputs.output(u.sequence) for u in pipe.llm.step() if u.finished}
+        found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}
     for i, ((text, settings), own) in enumerate(zip(pairs, words, strict=True)):
         want = hf_beams(model, text, **settings, stop_words_ids=own)
         if settings["num_beams"] == 1:

@@ -94,8 +94,8 @@ def test_preemption_loses_nothing(ragged):
     requests = [pipe._request(given, pipe._params({"max_new_tokens": 30})) for given in inputs_of(prompts)]
     ids, done = [pipe.llm.add(request) for request in requests], {}
     while pipe.llm.has_work:
-        done |= {u.sequence.id: u.sequence for u in pipe.llm.step() if u.finished}
-    assert [done[i].generated for i in ids] == want
+        done |= {u.request_id: u.completion for u in pipe.llm.step() if u.finished}
+    assert [done[i].token_ids for i in ids] == want
     assert sum(s.preemptions for s in done.values()) > 0
     assert pipe.llm.scheduler.blocks.balanced
 

@@ -140,7 +140,7 @@ def decoded(pipe: Pipeline, model, inputs, settings) -> list:
         params = sampling_params({"max_new_tokens": NEW, **given}, {}, loop_detection=False)
         ids[pipe.llm.add(request_of(model, text, params))] = i
     while pipe.llm.has_work:
-        found |= {ids[u.sequence.id]: pipe.outputs.output(u.sequence) for u in pipe.llm.step() if u.finished}
+        found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}
     return [found[i] for i in range(len(inputs))]
 
 
@@ -282,7 +282,7 @@ def test_context_and_generation_logits(subject, runtime):
         request = Request(tuple(prompts[i]), encoder_input_ids=tuple(texts[i]) if coded else None, params=params)
         ids[pipe.llm.add(request)] = n
     while pipe.llm.has_work:
-        found |= {ids[u.sequence.id]: pipe.outputs.output(u.sequence) for u in pipe.llm.step() if u.finished}
+        found |= {ids[u.request_id]: pipe.outputs.output(u.completion) for u in pipe.llm.step() if u.finished}
     for n, (i, _, want) in enumerate(cases):
         out, size = found[n], len(prompts[i])
         assert out.token_ids == found[n - n % 4].token_ids, "to look at logits changes no token"

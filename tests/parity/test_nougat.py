@@ -87,14 +87,14 @@ def joined(pipe: Pipeline, images, limits, arrivals) -> list[list[int]]:
         for i, arrival in enumerate(arrivals):
             if arrival == turn:
                 params = SamplingParams(max_new_tokens=limits[i])
-                ids[pipe.llm.add(Request((0,), Image.from_pixels(images[i], pipe.frontend.vision), params=params))] = i
+                ids[pipe.llm.add(Request((0,), Image.from_pixels(images[i], pipe.processor.vision), params=params))] = i
         for update in pipe.llm.step():
             if update.finished:
-                found[ids[update.sequence.id]] = update.sequence
+                found[ids[update.request_id]] = update.completion
         turn += 1
     assert pipe.llm.scheduler.blocks.balanced
     joined.preemptions = sum(s.preemptions for s in found.values())
-    return [found[i].generated for i in range(len(images))]
+    return [found[i].token_ids for i in range(len(images))]
 
 
 @pytest.mark.parametrize("block_size", [8, 16])
@@ -160,9 +160,9 @@ def test_controls_of_each_request_in_one_batch(ragged):
     for i, given in enumerate(CONTROLS):
         words = tuple(tuple(word) for word in given.get("bad_words_ids", ()))
         params = SamplingParams(max_new_tokens=30, **{**given, "bad_words_ids": words})
-        ids[pipe.llm.add(Request((0,), Image.from_pixels(images[i], pipe.frontend.vision), params=params))] = i
+        ids[pipe.llm.add(Request((0,), Image.from_pixels(images[i], pipe.processor.vision), params=params))] = i
     while pipe.llm.has_work:
-        found |= {ids[u.sequence.id]: u.sequence.generated for u in pipe.llm.step() if u.finished}
+        found |= {ids[u.request_id]: u.completion.token_ids for u in pipe.llm.step() if u.finished}
     assert [found[i] for i in range(len(CONTROLS))] == want
     assert len({tuple(tokens) for tokens in want}) == len(CONTROLS)
 

@@ -34,17 +34,18 @@ async def running(pipeline, **options):
         assert is_empty(pipeline)
 
 
-def test_deltas_add_up_to_the_output(t5):
+def test_updates_add_up_to_the_output(t5):
     async def ask():
         async with running(t5) as model:
             request = await model.request({"text": TEXT}, [], top_logprobs=2)
-            return [delta async for delta in model.engine.generate([request])]
+            return [update async for _, update in model.engine.generate([request])]
 
-    deltas, expected = asyncio.run(ask()), t5.generate(text=TEXT)
-    assert [token for delta in deltas for token in delta.token_ids] == expected.token_ids
-    assert [x for delta in deltas for x in delta.logprobs] == pytest.approx(expected.logprobs, abs=1e-5)
-    assert all(len(delta.top_logprobs) == len(delta.token_ids) for delta in deltas)
-    assert [delta.sequence is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+    updates, expected = asyncio.run(ask()), t5.generate(text=TEXT)
+    assert [token for update in updates for token in update.token_ids] == expected.token_ids
+    assert [x for update in updates for x in update.logprobs] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert all(len(update.top_logprobs) == len(update.token_ids) for update in updates)
+    assert [update.finished for update in updates] == [False] * (len(updates) - 1) + [True]
+    assert updates[-1].completion.token_ids == expected.token_ids
 
 
 def test_what_cannot_be_held_is_told_its_caller_and_nobody_else(t5):
@@ -119,8 +120,8 @@ def test_every_end_is_reported_once(t5):
             await asyncio.gather(*(model.generate(request) for request in requests[3:]))
 
     asyncio.run(ask())
-    assert len(ended) == len({id(sequence) for sequence in ended}) == 11
-    assert {sequence.finish_reason for sequence in ended[3:]} <= {"eos", "abort"}
+    assert len(ended) == len({id(completion) for completion in ended}) == 11
+    assert {completion.finish_reason for completion in ended[3:]} <= {"eos", "abort"}
 
 
 def test_turns_go_to_who_has_waited_longest():

@@ -13,7 +13,8 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError, LengthError
-from vlm.executor.encoders import MAX_GRAPH_SHAPES, TorchEncoders
+from vlm.executor.encoders import Encoders
+from vlm.executor.torch_encoders import MAX_GRAPH_SHAPES, TorchEncoders
 from vlm.requests.image import Image
 from vlm.requests.prompt_table import content_keys
 from vlm_app.server.tensors.inputs import read_batch
@@ -82,7 +83,7 @@ def test_images_of_several_sizes_in_prompts(chat):
     assert [image.rows for image in request.images] == [8, 4] and request.images[0].grid == (4, 2)
     assert [i - VOCAB for i in request.decoder_prompt_token_ids if i >= VOCAB] == list(range(12))
     both = pipe.encode({"pixel_values": [tall, small]}).last_hidden_state
-    visual = pipe.llm.executor.encoders.visual
+    visual = pipe.llm.encoders.visual
     torch.testing.assert_close(both, torch.cat([visual(tall[None])[0], visual(small[None])[0]]))
 
 
@@ -96,7 +97,7 @@ def test_equal_pixels_of_another_shape_are_another_image(chat):
     assert first != other
     pipe = cpu(chat, block_size=4)
     assert [tokens(pipe, [each])[0] for each in inputs] == want
-    cache = pipe.llm.executor.encoders.encoder_cache
+    cache = pipe.llm.encoders.encoder_cache
     assert (cache.hits, cache.misses) == (1, 2)
 
 
@@ -137,17 +138,17 @@ def test_only_torch_encodes_several_sizes(page, tmp_path):
 def test_tensors_of_several_sizes_are_padded_and_named(chat):
     """What Triton's preprocessing makes of images, the server's reader takes apart again."""
     pipe, images = cpu(chat), pictures((8, 8), (4, 16))
-    assert "image_sizes" in {spec.name for spec in specs_of(pipe.frontend, IDS_IN)}
+    assert "image_sizes" in {spec.name for spec in specs_of(pipe.processor, IDS_IN)}
     request = pipe.request({"prompt": "<image> w1 <image>", "pixel_values": images})
-    made = padded_pixels([request, pipe.request({"prompt": "w1"})], pipe.frontend.vision)
+    made = padded_pixels([request, pipe.request({"prompt": "w1"})], pipe.processor.vision)
     assert made["pixel_values"].shape == (2, 2, 3, 8, 16) and made["num_images"].tolist() == [[2], [0]]
     assert made["image_sizes"].tolist() == [[[8, 8], [4, 16]], [[0, 0], [0, 0]]]
     given = {name: array[:1] for name, array in made.items()}
     given["input_ids"] = np.array([request.decoder_prompt_token_ids], np.uint32)
-    [read] = read_batch(pipe.frontend, given)
+    [read] = read_batch(pipe.processor, given)
     assert [torch.equal(*pair) for pair in zip(read.source["pixel_values"], images, strict=True)] == [True, True]
     with pytest.raises(InputError, match="image_sizes"):
-        read_batch(pipe.frontend, given | {"image_sizes": np.array([[[8, 8], [4, LARGEST + 1]]], np.uint32)})
+        read_batch(pipe.processor, given | {"image_sizes": np.array([[[8, 8], [4, LARGEST + 1]]], np.uint32)})
 
 
 def test_a_key_covers_pixels_shape_and_grid():
@@ -171,8 +172,10 @@ def test_graphs_are_of_few_shapes():
             return self[key](pixels)
 
     visual = lambda pixels: pixels.flatten(2).transpose(1, 2) * 2  # noqa: E731
-    encoders = TorchEncoders(visual, None, torch.device("cpu"), torch.float32, RuntimeConfig(), graphs=Pool())
+    graphs = Pool()
+    networks = TorchEncoders(visual, None, device=torch.device("cpu"), dtype=torch.float32, graphs=graphs)
+    encoders = Encoders(networks, RuntimeConfig())
     pixels = pictures(*((2, 1 + i) for i in range(MAX_GRAPH_SHAPES + 5))) * 2
     for image, features in zip(pixels, encoders.encode_pixels(pixels), strict=True):
         assert torch.equal(features, image.flatten(1).t() * 2)
-    assert set(encoders.graphs) == {("encode", 2, 3, 2, 1 + i) for i in range(MAX_GRAPH_SHAPES)}
+    assert set(graphs) == {("encode", 2, 3, 2, 1 + i) for i in range(MAX_GRAPH_SHAPES)}

@@ -34,6 +34,7 @@ from vlm.executor.slot_packing import neighbours
 from vlm.ops import slot_attention as slots
 from vlm.ops.prefill_attention import tiles_of
 from vlm.registry.registry import model_spec
+from vlm.registry.role_configs import RoleConfigs
 from vlm.requests.request import Request
 from vlm.requests.sequence import PrefillChunk, Sequence
 
@@ -45,7 +46,9 @@ def llama(tmp_path_factory):
     weights = Checkpoint.open(engine.path.parent / "checkpoint").weights("decoder")
     spec = model_spec("llama")
     network = spec.loaded(spec.config.from_dict(engine.config("decoder")), dict(weights), torch.device("cpu"))
-    io = graph_io.graphs_of({"decoder": network.config}, engine.limits, torch.float32, caches_grow=True)["decoder"]
+    io = graph_io.graphs_of(RoleConfigs(decoder=network.config), engine.limits, torch.float32, caches_grow=True)[
+        "decoder"
+    ]
     return engine, engine.path / "decoder" / "model.onnx", network, io
 
 

@@ -57,7 +57,7 @@ def fails_once(monkeypatch, executor, stage: str, on: int, error: Exception = CU
 
 
 def run(llm, requests, fail_at):
-    """Requests one after the other while the engine runs -> their sequences, by id"""
+    """Requests one after the other while the engine runs -> what they come to, by id"""
     found, waiting = {}, list(requests)
     while waiting or llm.has_work:
         if waiting:
@@ -68,7 +68,7 @@ def run(llm, requests, fail_at):
             updates = llm.recover()
             assert llm.scheduler.idle
             fail_at.append(len(found))
-        found |= {update.sequence.id: update.sequence for update in updates if update.finished}
+        found |= {update.request_id: update.completion for update in updates if update.finished}
     return [found[i] for i in sorted(found)]
 
 
@@ -86,10 +86,10 @@ def check_recovery(monkeypatch, pipeline, stage: str, on: int) -> None:
     expected = [pipeline.generate(source, seed=seed, **options).token_ids for seed in range(5)]
     fails_once(monkeypatch, pipeline.llm.executor, stage, on)
     failures: list[int] = []
-    sequences = run(pipeline.llm, requests, failures)
-    lost = [sequence.finish_reason == "memory" for sequence in sequences]
-    assert len(failures) == 1 and len(sequences) == 5 and any(lost) and not all(lost)
-    assert all(lost[i] or sequences[i].generated == expected[i] for i in range(5))
+    completions = run(pipeline.llm, requests, failures)
+    lost = [completion.out_of_memory for completion in completions]
+    assert len(failures) == 1 and len(completions) == 5 and any(lost) and not all(lost)
+    assert all(lost[i] or completions[i].token_ids == expected[i] for i in range(5))
     assert is_empty(pipeline)
 
 
@@ -118,7 +118,7 @@ def test_a_prefix_that_was_not_computed_is_not_shared(monkeypatch):
         [lost] = run(pipeline.llm, [ask()], [])
     pipeline.llm.executor.runner.cache.fill_(7.0)
     [found] = run(pipeline.llm, [ask()], [])
-    assert lost.finish_reason == "memory" and found.generated == expected
+    assert lost.finish_reason == "memory" and found.token_ids == expected
 
 
 def serving(pipeline, **listeners):
@@ -177,7 +177,7 @@ def test_one_input_of_a_job_is_lost(monkeypatch):
 
 def test_an_image_is_too_much(monkeypatch):
     pipeline = alone("mini-llava")
-    monkeypatch.setattr(pipeline.llm.encoders, "encode", raising(ERRORS["torch on the cpu"]))
+    monkeypatch.setattr(pipeline.llm.encoders.networks, "encode", raising(ERRORS["torch on the cpu"]))
     source = {"pixel_values": torch.zeros(1, 3, 96, 96), "prompt": "Hi"}
     for ask in (pipeline.generate, lambda _: pipeline.encode({"pixel_values": source["pixel_values"]})):
         with pytest.raises(OutOfMemoryError):

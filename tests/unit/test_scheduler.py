@@ -14,11 +14,11 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.prefix import block_keys
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
-from vlm.executor.decode_burst import RowResult
+from vlm.executor.decode_burst import StepOutput
 from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
-from vlm.requests.sequence import Hypothesis
+from vlm.requests.token_update import Hypothesis
 
 CONFIG = ModelConfig(1000, 8, 1, 1, 64, 0, 2, 1, 0)
 STOP, LENGTH = 1, 3
@@ -95,7 +95,7 @@ class Invented:
             code = STOP if tokens[-1] in stops else LENGTH if len(tokens) >= s.max_length else 0
         state[2] = code
         new = tokens[first:] + [0] * (steps - len(tokens) + first)
-        return RowResult(len(tokens), code, new, [float(t) for t in new])
+        return StepOutput(len(tokens), code, new, [float(t) for t in new])
 
 
 class FakeBurst:
@@ -177,18 +177,18 @@ def test_tokens_do_not_depend_on_company_and_blocks_balance(
             llm.abort(aborted.pop())
         for update in llm.step():
             if update.finished:
-                assert update.sequence.id not in done
-                done[update.sequence.id] = update.sequence
+                assert update.request_id not in done
+                done[update.request_id] = update.completion
         if not pending and not llm.has_work:
             break
     assert not llm.has_work and len(done) == len(ids)
-    for request_id, sequence in done.items():
+    for request_id, completion in done.items():
         want = expected(*ids[request_id])
-        if sequence.finish_reason == "abort":
-            assert sequence.generated == want[: len(sequence.generated)]
+        if completion.finish_reason == "abort":
+            assert completion.token_ids == want[: len(completion.token_ids)]
         else:
-            assert sequence.generated == want
-            assert sequence.logprobs == [float(t) for t in want]
+            assert completion.token_ids == want
+            assert completion.logprobs == [float(t) for t in want]
     assert llm.scheduler.blocks.balanced
 
 
@@ -254,9 +254,9 @@ def test_preemption_happens_and_loses_nothing():
         llm.add(Request((0,), encoder_output=torch.zeros(2, 8), params=params))
     done = []
     while llm.has_work:
-        done += [u.sequence for u in llm.step() if u.finished]
+        done += [u.completion for u in llm.step() if u.finished]
     assert sum(s.preemptions for s in done) > 0
-    assert [s.generated for s in done] == [[token_at(3, p) for p in range(1, 31)]] * 4
+    assert [s.token_ids for s in done] == [[token_at(3, p) for p in range(1, 31)]] * 4
     assert llm.scheduler.blocks.balanced
 
 

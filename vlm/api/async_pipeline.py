@@ -10,20 +10,20 @@ from typing import Any
 
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
-from vlm.engine.async_engine import AsyncEngine, Delta
+from vlm.engine.async_engine import AsyncEngine
 from vlm.processing.tokenization import TextStream
 from vlm.processing.workers import ImageFile, ImageWorkers
 from vlm.requests.request import Request
-from vlm.requests.sequence import Sequence
+from vlm.requests.token_update import Completion, TokenUpdate
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What a burst brought for one output of a request."""
+class TextDelta:
+    """What a step brought for one output of a request."""
 
     index: int  # of the output
     text: str  # as decoded, before post-processing; never a part of a character
-    delta: Delta | None  # None of a search's outcomes but the best
+    update: TokenUpdate | None  # None of a search's outcomes but the best
     output: Output | None  # once it has ended
 
 
@@ -50,23 +50,22 @@ class AsyncPipeline:
         """
         return await asyncio.to_thread(self.pipeline.request, await self._fields(source, files), **sampling)
 
-    async def stream(self, request: Request) -> AsyncIterator[Piece]:
+    async def stream(self, request: Request) -> AsyncIterator[TextDelta]:
         """Texts of a request's outputs as they are decoded; leaving the iteration early aborts it."""
         requests = samples_of(request)
         texts = [self._text_stream(request) for _ in requests]
-        async with aclosing(self.engine.generate(requests)) as deltas:
-            async for delta in deltas:
-                ended = delta.sequence is not None
-                text = texts[delta.index].push(delta.token_ids, last=ended) if texts[delta.index] else ""
-                output = await self._output(delta.sequence) if ended else None
-                yield Piece(delta.index, text, delta, output)
+        async with aclosing(self.engine.generate(requests)) as updates:
+            async for index, update in updates:
+                text = texts[index].push(update.token_ids, last=update.finished) if texts[index] else ""
+                output = None if update.completion is None else await self._output(update.completion)
+                yield TextDelta(index, text, update, output)
                 for rank, other in enumerate(output.alternatives if output else (), 1):
-                    yield Piece(rank, other.raw_text, None, other)
+                    yield TextDelta(rank, other.raw_text, None, other)
 
     async def generate(self, request: Request) -> list[Output]:
         """A request's outputs: one, or as many as num_return_sequences."""
-        async with aclosing(self.stream(request)) as pieces:
-            ended = {piece.index: piece.output async for piece in pieces if piece.output}
+        async with aclosing(self.stream(request)) as deltas:
+            ended = {delta.index: delta.output async for delta in deltas if delta.output}
         return [ended[index] for index in sorted(ended)]
 
     async def encode(
@@ -85,17 +84,17 @@ class AsyncPipeline:
         rest = {name: fields[name] for name in ("images", "pixel_values", "prompt_table") if name in fields}
         return fields if ids is None else {**rest, "encoder_input_ids": list(ids)}
 
-    async def _output(self, sequence: Sequence) -> Output:
+    async def _output(self, completion: Completion) -> Output:
         # post-processing a page takes milliseconds, in which the loop serves others
-        return await asyncio.to_thread(self.pipeline.outputs.output, sequence)
+        return await asyncio.to_thread(self.pipeline.outputs.output, completion)
 
     async def _fields(self, source: dict[str, Any], files: list[ImageFile]) -> dict[str, Any]:
         """An input with its images' pixel values."""
         if not files:
             return source
-        frontend = self.pipeline.frontend
-        frontend.inputs.check_images(len(files))
-        return frontend.with_pixels(source, await self.workers.pixels(files, frontend.image_source))
+        processor = self.pipeline.processor
+        processor.request_builder.check_images(len(files))
+        return processor.with_pixels(source, await self.workers.pixels(files, processor.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer

@@ -42,7 +42,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
         networks = backend.load(engine, runtime, device)
         if not engine.generates:
             encoders = create_encoders(backend.layout, networks, runtime, **kind)
-            return EncoderEngine(registry.text_config(engine), encoders, limits, name=engine.family)
+            return EncoderEngine(registry.configs_of(engine).writer, encoders, limits, name=engine.family)
         executor = create_executor(backend.layout, networks, limits, runtime, **kind)
     ends = _ends(engine.generation.get("eos_token_id", executor.config.eos_token_id))
     return LLMEngine(executor, _scheduler(executor, limits, runtime), limits, eos_token_ids=ends)

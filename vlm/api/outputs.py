@@ -1,9 +1,9 @@
-"""What comes back: outputs of generation, encodings; and how a finished sequence is read."""
+"""What comes back: outputs of generation, encodings; and how what a request has come to is read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
 from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
-from vlm.requests.sequence import Sequence
+from vlm.requests.token_update import Completion, Hypothesis
 
 if TYPE_CHECKING:
     import torch
@@ -56,19 +56,6 @@ class Encoding:
     attentions: tuple[torch.Tensor, ...] | None = None  # a block: [heads, T, T] float32
 
 
-class Samples:
-    """The requests that one input has become."""
-
-    def __init__(self, index: int, ids: list[int]):
-        self.index, self.ids = index, ids
-        self.done: dict[int, Sequence] = {}
-
-    def add(self, sequence: Sequence) -> bool:
-        """Takes a finished one; True when it was the last."""
-        self.done[sequence.id] = sequence
-        return len(self.done) == len(self.ids)
-
-
 def samples_of(request: Request) -> list[Request]:
     """One request, or as many as there are samples, each with a seed of its own."""
     params = request.params
@@ -87,48 +74,57 @@ def text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
 
 @dataclass(frozen=True)
 class OutputReader:
-    """Reads finished sequences of one engine: tokens -> text."""
+    """Reads what requests to one engine have come to: tokens -> text."""
 
     tokenizer: Tokenizer | None
     postprocess: Callable[[str], str]
-    reason_of: Callable[[Sequence, list[int]], str]  # why a hypothesis of a search ended
 
-    def output(self, sequence: Sequence) -> Output:
-        """A sequence's, with the other outcomes of its search as alternatives."""
-        if not sequence.hypotheses:
-            return self._decoded(sequence, sequence.generated, sequence.logprobs, sequence.finish_reason)
-        best, *others = [
-            self._decoded(sequence, h.token_ids, h.logprobs, self.reason_of(sequence, h.token_ids), h.score)
-            for h in sequence.hypotheses[: sequence.request.params.num_return_sequences]
-        ]
+    def output(self, completion: Completion) -> Output:
+        """A completion's, with the other outcomes of its search as alternatives."""
+        if not completion.hypotheses:
+            return self._decoded(completion, completion)
+        wanted = completion.hypotheses[: completion.request.params.num_return_sequences]
+        best, *others = [self._decoded(completion, each, each.score) for each in wanted]
         return replace(best, alternatives=tuple(others))
 
-    def merged(self, samples: Samples) -> Output:
+    def merged(self, samples: Iterable[Completion]) -> Output:
         """The first sample's, the others as its alternatives."""
-        first, *others = [self.output(samples.done[i]) for i in samples.ids]
+        first, *others = map(self.output, samples)
         return replace(first, alternatives=tuple(others)) if others else first
 
-    def _decoded(
-        self, sequence: Sequence, tokens: list[int], logprobs: list[float], reason: str, score: float | None = None
-    ) -> Output:
-        shown, params = tokens, sequence.request.params
-        if reason == "loop" and (period := loop_period(sequence.tokens)):
-            shown = without_loop(tokens, period)
-        tokenizer = self.tokenizer and self.tokenizer.showing(special_tokens=not params.skip_special_tokens)
-        raw = before_stop(tokenizer.decode(shown) if tokenizer else "", params.stop, params.include_stop_str_in_output)
-        top = sequence.top_logprobs if params.top_logprobs else None
+    def _decoded(self, completion: Completion, outcome: Completion | Hypothesis, score: float | None = None) -> Output:
+        params = completion.request.params
+        raw = before_stop(self._text(completion, outcome), params.stop, params.include_stop_str_in_output)
         return Output(
-            self.postprocess(raw), raw, tokens, reason, logprobs, sequence.seed, top, score, *logits_of(sequence)
+            self.postprocess(raw),
+            raw,
+            outcome.token_ids,
+            outcome.finish_reason,
+            outcome.logprobs,
+            completion.seed,
+            top_logprobs=completion.top_logprobs if params.top_logprobs else None,
+            score=score,
+            **logits_of(completion),
         )
 
+    def _text(self, completion: Completion, outcome: Completion | Hypothesis) -> str:
+        """Returns the decoded tokens; of a loop its first turn."""
+        if self.tokenizer is None:
+            return ""
+        request, shown = completion.request, outcome.token_ids
+        if outcome.finish_reason == "loop":
+            whole = [*request.decoder_prompt_token_ids, *completion.token_ids]
+            shown = without_loop(shown, period) if (period := loop_period(whole)) else shown
+        return self.tokenizer.showing(special_tokens=not request.params.skip_special_tokens).decode(shown)
 
-def logits_of(sequence: Sequence) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Those of a sequence's prompt and of its output, where its request wants them."""
+
+def logits_of(completion: Completion) -> dict[str, torch.Tensor | None]:
+    """Those of a prompt and of its output, where the request wants them."""
     import torch
 
-    params, generated = sequence.request.params, sequence.generation_logits
-    context = [*sequence.context_logits, *(logits[None] for logits in generated[:1])]
-    return (
-        torch.cat(context) if params.return_context_logits and generated else None,
-        torch.stack(generated) if params.return_generation_logits and generated else None,
-    )
+    params, generated = completion.request.params, completion.generation_logits
+    context = [*completion.context_logits, *(logits[None] for logits in generated[:1])]
+    return {
+        "context_logits": torch.cat(context) if params.return_context_logits and generated else None,
+        "generation_logits": torch.stack(generated) if params.return_generation_logits and generated else None,
+    }

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from vlm.api.capabilities import Capabilities
+from vlm.api.job import Job
 from vlm.api.loader import load_engine
-from vlm.api.outputs import Encoding, Output, OutputReader, Samples, samples_of, text_stream
+from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.devices import resolve_device
@@ -23,17 +25,18 @@ from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine
-from vlm.engine.llm_engine import LLMEngine
+from vlm.engine.engine_loop import EngineLoop
+from vlm.engine.llm_engine import EngineUsage, LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
-from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
+from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.layers.forward_batch import HiddenStateRecorder
-from vlm.processing.frontend import Frontend
-from vlm.processing.inputs import INPUT_KEYS
+from vlm.processing.processor import Processor
+from vlm.processing.request_builder import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
-from vlm.requests.sequence import Sequence, Update
+from vlm.requests.token_update import Completion
 
 
 def load(
@@ -90,14 +93,15 @@ class Pipeline:
     def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None):
         self.engine = engine
         self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
-        self.frontend = Frontend.from_engine(engine)
-        self.family, self._inputs = self.frontend.family, self.frontend.inputs
-        self.tokenizer, self.image_processor = self.frontend.tokenizer, self.frontend.image_processor
+        self.loop = EngineLoop(self.llm)
+        self.processor = Processor.from_engine(engine)
+        self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
+        self.family, self._builder = self.processor.family, self.processor.request_builder
+        self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.encoders.device
-        self.outputs = OutputReader(self.tokenizer, self.frontend.postprocess, self.llm.reason_of)
+        self.outputs = OutputReader(self.tokenizer, self.processor.postprocess)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
-        self._full = FULL  # what was said when memory ran out last
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
 
@@ -135,20 +139,20 @@ class Pipeline:
         params = self._params({"num_return_sequences": 1, **sampling})
         if params.num_return_sequences > 1:
             raise InputError("a stream is of one output; use generate() for several.")
-        request_id = self.llm.add(self._request(single, params))
+        ids = self.loop.add([self._request(single, params)])
         text = text_stream(self.tokenizer, params)
         try:
-            while self.llm.has_work:
-                for update in self._step():
-                    if update.sequence.finish_reason == "memory":
-                        raise OutOfMemoryError(self._full)
-                    if piece := text.push(update.new_token_ids, last=update.finished):
+            while self.loop.has_work:
+                for update in self.loop.step():
+                    if update.completion is not None and update.completion.out_of_memory:
+                        raise OutOfMemoryError(self.loop.memory_sentence)
+                    if piece := text.push(update.token_ids, last=update.finished):
                         yield piece
-                    if update.finished:
-                        self._counted(update.sequence)
-                        self.last_output = self.outputs.output(update.sequence)
+                    if update.completion is not None:
+                        self._count(update.completion)
+                        self.last_output = self.outputs.output(update.completion)
         finally:
-            self._abandon({request_id})
+            self.loop.clear(ids)
 
     @memory_errors()
     def encode(
@@ -160,16 +164,16 @@ class Pipeline:
         that takes images in its prompts gives the images' features, one after the other, where there is no text.
         """
         many = isinstance(inputs, list | tuple)
-        fields = [{**self._inputs.fields(one), **options} for one in (inputs if many else [inputs])]
-        if self.family.prompt is not None and (
-            self.llm.encoders.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
+        fields = [{**self._builder.fields(one), **options} for one in (inputs if many else [inputs])]
+        if self.capabilities.takes_prompt and (
+            not self.capabilities.has_text_encoder or all({"images", "pixel_values"} >= one.keys() for one in fields)
         ):
             found = [self._features(one, hidden_states or attentions) for one in fields]
             return found if many else found[0]
-        requests = [self._inputs.request(one, SamplingParams()) for one in fields]
-        if (encoder := self.frontend.encoder) is not None:
+        requests = [self._builder.build(one, SamplingParams()) for one in fields]
+        if (encoder := self.processor.encoder) is not None:
             for request in requests:
-                check_encoder_input(request, encoder, self.llm.limits.max_encoder_input_len)
+                check_encoder_input(request, encoder, self.capabilities.max_encoder_input_len)
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
@@ -183,34 +187,18 @@ class Pipeline:
         params = self._params(sampling)
         self._reset_timings()
         feed = Prefetch(self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window))
-        waiting: dict[int, Samples] = {}  # by request id
+        job = Job(self.loop, feed, self.outputs, self._count)
         try:
-            while waiting or feed.more:
-                for index, request in feed.ready(block=not waiting):
-                    try:
-                        waiting |= self._add(index, request.result())
-                    except VlmError as error:
-                        if on_error == "raise":
-                            raise
-                        feed.done()
-                        yield index, error
-                for update in self._step() if waiting else ():
-                    if not update.finished or (samples := waiting.pop(update.sequence.id, None)) is None:
-                        continue
-                    if update.sequence.finish_reason == "memory":
-                        self._give_up(samples, waiting)
-                        if on_error == "raise":
-                            raise OutOfMemoryError(self._full)
-                        feed.done()
-                        yield samples.index, OutOfMemoryError(self._full)
-                        continue
-                    self._counted(update.sequence)
-                    if samples.add(update.sequence):
-                        feed.done()
-                        yield samples.index, self.outputs.merged(samples)
+            for index, result in job.results():
+                if isinstance(result, VlmError) and on_error == "raise":
+                    raise result
+                yield index, result
         finally:
-            feed.close()
-            self._abandon(set(waiting))
+            job.close()
+
+    def complete(self, requests: Iterable[Request]) -> list[Completion]:
+        """Returns what requests come to, in tokens, when all have ended."""
+        return self.loop.run(requests)
 
     @property
     def timings(self) -> dict[str, float]:
@@ -220,10 +208,13 @@ class Pipeline:
         total = (self._ended or time.perf_counter()) - self._started
         return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
 
-    @property
-    def supports_chat(self) -> bool:
-        """Has it a template for conversations?"""
-        return self._inputs.prompts is not None and self._inputs.prompts.template is not None
+    def usage(self) -> EngineUsage | None:
+        """Says how full its engine is; None of an encoder alone. Any thread may ask."""
+        return self.llm.usage()
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.llm.free_cached_memory()
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -231,7 +222,7 @@ class Pipeline:
     # --- requests ---
     def request(self, source: Any, **sampling: Any) -> Request:
         """What an input becomes: token ids or pixels, where the output begins, the settings with the model's own."""
-        return self._inputs.request(source, self._params(sampling))
+        return self._builder.build(source, self._params(sampling))
 
     def _single(self, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         given, sampling = self._split(options)
@@ -252,14 +243,9 @@ class Pipeline:
 
     def _request(self, source: Any, params: SamplingParams) -> Request:
         start = time.perf_counter()
-        request = self._inputs.request(source, params)
+        request = self._builder.build(source, params)
         self._preprocess_seconds += time.perf_counter() - start
         return request
-
-    def _add(self, index: int, request: Request) -> dict[int, Samples]:
-        """Queues an input: one request, or as many as there are samples."""
-        samples = Samples(index, [self.llm.add(each) for each in samples_of(request)])
-        return dict.fromkeys(samples.ids, samples)
 
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
         """What the encoder takes in one pass."""
@@ -270,7 +256,7 @@ class Pipeline:
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
-        images = self._inputs.images(fields)
+        images = self._builder.images(fields)
         if not images or more:
             what = "the last states of images" if self.llm.encoders.visual else "no encoder"
             raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")
@@ -297,34 +283,13 @@ class Pipeline:
         ]
 
     # --- results ---
-    def _step(self) -> list[Update]:
-        """Returns the engine's next updates. Where memory runs out, those whose turn it was end, and the others go
-        on."""
-        with suppress_out_of_memory() as memory:
-            return self.llm.step()
-        self._full = memory.sentence
-        return self.llm.recover()
-
-    def _give_up(self, samples: Samples, waiting: dict[int, Samples]) -> None:
-        """Aborts the samples of an input of which one is lost."""
-        for request_id in [key for key, value in waiting.items() if value is samples]:
-            del waiting[request_id]
-            self.llm.abort(request_id)
-
-    def _counted(self, sequence: Sequence) -> None:
-        self._tokens += len(sequence.generated)
+    def _count(self, completion: Completion) -> None:
+        self._tokens += len(completion.token_ids)
         self._ended = time.perf_counter()
-
-    def _abandon(self, request_ids: set[int]) -> None:
-        """Aborts what is left when a caller stops early, so that the next call finds the engine empty."""
-        for request_id in request_ids:
-            self.llm.abort(request_id)
-        while self.llm.has_work:
-            self.llm.step()
 
     def _window(self, window: int | None) -> int:
         # as much again as runs, so that a freed slot never waits for preprocessing
-        return window or 2 * self.llm.limits.max_batch_size
+        return window or 2 * self.capabilities.max_batch_size
 
     def _reset_timings(self) -> None:
         self.llm.encoders.timer.reset()

@@ -11,7 +11,6 @@ import torch
 
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
-from vlm.executor.memory import suppress_out_of_memory
 from vlm.executor.packing import bucket_of
 
 LENGTH = 32  # tokens of a made-up text
@@ -25,9 +24,9 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     What the engine or the device is too small for is left out, and an encoder alone decodes nothing. The pipeline must
     be idle, and is so afterwards.
     """
-    if not pipeline.frontend.generates:
+    if not pipeline.capabilities.generates:
         return
-    most = pipeline.llm.limits.max_batch_size
+    most = pipeline.capabilities.max_batch_size
     sizes = sorted({bucket_of(n, most) for n in range(1, most + 1)})
     numbers = itertools.count()
     for done, size in enumerate(sizes):
@@ -36,32 +35,27 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
         for sampling in WAYS:
             if not _run(pipeline, [_made_up(pipeline, next(numbers)) for _ in range(size)], sampling):
                 return
-    pipeline.llm.executor.free_cached_memory()
+    pipeline.free_cached_memory()
 
 
 def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, Any]) -> bool:
     """False: the device has no memory for so many."""
-    llm, ids = pipeline.llm, []
+    loop, ids = pipeline.loop, []
     with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
         for source in sources:
-            ids.append(llm.add(pipeline.request(source, **LENGTHS, **sampling)))
-    with suppress_out_of_memory():
-        while llm.has_work:
-            llm.step()
-        return True
-    llm.recover()
-    for request_id in ids:
-        llm.abort(request_id)
-    llm.step()
-    return False
+            ids += loop.add([pipeline.request(source, **LENGTHS, **sampling)])
+    while loop.has_work:
+        if any(update.completion is not None and update.completion.out_of_memory for update in loop.step()):
+            loop.clear(ids)
+            return False
+    return True
 
 
 def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
     """An input like no other: equal ones would share their work."""
-    frontend, drawn = pipeline.frontend, torch.Generator().manual_seed(number)
-    if (vision := frontend.vision) and (frontend.tokenizer or frontend.family.prompt is None):
+    processor, drawn = pipeline.processor, torch.Generator().manual_seed(number)
+    if (vision := processor.vision) and (processor.tokenizer or not processor.family.takes_prompt):
         pixels = torch.rand(vision.num_channels, *vision.image_size, generator=drawn)
-        return {"pixel_values": pixels, **({"prompt": f"{number}"} if frontend.family.prompt else {})}
-    vocab_size = (frontend.encoder or frontend.config).vocab_size
-    ids = torch.randint(vocab_size, (LENGTH,), generator=drawn).tolist()
-    return {"encoder_input_ids" if frontend.encoder else "decoder_prompt_token_ids": ids}
+        return {"pixel_values": pixels, **({"prompt": f"{number}"} if processor.family.takes_prompt else {})}
+    ids = torch.randint(processor.vocab_size, (LENGTH,), generator=drawn).tolist()
+    return {pipeline.capabilities.id_field: ids}

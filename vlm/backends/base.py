@@ -13,13 +13,14 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from vlm.config import DTYPES, BuildConfig, Config, EngineLimits, RuntimeConfig
+from vlm.config import DTYPES, BuildConfig, EngineLimits, RuntimeConfig
 
 if TYPE_CHECKING:
     import torch
 
     from vlm.artifacts.checkpoint import Progress, RoleWeights
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm.registry.role_configs import RoleConfigs
 
 
 class Layout(Enum):
@@ -42,7 +43,7 @@ class BuildJob:
 
     folder: Path
     roles: Mapping[str, RoleWeights]  # the weights, in the engine's type
-    configs: Mapping[str, Config]  # by role
+    configs: RoleConfigs
     build: BuildConfig
     limits: EngineLimits
     progress: Progress | None = None
@@ -65,6 +66,7 @@ class Backend(ABC):
     devices: ClassVar[tuple[str, ...]]  # types of torch's devices
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
     quantizations: ClassVar[tuple[str, ...]] = ()  # of weights
+    takes_image_sizes: ClassVar[bool] = True  # does it encode images of several sizes with one network?
     takes_targets: ClassVar[bool] = False  # is an engine tied to compute capabilities?
     rank: ClassVar[int] = 0  # `auto` asks those of higher ranks first
 

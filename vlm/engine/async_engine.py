@@ -1,13 +1,12 @@
-"""An LLMEngine for coroutines: one thread runs its add/step/abort loop, requests and updates cross in queues."""
+"""An engine for coroutines: one thread drives its loop, requests and updates cross in queues."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -15,45 +14,30 @@ from typing import TypeVar
 
 import torch
 
+from vlm.engine.engine_loop import EngineLoop
 from vlm.engine.fair_lock import device_lock
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, OutOfMemoryError
-from vlm.executor.memory import FULL, memory_errors, suppress_out_of_memory
+from vlm.executor.memory import FULL, memory_errors
 from vlm.requests.request import Request
-from vlm.requests.sequence import Sequence, Update
+from vlm.requests.token_update import Completion, TokenUpdate
 
 T = TypeVar("T")
+Result = tuple[int, TokenUpdate] | Exception  # the index of a request in its call, and what a step brought for it
 
 
-@dataclass(frozen=True)
-class Delta:
-    """What a burst brought for one of a call's requests. The sequence goes on changing; this does not."""
-
-    index: int  # of the request in its call
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    top_logprobs: tuple[dict[int, float], ...]  # of each token, where they were asked for
-    sequence: Sequence | None  # once it has ended
-    at: float  # time.perf_counter() of the engine's thread
-
-
+@dataclass(eq=False)
 class _Call:
     """The requests of one caller, and what has come of them."""
 
-    def __init__(self, requests: list[Request]):
-        self.requests = requests
-        self.ids: dict[int, int] = {}  # engine's id -> index
-        self.known = [0] * len(requests)  # tokens handed over
-        self.results: asyncio.Queue[Delta | Exception] = asyncio.Queue()
+    requests: list[Request]
+    indices: dict[int, int] = field(default_factory=dict)  # by the engine's id; the thread's own
+    results: asyncio.Queue[Result] = field(default_factory=asyncio.Queue)
 
-    def delta(self, update: Update) -> Delta:
-        index, sequence = self.ids[update.sequence.id], update.sequence
-        begin = self.known[index]
-        end = self.known[index] = begin + len(update.new_token_ids)
-        top = tuple(sequence.top_logprobs[begin:end]) if sequence.request.params.top_logprobs else ()
-        logprobs = tuple(sequence.logprobs[begin:end])
-        ended = sequence if update.finished else None
-        return Delta(index, update.new_token_ids, logprobs, top, ended, time.perf_counter())
+    def result(self, update: TokenUpdate) -> Result:
+        if update.completion is not None and update.completion.out_of_memory:
+            return OutOfMemoryError(FULL)
+        return self.indices[update.request_id], update
 
 
 class AsyncEngine:
@@ -62,22 +46,23 @@ class AsyncEngine:
     def __init__(
         self,
         engine: LLMEngine,
-        on_end: Callable[[Sequence], None] = lambda sequence: None,
+        on_end: Callable[[Completion], None] = lambda completion: None,
         on_break: Callable[[Exception], None] = lambda error: None,
         on_step: Callable[[int, float], None] = lambda batch_size, seconds: None,
     ):
-        """`on_end` is called with every sequence that ends and `on_step` with every step's sequences and duration, in
-        the engine's thread; `on_break` once, in the loop, with what the engine cannot recover from."""
-        self.engine, self._on_end, self._on_break, self._on_step = engine, on_end, on_break, on_step
+        """`on_end` and `on_step`: see EngineLoop; they are called in the engine's thread. `on_break` is called once, in
+        the event loop, with what the engine cannot recover from."""
+        self._loop, self._on_break = EngineLoop(engine, on_end, on_step), on_break
         self.error: Exception | None = None  # what has broken the engine
-        self._device_lock = device_lock(engine.encoders.device)
+        self._device = engine.encoders.device
+        self._device_lock = device_lock(self._device)
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._door, self._closed = Lock(), False  # closed: no command is carried out any more
         self._calls: dict[int, _Call] = {}  # by the engine's id; the thread's own
         self._thread = Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._event_loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
@@ -85,8 +70,8 @@ class AsyncEngine:
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def generate(self, requests: list[Request]) -> AsyncIterator[Delta]:
-        """What comes of requests, as it comes; leaving the iteration early aborts the rest.
+    async def generate(self, requests: list[Request]) -> AsyncIterator[tuple[int, TokenUpdate]]:
+        """(index of the request, what a step brought for it) as it comes; leaving the iteration early aborts the rest.
 
         Raises LimitError and InputError for what the engine cannot hold, EngineError when it has broken.
         """
@@ -97,7 +82,7 @@ class AsyncEngine:
                 result = await call.results.get()
                 if isinstance(result, Exception):
                     raise result
-                left -= result.sequence is not None
+                left -= result[1].finished
                 yield result
         finally:
             if left:
@@ -117,31 +102,22 @@ class AsyncEngine:
 
     # --- the engine's thread ---
     def _run(self) -> None:
-        device = self.engine.encoders.device
+        device = self._device
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
             try:
                 while self._obey():
                     with self._device_lock:
-                        updates = self._step()
-                    self._hand_over([each for update in updates for each in self._taken(update)])
+                        updates = self._loop.step()
+                    self._hand_over(self._results(updates))
             except BaseException as error:  # panics of libraries written in Rust are no Exceptions
                 self.error = error if isinstance(error, Exception) else EngineError(f"{error}")
                 with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
-                    self._loop.call_soon_threadsafe(self._on_break, self.error)
+                    self._event_loop.call_soon_threadsafe(self._on_break, self.error)
         self._end_all()
-
-    def _step(self) -> list[Update]:
-        with suppress_out_of_memory():
-            began = time.perf_counter()
-            updates = self.engine.step()
-            self._on_step(self.engine.last_batch_size, time.perf_counter() - began)
-            return updates
-        # not within an except clause: the error's frames hold tensors
-        return self.engine.recover()
 
     def _obey(self) -> bool:
         """Carries out what was submitted, waiting for it when there is nothing to do; False: stop."""
-        while not self.engine.has_work or not self._commands.empty():
+        while not self._loop.has_work or not self._commands.empty():
             if (command := self._commands.get()) is None:
                 return False
             with self._device_lock:
@@ -150,34 +126,28 @@ class AsyncEngine:
 
     def _add(self, call: _Call) -> None:
         try:
-            for index, request in enumerate(call.requests):
-                request_id = self.engine.add(request)
-                call.ids[request_id], self._calls[request_id] = index, call
+            call.indices = {request_id: i for i, request_id in enumerate(self._loop.add(call.requests))}
         except Exception as error:
-            self._abort(call)
             self._hand_over([(call, error)])
+        self._calls.update(dict.fromkeys(call.indices, call))
 
     def _abort(self, call: _Call) -> None:
-        for request_id in call.ids:
+        for request_id in call.indices:
             self._calls.pop(request_id, None)
-            self.engine.abort(request_id)
+        self._loop.abort(call.indices)
 
-    def _taken(self, update: Update) -> list[tuple[_Call, Delta | Exception]]:
-        if update.finished:
-            self._on_end(update.sequence)
-        call = (self._calls.pop if update.finished else self._calls.get)(update.sequence.id, None)
-        if call is None:
-            return []
-        return [(call, OutOfMemoryError(FULL) if update.sequence.finish_reason == "memory" else call.delta(update))]
+    def _results(self, updates: list[TokenUpdate]) -> list[tuple[_Call, Result]]:
+        calls = ((self._calls.pop if u.finished else self._calls.get)(u.request_id, None) for u in updates)
+        return [(call, call.result(update)) for call, update in zip(calls, updates, strict=True) if call is not None]
 
-    def _hand_over(self, results: list[tuple[_Call, Delta | Exception]]) -> None:
+    def _hand_over(self, results: list[tuple[_Call, Result]]) -> None:
         def put() -> None:
             for call, result in results:
                 call.results.put_nowait(result)
 
         if results:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody waits
-                self._loop.call_soon_threadsafe(put)
+                self._event_loop.call_soon_threadsafe(put)
 
     def _end_all(self) -> None:
         with self._door:
@@ -188,10 +158,9 @@ class AsyncEngine:
         reason = "the server is stopping" if self.error is None else f"the engine has broken: {self.error}"
         calls = list(dict.fromkeys(self._calls.values()))
         self._hand_over([(call, EngineError(f"{reason}; ask again later.")) for call in calls])
-        for request_id in list(self._calls):
-            self.engine.abort(request_id)
-        while self.error is None and self.engine.has_work:
-            self.engine.step()
+        self._loop.abort(self._calls)
+        while self.error is None and self._loop.has_work:
+            self._loop.step()
 
 
 def _fulfil(future: Future[T], function: Callable[[], T]) -> None:

@@ -6,13 +6,15 @@ from vlm.config import EngineLimits, ModelConfig
 from vlm.errors import InputError
 from vlm.executor.encoders import Encoders
 from vlm.requests.request import Request
-from vlm.requests.sequence import Sequence, Update
+from vlm.requests.token_update import TokenUpdate
 
 
 class EncoderEngine:
     """Stands where an LLMEngine does; it has the encoders alone."""
 
     has_work = False
+    last_batch_size = 0
+    eos_token_ids = ()
 
     def __init__(self, config: ModelConfig, encoders: Encoders, limits: EngineLimits, *, name: str):
         """`config` describes what a request's ids are, `name` is the family's, for sentences."""
@@ -28,13 +30,17 @@ class EncoderEngine:
     def abort(self, request_id: int) -> None:
         """Does nothing: no request has an id."""
 
-    def step(self) -> list[Update]:
+    def usage(self) -> None:
+        """Returns nothing: it holds no sequences."""
+
+    def step(self) -> list[TokenUpdate]:
         return []
 
-    def recover(self) -> list[Update]:
+    def recover(self) -> list[TokenUpdate]:
         """After an encoding that ran out of memory."""
-        self.encoders.free_cached_memory()
+        self.free_cached_memory()
         return []
 
-    def reason_of(self, sequence: Sequence, token_ids: list[int]) -> str:
-        return sequence.finish_reason
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.encoders.free_cached_memory()

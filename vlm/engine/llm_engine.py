@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
 from vlm.engine.scheduler import OutOfBlocks, Plan, Scheduler
 from vlm.errors import EngineError, InputError, LimitError
-from vlm.executor.decode_burst import DecodeBurst, RowResult
+from vlm.executor.decode_burst import DecodeBurst, StepOutput
 from vlm.executor.executor import Executor
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
-from vlm.requests.sequence import Sequence, Update
+from vlm.requests.sequence import Sequence
+from vlm.requests.token_update import Hypothesis, TokenUpdate
+
+
+@dataclass(frozen=True)
+class EngineUsage:
+    """How full an engine is."""
+
+    running: int  # sequences
+    waiting: int
+    cache: Mapping[str, float]  # part of the KV cache in use, by "self" and "cross"
 
 
 class LLMEngine:
@@ -34,7 +46,7 @@ class LLMEngine:
         self._sequences: dict[int, Sequence] = {}
         self._aborted: set[int] = set()
         self._in_flight: DecodeBurst | None = None
-        self._updates: list[Update] = []  # not yet reported
+        self._updates: list[TokenUpdate] = []  # not yet reported
         self._at_work: list[Sequence] = []  # what the executor was given last
 
     @property
@@ -45,6 +57,12 @@ class LLMEngine:
     def last_batch_size(self) -> int:
         """Sequences that the last step decoded at once."""
         return len(self._at_work)
+
+    def usage(self) -> EngineUsage:
+        """Says how full it is; any thread may ask."""
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        used = {kind: blocks.used[kind] / quota for kind, quota in blocks.quota.items() if quota}
+        return EngineUsage(len(scheduler.running), len(scheduler.waiting), used)
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
@@ -67,7 +85,7 @@ class LLMEngine:
         if request_id in self._sequences:
             self._aborted.add(request_id)
 
-    def step(self) -> list[Update]:
+    def step(self) -> list[TokenUpdate]:
         """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready."""
         if self._aborted:
             self._updates += self._drop_aborted()
@@ -87,21 +105,25 @@ class LLMEngine:
             self._updates += self._collect()
         return self._reported()
 
-    def recover(self) -> list[Update]:
+    def recover(self) -> list[TokenUpdate]:
         """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
         ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
         """
-        self.executor.free_cached_memory()
+        self.free_cached_memory()
         self._updates += self._collect()
         self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
             self._forget(sequence, "memory")
-            self._updates.append(Update(sequence, (), True))
+            self._updates.append(sequence.update(0))
         if not self.scheduler.idle:
             raise EngineError("the KV cache was not whole again after the device had run out of memory.")
         return self._reported()
 
-    def _reported(self) -> list[Update]:
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.executor.free_cached_memory()
+
+    def _reported(self) -> list[TokenUpdate]:
         updates, self._updates = self._updates, []
         return updates
 
@@ -115,14 +137,14 @@ class LLMEngine:
             self._updates += self._collect()
             return self.scheduler.schedule(in_flight=False)
 
-    def _collect(self) -> list[Update]:
+    def _collect(self) -> list[TokenUpdate]:
         burst, self._in_flight = self._in_flight, None
         return self._apply(burst) if burst is not None else []
 
     def _admit(self, sequences: list[Sequence]) -> None:
         self.executor.admit(sequences, [self._stop_ids(s.request) for s in sequences])
 
-    def _apply(self, burst: DecodeBurst) -> list[Update]:
+    def _apply(self, burst: DecodeBurst) -> list[TokenUpdate]:
         """Takes a burst's tokens over into its sequences and releases the ended ones."""
         # the others were released while the burst ran: they had ended one burst earlier
         rows = [(s, row) for s, row in zip(burst.sequences, burst.collect(), strict=True) if not s.finished]
@@ -130,9 +152,9 @@ class LLMEngine:
         ended = [sequence for sequence, row in rows if sequence.width > 1 and row.code]
         return updates + (self._end_searches(ended) if ended else [])
 
-    def _grow(self, sequence: Sequence, row: RowResult) -> Update:
+    def _grow(self, sequence: Sequence, row: StepOutput) -> TokenUpdate:
         """Takes over a burst's tokens, up to where the text stops."""
-        known = len(sequence.generated)
+        known = sequence.num_generated
         new, code = row.length - len(sequence.tokens), row.code
         sequence.tokens += row.tokens[:new]
         sequence.logprobs += row.logprobs[:new]
@@ -145,19 +167,22 @@ class LLMEngine:
             del sequence.top_logprobs[keep:], sequence.generation_logits[keep:]
         if code:
             self._end(sequence, self._reason(sequence, code))
-        return Update(sequence, tuple(row.tokens[:new]), sequence.finished)
+        return sequence.update(new)
 
-    def _end_searches(self, sequences: list[Sequence]) -> list[Update]:
+    def _end_searches(self, sequences: list[Sequence]) -> list[TokenUpdate]:
         """Beam searches bring their tokens at their end, the best hypothesis' as the sequence's own."""
         for sequence, hypotheses in zip(sequences, self.executor.hypotheses(sequences), strict=True):
-            sequence.hypotheses, best = hypotheses, hypotheses[0]
+            sequence.hypotheses = tuple(
+                replace(each, finish_reason=self._hypothesis_reason(sequence, each)) for each in hypotheses
+            )
+            best = sequence.hypotheses[0]
             sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
-            self._end(sequence, self.reason_of(sequence, best.token_ids))
-        return [Update(s, tuple(s.hypotheses[0].token_ids), True) for s in sequences]
+            self._end(sequence, best.finish_reason)
+        return [sequence.update(sequence.num_generated) for sequence in sequences]
 
-    def reason_of(self, sequence: Sequence, token_ids: list[int]) -> str:
-        """Why a hypothesis of this search ended."""
-        words = sequence.request.params.stop_words_ids
+    def _hypothesis_reason(self, sequence: Sequence, hypothesis: Hypothesis) -> str:
+        """Returns why a hypothesis of this search ended."""
+        token_ids, words = hypothesis.token_ids, sequence.request.params.stop_words_ids
         stopped = token_ids[-1] in self._stop_ids(sequence.request) or any(_ends_with(token_ids, w) for w in words)
         return self._reason(sequence, STOP if stopped else LENGTH, token_ids[-1])
 
@@ -177,7 +202,7 @@ class LLMEngine:
         sequence.finish_reason = reason
         del self._sequences[sequence.id]
 
-    def _drop_aborted(self) -> list[Update]:
+    def _drop_aborted(self) -> list[TokenUpdate]:
         updates = self._collect()
         for request_id in self._aborted & self._sequences.keys():
             sequence = self._sequences[request_id]
@@ -185,7 +210,7 @@ class LLMEngine:
                 self._forget(sequence, "abort")
             else:
                 self._end(sequence, "abort")
-            updates.append(Update(sequence, (), True))
+            updates.append(sequence.update(0))
         self._aborted.clear()
         return updates
 
@@ -200,7 +225,10 @@ def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
 
 def _end_of(sequence: Sequence, known: int) -> int | None:
     """Generated tokens up to the first stop word or string that ends after the `known` ones; None: there is none."""
-    tokens, request = sequence.generated, sequence.request
+    request = sequence.request
+    if request.stops is None and not request.params.stop_words_ids:
+        return None
+    tokens = sequence.generated
     ends = [
         n
         for word in request.params.stop_words_ids

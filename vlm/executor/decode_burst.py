@@ -8,10 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vlm.requests.sequence import Hypothesis, Sequence
+from vlm.requests.sequence import Sequence
+from vlm.requests.token_update import Hypothesis
 
 
-class RowResult(NamedTuple):
+class StepOutput(NamedTuple):
     """What a burst brought for one sequence; tokens and what belongs to them are stale beyond the length."""
 
     length: int  # tokens in all
@@ -32,14 +33,14 @@ class DecodeBurst:
     logits: Tensor | None  # [n, steps, vocab] float32: of the sequences that want them
     ready: torch.cuda.Event | None
 
-    def collect(self) -> list[RowResult]:
+    def collect(self) -> list[StepOutput]:
         """Waits for the burst; a result a sequence."""
         if self.ready is not None:
             self.ready.synchronize()
         steps = (self.result.shape[1] - 2) // 2
         logprobs = self.result[:, 2 + steps :].contiguous().view(torch.float32).tolist()
         rows = zip(self.result.tolist(), logprobs, self._top(), self._logits(), strict=True)
-        return [RowResult(r[0], r[1], r[2 : 2 + steps], *others) for r, *others in rows]
+        return [StepOutput(r[0], r[1], r[2 : 2 + steps], *others) for r, *others in rows]
 
     def _logits(self) -> list[Tensor | None]:
         kept = iter(() if self.logits is None else self.logits)

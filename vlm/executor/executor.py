@@ -20,7 +20,8 @@ from vlm.executor.packing import batched, batched_by_tokens, bucket_of
 from vlm.executor.runner import Runner
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
-from vlm.requests.sequence import Hypothesis, PrefillChunk, Sequence
+from vlm.requests.sequence import PrefillChunk, Sequence
+from vlm.requests.token_update import Hypothesis
 
 
 class Executor:

@@ -6,90 +6,17 @@ Images become rows of the request's prompt table: ids from the vocabulary's size
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlm.artifacts.chat_template import read_template
-from vlm.errors import InputError, LengthError, listed
-from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
+from vlm.errors import InputError
+from vlm.processing.conversation import PLACEHOLDER, Conversation, ImagePart, Message, split_text
+from vlm.processing.tokenization import Piece, Tokenizer, ids_without
 from vlm.registry.spec import PromptFormat
 
-PLACEHOLDER = "<image>"
 MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts
-ROLES = ("system", "user", "assistant")
-MIN_PARTS = 256  # of a conversation that are taken by every model
-
-
-@dataclass(frozen=True)
-class Message:
-    """A turn of a conversation: texts and, where images stand between them, PLACEHOLDER."""
-
-    role: str
-    parts: tuple[str, ...]
-
-    def for_template(self, plain: bool) -> dict[str, Any]:
-        """As chat templates take it: with its parts, or as one text."""
-        if plain:
-            return {"role": self.role, "content": "".join(self.parts)}
-        parts = [{"type": "image"} if p == PLACEHOLDER else {"type": "text", "text": p} for p in self.parts]
-        return {"role": self.role, "content": parts}
-
-
-def read_messages(messages: Any) -> tuple[list[Message], list[Any]]:
-    """A conversation -> its turns and its images in order.
-
-    A turn is {"role", "content"}; the content is a text, or a list of {"type": "text", "text"} and {"type": "image",
-    "image"}. InputError names what is wrong.
-    """
-    if not isinstance(messages, list | tuple) or not messages:
-        raise InputError('messages is empty; give a list of {"role": "user", "content": "..."}.')
-    turns, images = [], []
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping) or message.get("role") not in ROLES or "content" not in message:
-            raise InputError(f"message {number} needs a role ({listed(ROLES)}) and a content.")
-        parts = []
-        if not isinstance(content := message["content"], str | list | tuple):
-            raise InputError(f"the content of message {number} is neither a text nor a list of parts.")
-        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind == "text" and isinstance(part.get("text"), str):
-                parts += split_text(part["text"])
-            elif kind == "image":
-                parts.append(PLACEHOLDER)
-                images += [part["image"]] if part.get("image") is not None else []
-            else:
-                raise InputError(f"message {number} holds a part of type {kind!r}; allowed are text and image.")
-        turns.append(Message(message["role"], tuple(parts)))
-    return turns, images
-
-
-def check_conversation(messages: Any, limit: int) -> None:
-    """Raises LengthError for more text than is read for `limit` tokens, or more messages and parts than tokens."""
-    turns = messages if isinstance(messages, list | tuple) else ()
-    given = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
-    sizes = [size for content in given for size in _sizes(content)]
-    if len(sizes) > max(limit, MIN_PARTS):
-        raise LengthError(
-            f"the conversation has {len(sizes):,} messages and parts; this model takes {limit:,} tokens in all. Leave"
-            " out earlier ones."
-        )
-    check_size(sum(sizes), limit)
-
-
-def _sizes(content: Any) -> Iterator[int]:
-    """Counts the characters of each part; what is wrong with it is said elsewhere."""
-    for part in content if isinstance(content, list | tuple) else [content]:
-        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
-        yield len(text) if isinstance(text, str) else 0
-
-
-def split_text(text: str) -> list[str]:
-    """A text at its placeholders, which are kept; empty pieces are not."""
-    pieces = [piece for text_piece in text.split(PLACEHOLDER) for piece in (PLACEHOLDER, text_piece)][1:]
-    return [piece for piece in pieces if piece]
 
 
 class Prompts:
@@ -115,37 +42,39 @@ class Prompts:
             return self.form.question.format(prompt=prompt.strip()) if is_question else prompt
         if self.template is None:
             return prompt if placed else PLACEHOLDER * num_images + prompt
-        parts = (*([] if placed else [PLACEHOLDER] * num_images), *split_text(prompt))
+        parts = (*([] if placed else [ImagePart()] * num_images), prompt)
         return self._rendered([Message("user", parts)])
 
-    def of_messages(self, turns: list[Message], num_images: int, continue_final_message: bool = False) -> str:
+    def of_conversation(
+        self, conversation: Conversation, num_images: int, *, continue_final_message: bool = False
+    ) -> str:
         """Returns what the model reads for a conversation that it is to go on with; `continue_final_message`: with the
         assistant's last message, which has no end then."""
-        _check_count(sum(turn.parts.count(PLACEHOLDER) for turn in turns), num_images)
+        _check_count(conversation.num_placed, num_images)
         if self.template is None:
             raise InputError("this model has no chat template, it does not converse; give a prompt instead.")
         if continue_final_message:
-            return self._open_ended(turns)
-        if turns[-1].role == "assistant":
+            return self._open_ended(conversation)
+        if conversation.messages[-1].role == "assistant":
             raise InputError(
                 "the last message is the assistant's; end with one of the user, or go on with it"
                 " (continue_final_message=True)."
             )
-        return self._rendered(turns)
+        return self._rendered(conversation.messages)
 
-    def _open_ended(self, turns: list[Message]) -> str:
+    def _open_ended(self, conversation: Conversation) -> str:
         """Cuts as Hugging Face does: what the template puts after the last text is cut off."""
-        *before, last = turns
-        if last.role != "assistant" or PLACEHOLDER in last.parts or not "".join(last.parts).strip():
+        *before, last = conversation.messages
+        if last.role != "assistant" or PLACEHOLDER in last.pieces or not last.text.strip():
             raise InputError("continue_final_message needs a last message of the assistant with a text; add one.")
-        marked = Message(last.role, ("".join(last.parts) + MARK,))
+        marked = Message(last.role, (last.text + MARK,))
         rendered = self._rendered([*before, marked], add_generation_prompt=False)
         if (end := rendered.rfind(MARK.strip())) < 0:
             raise InputError("the model's chat template leaves the last message out; it cannot be gone on with.")
         # a template that strips texts would have stripped this one
         return rendered[:end] if rendered.startswith(MARK, end) else rendered[:end].rstrip()
 
-    def _rendered(self, turns: list[Message], add_generation_prompt: bool = True) -> str:
+    def _rendered(self, turns: Iterable[Message], add_generation_prompt: bool = True) -> str:
         from vlm.processing.chat_templates import render
 
         plain = "type" not in self.template  # it takes contents as texts

@@ -117,3 +117,16 @@ class FamilySpec:
     postprocess: str | None = None  # `module:function`, text -> text
     loop_detection: bool = False  # on by default for the family's requests
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name
+
+    @property
+    def takes_images(self) -> bool:
+        return "image" in self.inputs
+
+    @property
+    def takes_text(self) -> bool:
+        return "text" in self.inputs
+
+    @property
+    def takes_prompt(self) -> bool:
+        """Says whether a model is given a prompt in words, about images or not."""
+        return self.prompt is not None

@@ -1,12 +1,14 @@
-"""A request's scheduled state on the host, and what comes of it."""
+"""A request's scheduled state on the host."""
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from vlm.requests.request import Request
+from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,15 +21,6 @@ class PrefillChunk:
     beam: int
     start: int
     end: int
-
-
-@dataclass(frozen=True)
-class Hypothesis:
-    """One outcome of a beam search."""
-
-    token_ids: list[int]  # generated
-    logprobs: list[float]
-    score: float  # sum of the log-probabilities over length ** length_penalty
 
 
 @dataclass(eq=False)
@@ -60,7 +53,7 @@ class Sequence:
     top_logprobs: list[dict[int, float]] = field(default_factory=list)
     context_logits: list[Tensor] = field(default_factory=list)  # of the prompt but its last token, [n, vocab] each
     generation_logits: list[Tensor] = field(default_factory=list)  # [vocab] each
-    hypotheses: list[Hypothesis] = field(default_factory=list)  # of a beam search, once it has ended
+    hypotheses: tuple[Hypothesis, ...] = ()  # of a beam search, once it has ended
 
     def __post_init__(self) -> None:
         seed = self.request.params.seed
@@ -99,14 +92,38 @@ class Sequence:
         return self.tokens[self.prompt_length :]
 
     @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
     def finished(self) -> bool:
         return bool(self.finish_reason)
 
+    def update(self, num_new: int) -> TokenUpdate:
+        """Returns what the last `num_new` generated tokens bring, and all of it once the sequence has finished."""
+        begin, tokens = self.num_generated - num_new, self.tokens
+        return TokenUpdate(
+            self.id,
+            tuple(tokens[len(tokens) - num_new :]),
+            tuple(self.logprobs[begin:]),
+            tuple(self.top_logprobs[begin:]),
+            time.perf_counter(),
+            self.completion() if self.finish_reason else None,
+        )
 
-@dataclass(frozen=True)
-class Update:
-    """What a burst brought for one sequence."""
-
-    sequence: Sequence
-    new_token_ids: tuple[int, ...]
-    finished: bool  # by this burst; the sequence itself may have moved on since
+    def completion(self) -> Completion:
+        """Returns what the request has come to."""
+        return Completion(
+            self.request,
+            self.generated,
+            self.logprobs,
+            self.finish_reason,
+            self.seed,
+            prompt_tokens=self.num_features or self.prompt_length,
+            top_logprobs=self.top_logprobs,
+            hypotheses=self.hypotheses,
+            context_logits=self.context_logits,
+            generation_logits=self.generation_logits,
+            preemptions=self.preemptions,
+            first_scheduled_time=self.first_scheduled_time,
+        )

@@ -9,11 +9,12 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from vlm.api.async_pipeline import Piece
-from vlm.engine.llm_engine import LLMEngine
+from vlm.api.async_pipeline import TextDelta
+from vlm.engine.llm_engine import EngineUsage
 from vlm.processing.worker_pool import WorkerPool
-from vlm.requests.sequence import Sequence
+from vlm.requests.token_update import Completion
 
+Usages = Callable[[], dict[str, EngineUsage | None]]  # of each model; None of an encoder alone
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKEN = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
@@ -35,17 +36,17 @@ class Metrics:
         self.rejected = Counter("vlm_rejected_requests", "Requests refused with 429.", **made)
         self.outputs = Counter("vlm_outputs", "Outputs ended.", ("model", "reason"), registry=registry)
 
-    def ended(self, model: str, sequence: Sequence) -> None:
-        """Counts a sequence that has ended, an aborted one too."""
-        self.outputs.labels(model, sequence.finish_reason).inc()
-        self.preemptions.labels(model).inc(sequence.preemptions)
-        self.loop_stops.labels(model).inc(sequence.finish_reason == "loop")
-        self.tokens.labels(model).inc(len(sequence.generated))
-        self.prompt_tokens.labels(model).inc(prompt_tokens(sequence))
+    def ended(self, model: str, completion: Completion) -> None:
+        """Counts a request that has ended, an aborted one too."""
+        self.outputs.labels(model, completion.finish_reason).inc()
+        self.preemptions.labels(model).inc(completion.preemptions)
+        self.loop_stops.labels(model).inc(completion.finish_reason == "loop")
+        self.tokens.labels(model).inc(len(completion.token_ids))
+        self.prompt_tokens.labels(model).inc(completion.prompt_tokens)
 
-    def register(self, engines: Callable[[], dict[str, LLMEngine]]) -> None:
+    def register(self, usages: Usages) -> None:
         """Shows how full these are whenever it is asked."""
-        self.registry.register(_Occupancy(engines))
+        self.registry.register(_Occupancy(usages))
 
     def watch_workers(self, pool: WorkerPool) -> None:
         """Shows what the processes that read images do."""
@@ -59,36 +60,30 @@ class Stopwatch:
         self._first, self._next = metrics.first_token.labels(model), metrics.token.labels(model)
         self._began, self._last = time.perf_counter(), {}
 
-    def observe(self, piece: Piece) -> None:
-        if piece.delta is None or not piece.delta.token_ids:
+    def observe(self, delta: TextDelta) -> None:
+        if delta.update is None or not delta.update.token_ids:
             return
-        at, count = piece.delta.at, len(piece.delta.token_ids)
-        last = self._last.get(piece.index)
+        at, count = delta.update.time, len(delta.update.token_ids)
+        last = self._last.get(delta.index)
         if last is None:
             self._first.observe(at - self._began)
         else:
             for _ in range(count):
                 self._next.observe((at - last) / count)
-        self._last[piece.index] = at
+        self._last[delta.index] = at
 
 
 class _Occupancy(Collector):
-    def __init__(self, engines: Callable[[], dict[str, LLMEngine]]):
-        self._engines = engines
+    def __init__(self, usages: Usages):
+        self._usages = usages
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        engines = self._engines().items()
-        schedulers = {name: engine.scheduler for name, engine in engines if isinstance(engine, LLMEngine)}
-        running = ((name, len(s.running)) for name, s in schedulers.items())
+        usages = {name: usage for name, usage in self._usages().items() if usage is not None}
+        running = ((name, usage.running) for name, usage in usages.items())
         yield _gauge("vlm_running_outputs", "Outputs being decoded.", ("model",), running)
-        waiting = ((name, len(s.waiting)) for name, s in schedulers.items())
+        waiting = ((name, usage.waiting) for name, usage in usages.items())
         yield _gauge("vlm_waiting_outputs", "Outputs in the queue.", ("model",), waiting)
-        used = (
-            (name, kind, s.blocks.used[kind] / quota)
-            for name, s in schedulers.items()
-            for kind, quota in s.blocks.quota.items()
-            if quota
-        )
+        used = ((name, kind, part) for name, usage in usages.items() for kind, part in usage.cache.items())
         yield _gauge("vlm_kv_cache_used_ratio", "Part of the KV cache in use.", ("model", "attention"), used)
 
 
@@ -111,8 +106,3 @@ def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[tuple])
     for *values, value in rows:
         gauge.add_metric(values, value)
     return gauge
-
-
-def prompt_tokens(sequence: Sequence) -> int:
-    """What a request was read as: rows of its encoder, or tokens and image rows of its prompt."""
-    return sequence.num_features or sequence.prompt_length

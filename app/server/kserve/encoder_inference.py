@@ -44,7 +44,7 @@ class EncoderInference(Inference):
         flag = tensors.get("is_return_attentions")
         self._attentions = ATTENTIONS in self._wanted or (flag is not None and bool(flag.any()))
         if self._attentions:
-            _check_size(service, count, self._width or service.pipeline.llm.limits.max_encoder_input_len)
+            _check_size(service, count, self._width or service.pipeline.capabilities.max_encoder_input_len)
 
     async def outputs(self) -> Tensors:
         """Returns the states, padded as the ids are, and attentions where the flag or their name asks for them."""
@@ -52,7 +52,7 @@ class EncoderInference(Inference):
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
                 for rows in batched(self._rows, AT_ONCE):
-                    with self._service.admitted(len(rows)):
+                    with self._service.acquire_slot(len(rows)):
                         files: list[list[Any]] = [[] for _ in rows]
                         found += await self._service.model.encode(rows, files, attentions=self._attentions)
         return await asyncio.to_thread(self._padded, found)
@@ -89,7 +89,7 @@ def _source(row: Row) -> dict[str, Any]:
 
 
 def _check_size(service: Service, rows: int, width: int) -> None:
-    config = service.pipeline.frontend.encoder
+    config = service.pipeline.processor.encoder
     size = rows * config.num_layers * config.num_heads * width**2 * 4
     if size > MAX_ATTENTION_BYTES:
         raise LimitError(

@@ -38,11 +38,11 @@ class Inference:
     def __init__(self, service: Service, request: InferRequest, **sampling: Any):
         """`sampling`: settings of every row in addition to its tensors'."""
         self.parameters: Parameters = check(request.parameters)
-        self._service, self._frontend = service, service.pipeline.frontend
+        self._service, self._processor = service, service.pipeline.processor
         inputs = with_options(request.inputs, self.parameters.options)
         self._left_out = _left_out(request, inputs)
         self._typed = partial(service.tensors.typed, inputs=inputs, wanted=request.wanted)
-        rows = read_batch(self._frontend, inputs)
+        rows = read_batch(self._processor, inputs)
         self.items = [replace(row, sampling={**row.sampling, **sampling}) for row in rows]
 
     async def outputs(self) -> Tensors:
@@ -57,16 +57,16 @@ class Inference:
             yield Response(await self.outputs(), last=True)
             return
         began, found = time.monotonic(), PartialOutputs(self.items)
-        async with aclosing(self._service.stream_all(self.items)) as pieces:
+        async with aclosing(self._service.stream_all(self.items)) as deltas:
             while not found.ended:
                 async with self._within(began):  # each step has a task of its own
-                    number, piece = await anext(pieces)
-                if found.take(number, piece):
+                    number, delta = await anext(deltas)
+                if found.take(number, delta):
                     yield Response(self._written(found.rows), last=found.ended)
-            await anext(pieces, None)  # so that it counts as a success
+            await anext(deltas, None)  # so that it counts as a success
 
     def _written(self, outputs: list[list[Output]]) -> Tensors:
-        found = write_batch(self._frontend, self.items, outputs)
+        found = write_batch(self._processor, self.items, outputs)
         return self._typed({name: array for name, array in found.items() if name not in self._left_out})
 
     @asynccontextmanager

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlm import __version__
-from vlm.api.async_pipeline import Piece
+from vlm.api.async_pipeline import TextDelta
 from vlm.api.outputs import Output
 from vlm.processing.tokenization import Tokenizer
-from vlm_app.server.core.metrics import prompt_tokens
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length", "loop": "length"}
 LEAST = -9999.0  # what is impossible has this log-probability
@@ -24,14 +23,14 @@ class Usage:
     prompt: int = 0
     completion: int = 0
 
-    def add(self, piece: Piece) -> None:
-        if piece.delta is not None:
-            self.completion += len(piece.delta.token_ids)
+    def add(self, delta: TextDelta) -> None:
+        if delta.update is not None:
+            self.completion += len(delta.update.token_ids)
             # the samples of one input share what it was read as
-            if piece.delta.sequence is not None and not piece.index:
-                self.prompt += prompt_tokens(piece.delta.sequence)
-        elif piece.output is not None:
-            self.completion += len(piece.output.token_ids)
+            if delta.update.finished and not delta.index:
+                self.prompt += delta.update.completion.prompt_tokens
+        elif delta.output is not None:
+            self.completion += len(delta.output.token_ids)
 
     def as_json(self) -> dict[str, int]:
         """Returns them as OpenAI names them."""
@@ -75,7 +74,7 @@ class Answer:
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def part(self, index: int, text: str, logprobs: dict[str, Any] | None, output: Output | None) -> dict[str, Any]:
-        """A piece of an output; `output` with its last."""
+        """A delta of an output; `output` with its last."""
         content = {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
         end = {"finish_reason": None} if output is None else self._end(output)
         return {"index": index, **content, "logprobs": logprobs, **end}
@@ -93,7 +92,7 @@ class Answer:
 
 
 class LogProbs:
-    """Log-probabilities of one output's tokens, piece by piece."""
+    """Log-probabilities of one output's tokens, delta by delta."""
 
     def __init__(self, tokenizer: Tokenizer | None, is_chat: bool, as_ids: bool = False):
         """`as_ids`: tokens are named `token_id:5`, as vLLM has it."""
@@ -101,13 +100,13 @@ class LogProbs:
         self._last: int | None = None
         self._offset = 0
 
-    def added_by(self, piece: Piece) -> dict[str, Any]:
-        """What a piece adds; the token that ends an output is no part of it."""
-        if piece.delta is not None:
-            tokens, logprobs, top = piece.delta.token_ids, piece.delta.logprobs, piece.delta.top_logprobs
+    def added_by(self, delta: TextDelta) -> dict[str, Any]:
+        """What a delta adds; the token that ends an output is no part of it."""
+        if delta.update is not None:
+            tokens, logprobs, top = delta.update.token_ids, delta.update.logprobs, delta.update.top_logprobs
         else:
-            tokens, logprobs, top = piece.output.token_ids, piece.output.logprobs, ()
-        if piece.output is not None and piece.output.finish_reason == "eos":
+            tokens, logprobs, top = delta.output.token_ids, delta.output.logprobs, ()
+        if delta.output is not None and delta.output.finish_reason == "eos":
             tokens = tokens[:-1]
         rows = [self._row(token, logprobs[i], top[i] if i < len(top) else {}) for i, token in enumerate(tokens)]
         return {"content": rows, "refusal": None} if self._is_chat else self._columns(rows)

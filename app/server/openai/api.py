@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from vlm.api.async_pipeline import Piece
+from vlm.api.async_pipeline import TextDelta
 from vlm.api.outputs import Output
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
@@ -74,7 +74,7 @@ class Texts:
 
     def check_logprobs(self) -> None:
         """Raises LimitError for more log-probabilities than are held for one answer."""
-        longest = self._service.pipeline.llm.limits.max_input_len
+        longest = self._service.pipeline.capabilities.max_input_len
         settings = [each.sampling for each in self._items]
         tokens = [min(s.get("max_new_tokens") or longest, longest) for s in settings]
         alternatives = [self._count * (1 + s.get("top_logprobs", 0)) for s in settings]
@@ -84,25 +84,25 @@ class Texts:
                 " max_tokens, n or top_logprobs."
             )
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece, dict[str, Any] | None]]:
-        """(choice, piece, its log-probabilities), of all inputs as they come."""
-        async with aclosing(self._service.stream_all(self._items)) as pieces:
-            async for number, piece in pieces:
-                index = number * self._count + piece.index
-                self.answer.usage.add(piece)
+    async def deltas(self) -> AsyncIterator[tuple[int, TextDelta, dict[str, Any] | None]]:
+        """(choice, delta, its log-probabilities), of all inputs as they come."""
+        async with aclosing(self._service.stream_all(self._items)) as deltas:
+            async for number, delta in deltas:
+                index = number * self._count + delta.index
+                self.answer.usage.add(delta)
                 # each is decoded, which takes long for many
                 logprobs = (
-                    await asyncio.to_thread(self._log_probabilities, index, piece) if self.wants_logprobs else None
+                    await asyncio.to_thread(self._log_probabilities, index, delta) if self.wants_logprobs else None
                 )
-                yield index, piece, logprobs
+                yield index, delta, logprobs
 
     async def whole(self) -> dict[str, Any]:
         outputs, logprobs = {}, {}
-        async with aclosing(self.pieces()) as pieces:
-            async for index, piece, new in pieces:
+        async with aclosing(self.deltas()) as deltas:
+            async for index, delta, new in deltas:
                 logprobs[index] = _joined(logprobs.get(index), new)
-                if piece.output is not None:
-                    outputs[index] = piece.output
+                if delta.output is not None:
+                    outputs[index] = delta.output
         places = enumerate(self._best(outputs))
         return self.answer.whole([
             self.answer.choice(place, outputs[index], logprobs[index], self._echo(index)) for place, index in places
@@ -111,12 +111,12 @@ class Texts:
     async def chunks(self, options: StreamOptions) -> AsyncIterator[dict[str, Any]]:
         opened, usage = set(), self.answer.usage
         more = {"usage": None} if options.include_usage else {}
-        async with aclosing(self.pieces()) as pieces:
-            async for index, piece, logprobs in pieces:
+        async with aclosing(self.deltas()) as deltas:
+            async for index, delta, logprobs in deltas:
                 opening = [] if index in opened else self.answer.opening(index, self._echo(index))
                 opened.add(index)
                 more = {"usage": usage.as_json()} if options.include_usage and options.continuous_usage_stats else more
-                for choice in (*opening, self.answer.part(index, piece.text, logprobs, piece.output)):
+                for choice in (*opening, self.answer.part(index, delta.text, logprobs, delta.output)):
                     yield self.answer.chunk([choice]) | more
         if options.include_usage:
             yield self.answer.chunk([]) | {"usage": usage.as_json()}
@@ -137,9 +137,9 @@ class Texts:
     def _echo(self, index: int) -> str:
         return self.echoes[index // self._count] if self.echoes else ""
 
-    def _log_probabilities(self, index: int, piece: Piece) -> dict[str, Any]:
+    def _log_probabilities(self, index: int, delta: TextDelta) -> dict[str, Any]:
         fresh = LogProbs(self._service.pipeline.tokenizer, self.answer.is_chat, self.names_ids)
-        return self._logprobs.setdefault(index, fresh).added_by(piece)
+        return self._logprobs.setdefault(index, fresh).added_by(delta)
 
 
 async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
@@ -165,14 +165,14 @@ def _text(service: Service, prompt: str | list[int]) -> str:
 
 
 def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Log-probabilities of an output's pieces, list by list."""
+    """Log-probabilities of an output's deltas, list by list."""
     if known is None or new is None:
         return new
     return {key: known[key] + value if isinstance(value, list) else value for key, value in new.items()}
 
 
 def _model(service: Service) -> dict[str, Any]:
-    limits = {"max_model_len": service.pipeline.llm.limits.max_input_len}
+    limits = {"max_model_len": service.pipeline.capabilities.max_input_len}
     return {"id": service.name, "object": "model", "created": service.created, "owned_by": "vlm", **limits}
 
 

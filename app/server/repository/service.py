@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
 
-from vlm.api.async_pipeline import AsyncPipeline, Piece
+from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.api.outputs import Output
 from vlm.api.pipeline import Pipeline
 from vlm.errors import LimitError, ModelNotFoundError, listed
@@ -41,7 +41,7 @@ class Service:
         response a burst, else one response; `datatypes`: of outputs, as a configuration declares them."""
         self.name, self.version, self._metrics, self._max = name, version, metrics, max_requests
         self.created = int(time.time())
-        self.tensors = ModelTensors.from_frontend(pipeline.frontend, pipeline.engine.build.dtype, datatypes)
+        self.tensors = ModelTensors.from_processor(pipeline.processor, pipeline.engine.build.dtype, datatypes)
         self.held = 0  # outputs running or waiting
         self.decoupled = decoupled
         self.statistics = Statistics()
@@ -82,33 +82,33 @@ class Service:
         finally:
             self.held -= count
 
-    async def stream_all(self, items: list[GenerationInput]) -> AsyncIterator[tuple[int, Piece]]:
-        """(number of the input, piece) of a request's inputs as they come. Raises Busy and the errors of
+    async def stream_all(self, items: list[GenerationInput]) -> AsyncIterator[tuple[int, TextDelta]]:
+        """(number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
         with self.statistics.request(len(items)) as times:
-            async with aclosing(merged([self._stream(each, times) for each in items])) as pieces:
-                async for numbered in pieces:
+            async with aclosing(merged([self._stream(each, times) for each in items])) as deltas:
+                async for numbered in deltas:
                     yield numbered
 
-    async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncIterator[Piece]:
+    async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncIterator[TextDelta]:
         watch = Stopwatch(self._metrics, self.name)
         with self.acquire_slot(item.count):
             request = await self.model.request(item.source, item.files, **item.sampling)
             prepared = times.prepared()
-            async with aclosing(self.model.stream(request)) as pieces:
-                async for piece in pieces:
-                    watch.observe(piece)
-                    if piece.delta and piece.delta.sequence:
-                        times.ended(prepared, piece.delta)
-                    yield piece
+            async with aclosing(self.model.stream(request)) as deltas:
+                async for delta in deltas:
+                    watch.observe(delta)
+                    if delta.update and delta.update.finished:
+                        times.ended(prepared, delta.update)
+                    yield delta
 
     async def outputs(self, items: list[GenerationInput]) -> list[list[Output]]:
         """Returns each input's outputs, when all have ended."""
         found: list[dict[int, Output]] = [{} for _ in items]
-        async with aclosing(self.stream_all(items)) as pieces:
-            async for number, piece in pieces:
-                if piece.output is not None:
-                    found[number][piece.index] = piece.output
+        async with aclosing(self.stream_all(items)) as deltas:
+            async for number, delta in deltas:
+                if delta.output is not None:
+                    found[number][delta.index] = delta.output
         return [[outputs[index] for index in sorted(outputs)] for outputs in found]
 
 

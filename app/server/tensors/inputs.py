@@ -12,7 +12,7 @@ import numpy as np
 
 from vlm.api.outputs import Output
 from vlm.errors import InputError
-from vlm.processing.frontend import Frontend
+from vlm.processing.processor import Processor
 from vlm.processing.workers import ImageFile
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
@@ -22,7 +22,7 @@ from vlm_app.server.tensors.specs import IDS_IN, SCALARS, TEXT_IN, checked
 Row = dict[str, np.ndarray]  # one request's part of each tensor
 
 
-def read_batch(frontend: Frontend, inputs: dict[str, np.ndarray]) -> list[GenerationInput]:
+def read_batch(processor: Processor, inputs: dict[str, np.ndarray]) -> list[GenerationInput]:
     """Requests of tensors (`input_ids`, `pixel_values`), or of texts and images. InputError with one sentence."""
     inputs = without_neutral(inputs)
     if by_ids := bool({"input_ids", "pixel_values"} & inputs.keys()):
@@ -32,18 +32,20 @@ def read_batch(frontend: Frontend, inputs: dict[str, np.ndarray]) -> list[Genera
     else:
         raise InputError("there is nothing to work on; give input_ids, or text_input and image.")
     rows = [{name: array[i] for name, array in tensors.items()} for i in range(size)]
-    return [_of_tensors(frontend, row) if by_ids else _of_text(frontend, row) for row in rows]
+    return [_of_tensors(processor, row) if by_ids else _of_text(processor, row) for row in rows]
 
 
-def write_batch(frontend: Frontend, items: list[GenerationInput], outputs: list[list[Output]]) -> dict[str, np.ndarray]:
+def write_batch(
+    processor: Processor, items: list[GenerationInput], outputs: list[list[Output]]
+) -> dict[str, np.ndarray]:
     """All that may be wanted: [batch, beams, …], rows padded at their ends.
 
     A prompt of a decoder alone stands before what has been generated.
     """
-    prompts = [prompt_of(frontend, each.source.get("decoder_prompt_token_ids", ())) for each in items]
+    prompts = [prompt_of(processor, each.source.get("decoder_prompt_token_ids", ())) for each in items]
     tokens = [[prompt + o.token_ids for o in row] for prompt, row in zip(prompts, outputs, strict=True)]
     logprobs = [[o.logprobs for o in row] for row in outputs]
-    end, kind = frontend.config.eos_token_id, np.int32 if frontend.config.cross_attention else np.uint32
+    end, kind = processor.config.eos_token_id, np.int32 if processor.config.cross_attention else np.uint32
     return {
         "output_ids": padded(tokens, end, kind),
         "sequence_length": padded([[len(x) for x in row] for row in tokens], 0, kind),
@@ -57,21 +59,21 @@ def write_batch(frontend: Frontend, items: list[GenerationInput], outputs: list[
 
 
 # --- inputs ---
-def _of_tensors(frontend: Frontend, row: Row) -> GenerationInput:
+def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     source: dict[str, Any] = {}
     if "pixel_values" in row:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
-        source = frontend.with_pixels(source, [_unpadded(images.astype(np.float32), row.get("image_sizes"))])
+        source = processor.with_pixels(source, [_unpadded(images.astype(np.float32), row.get("image_sizes"))])
     if "input_ids" in row:
         ids = cut(row, "input_ids", "sequence_length")
         if (table := row.get("request_prompt_embedding")) is not None:
             table = table[: int(row.get("request_prompt_lengths", len(table)))]
-            first = (frontend.encoder or frontend.config).vocab_size
+            first = (processor.encoder or processor.config).vocab_size
             source["prompt_table"], ids = table.astype(np.float32), [*range(first, first + len(table)), *ids]
-        source["encoder_input_ids" if frontend.encoder else "decoder_prompt_token_ids"] = ids
-    if "decoder_input_ids" in row and frontend.config.cross_attention:
+        source["encoder_input_ids" if processor.encoder else "decoder_prompt_token_ids"] = ids
+    if "decoder_input_ids" in row and processor.config.cross_attention:
         source["decoder_prompt_token_ids"] = cut(row, "decoder_input_ids", "decoder_input_lengths")
-    return GenerationInput({**source, **_start(frontend, row)}, [], _sampling(row))
+    return GenerationInput({**source, **_start(processor, row)}, [], _sampling(row))
 
 
 def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> Sequence[np.ndarray]:
@@ -93,19 +95,19 @@ def cut(row: Row, name: str, lengths: str) -> list[int]:
     return row[name][:length].tolist()
 
 
-def _of_text(frontend: Frontend, row: Row) -> GenerationInput:
-    source, files = read_text(frontend, row)
-    return GenerationInput({**source, **_start(frontend, row)}, files, _sampling(row))
+def _of_text(processor: Processor, row: Row) -> GenerationInput:
+    source, files = read_text(processor, row)
+    return GenerationInput({**source, **_start(processor, row)}, files, _sampling(row))
 
 
-def read_text(frontend: Frontend, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
+def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
     """A text is put into the model's template, images stand where it says <image>, or first."""
     text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
     images = row.get("image", ())
     files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
-    if frontend.family.prompt is not None:
+    if processor.family.takes_prompt:
         return {"prompt": text}, files
-    if "text" in frontend.family.inputs:
+    if processor.family.takes_text:
         return {"text": text}, files
     return {"prompt": text or None}, files
 
@@ -115,9 +117,9 @@ def _file(element: bytes) -> bytes:
     return decode_data_uri(element.decode("ascii", "replace")) if element[:5].lower() == b"data:" else element
 
 
-def _start(frontend: Frontend, row: Row) -> dict[str, Any]:
+def _start(processor: Processor, row: Row) -> dict[str, Any]:
     """A decoder alone starts from its prompt."""
-    begins = "start_id" in row and frontend.config.cross_attention
+    begins = "start_id" in row and processor.config.cross_attention
     return {"decoder_prompt_token_ids": [int(row["start_id"])]} if begins else {}
 
 
@@ -155,11 +157,11 @@ def _words(name: str, table: np.ndarray) -> tuple[tuple[int, ...], ...]:
 
 
 # --- outputs ---
-def prompt_of(frontend: Frontend, token_ids: Iterable[int]) -> list[int]:
+def prompt_of(processor: Processor, token_ids: Iterable[int]) -> list[int]:
     """What stands before an output: the ids that a decoder alone was given, without those of rows of embeddings."""
-    if frontend.config.cross_attention:
+    if processor.config.cross_attention:
         return []
-    return [i for i in token_ids if i < frontend.config.vocab_size]
+    return [i for i in token_ids if i < processor.config.vocab_size]
 
 
 def padded(rows: list, fill: Any, dtype: Any) -> np.ndarray:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vlm.processing.frontend import Frontend
+from vlm.processing.processor import Processor
 from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, SAME, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 from vlm_app.server.tensors.wire import DTYPES
 
@@ -40,28 +40,28 @@ class ModelTensors:
     declared: Mapping[str, str] = field(default_factory=dict)  # types of outputs that its config.pbtxt names
 
     @classmethod
-    def from_frontend(
-        cls, frontend: Frontend, dtype: str = "float32", declared: Mapping[str, str] | None = None
+    def from_processor(
+        cls, processor: Processor, dtype: str = "float32", declared: Mapping[str, str] | None = None
     ) -> ModelTensors:
         """Ids where the model reads tokens, texts where it has a tokenizer. `dtype`: the engine's."""
         declared = declared or {}
-        if not frontend.generates:
-            return cls._of_encoder(frontend, dtype, declared)
-        texts = specs_of(frontend, TEXT_IN) if frontend.tokenizer else ()
-        inputs = {spec.name: spec for spec in (*specs_of(frontend, IDS_IN), *texts)}
-        outputs = (*(TEXT_OUT if frontend.tokenizer else IDS_OUT), *(LENGTHS_OUT if INPUT_LENGTHS in declared else ()))
-        typed = (replace(s, datatype=declared.get(s.name, s.datatype)) for s in output_specs(frontend, outputs))
+        if not processor.generates:
+            return cls._of_encoder(processor, dtype, declared)
+        texts = specs_of(processor, TEXT_IN) if processor.tokenizer else ()
+        inputs = {spec.name: spec for spec in (*specs_of(processor, IDS_IN), *texts)}
+        outputs = (*(TEXT_OUT if processor.tokenizer else IDS_OUT), *(LENGTHS_OUT if INPUT_LENGTHS in declared else ()))
+        typed = (replace(s, datatype=declared.get(s.name, s.datatype)) for s in output_specs(processor, outputs))
         return cls(tuple(inputs.values()), tuple(typed), declared)
 
     @classmethod
-    def _of_encoder(cls, frontend: Frontend, dtype: str, declared: Mapping[str, str]) -> ModelTensors:
+    def _of_encoder(cls, processor: Processor, dtype: str, declared: Mapping[str, str]) -> ModelTensors:
         datatype = "FP16" if dtype == "float16" else "FP32"  # the protocol's JSON has no bfloat16
         hidden = next((name for name in HIDDEN if name in declared), HIDDEN[0])
         outputs = (
-            TensorSpec(hidden, datatype, (-1, frontend.config.hidden_size)),
+            TensorSpec(hidden, datatype, (-1, processor.config.hidden_size)),
             TensorSpec(ATTENTIONS, datatype, (-1, -1, -1, -1)),
         )
-        texts = ENCODER_TEXT_IN if frontend.tokenizer else ()
+        texts = ENCODER_TEXT_IN if processor.tokenizer else ()
         optional = tuple(replace(spec, optional=True) for spec in ENCODER_IN) if texts else ENCODER_IN
         return cls((*optional, *texts), outputs, declared)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vlm.api.async_pipeline import Piece
+from vlm.api.async_pipeline import TextDelta
 from vlm.api.outputs import Output
 from vlm_app.server.core.generation_input import GenerationInput
 
@@ -12,18 +12,18 @@ NOTHING = Output("", "", [], "", [], 0)
 
 
 class PartialOutputs:
-    """The outputs of each input, growing with their pieces."""
+    """The outputs of each input, growing with their deltas."""
 
     def __init__(self, items: list[GenerationInput]):
         self._rows: list[dict[int, Output]] = [{0: NOTHING} for _ in items]
         self._left = [each.sampling.get("num_return_sequences") or 1 for each in items]  # outputs that have not ended
 
-    def take(self, number: int, piece: Piece) -> bool:
-        """Adds a piece of an input. Returns False in the midst of a search's outcomes, which come at once."""
+    def take(self, number: int, delta: TextDelta) -> bool:
+        """Adds a delta of an input. Returns False in the midst of a search's outcomes, which come at once."""
         row = self._rows[number]
-        row[piece.index] = _grown(row.get(piece.index, NOTHING), piece)
-        self._left[number] -= piece.output is not None
-        return piece.output is None or not self._left[number]
+        row[delta.index] = _grown(row.get(delta.index, NOTHING), delta)
+        self._left[number] -= delta.output is not None
+        return delta.output is None or not self._left[number]
 
     @property
     def ended(self) -> bool:
@@ -35,8 +35,8 @@ class PartialOutputs:
         return [[row[index] for index in sorted(row)] for row in self._rows]
 
 
-def _grown(known: Output, piece: Piece) -> Output:
-    if piece.output is not None:
-        return piece.output
-    tokens, logprobs = [*known.token_ids, *piece.delta.token_ids], [*known.logprobs, *piece.delta.logprobs]
-    return replace(known, text=known.text + piece.text, token_ids=tokens, logprobs=logprobs)
+def _grown(known: Output, delta: TextDelta) -> Output:
+    if delta.output is not None:
+        return delta.output
+    tokens, logprobs = [*known.token_ids, *delta.update.token_ids], [*known.logprobs, *delta.update.logprobs]
+    return replace(known, text=known.text + delta.text, token_ids=tokens, logprobs=logprobs)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
-from vlm.processing.frontend import Frontend
+from vlm.processing.processor import Processor
 
 
 @dataclass(frozen=True)
@@ -62,22 +62,22 @@ MAX_BATCH = 4096  # rows of a request, whatever the model holds
 MAX_WIDTHS = {"stop_words_list": 1024, "bad_words_list": 1024, "image": 1024}
 
 
-def specs_of(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns those of these tensors (IDS_IN, TEXT_IN) that a model takes."""
-    left_out: set[str] = set() if "image" in frontend.family.inputs else {"image", *PIXELS}
-    if frontend.vision is not None and frontend.vision.fixed_size:
+    left_out: set[str] = set() if processor.family.takes_images else {"image", *PIXELS}
+    if processor.vision is not None and processor.vision.fixed_size:
         left_out.add("image_sizes")
-    if "text" not in frontend.family.inputs and frontend.family.prompt is None:
+    if not (processor.family.takes_text or processor.family.takes_prompt):
         left_out |= IDS
-    if not frontend.config.cross_attention:
+    if not processor.config.cross_attention:
         left_out |= DECODER_IDS
     return tuple(spec for spec in by if spec.name not in left_out)
 
 
-def output_specs(frontend: Frontend, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+def output_specs(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns these tensors (IDS_OUT, TEXT_OUT) with ids as FasterTransformer's guides have them: int32 of T5, uint32
     of GPT."""
-    ids = "INT32" if frontend.config.cross_attention else "UINT32"
+    ids = "INT32" if processor.config.cross_attention else "UINT32"
     return tuple(replace(spec, datatype=ids) if spec.datatype == "UINT32" else spec for spec in by)
 
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from vlm.config import Config, EngineLimits, ModelConfig, VisionConfig
+from vlm.config import EngineLimits, ModelConfig, VisionConfig
+from vlm.registry.role_configs import RoleConfigs
 
 BATCH, SPAN, ROWS = "batch", "span", "rows"
 CACHED, CROSSED = "cached", "crossed"
@@ -72,16 +73,16 @@ def updated(name: str) -> str:
 
 
 def graphs_of(
-    configs: Mapping[str, Config], limits: EngineLimits, dtype: torch.dtype, *, caches_grow: bool
+    configs: RoleConfigs, limits: EngineLimits, dtype: torch.dtype, *, caches_grow: bool
 ) -> dict[str, GraphIO]:
-    """By name, in the order in which a request meets them. configs: by role; `caches_grow`: the decoder takes caches of
+    """By name, in the order in which a request meets them. `caches_grow`: the decoder takes caches of
     any number of rows."""
-    decoder = configs.get("decoder")
+    visual, encoder, decoder = configs.visual, configs.encoder, configs.decoder
     found = {}
-    if "visual" in configs:
-        found["visual"] = visual_io(configs["visual"], dtype)
-    if "encoder" in configs:
-        found["encoder"] = encoder_io(configs["encoder"], limits, dtype)
+    if visual is not None:
+        found["visual"] = visual_io(visual, dtype)
+    if encoder is not None:
+        found["encoder"] = encoder_io(encoder, limits, dtype)
     if decoder is not None and decoder.cross_attention:
         found["cross"] = cross_io(decoder, limits, dtype)
     if decoder is not None:

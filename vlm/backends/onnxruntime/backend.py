@@ -24,6 +24,7 @@ class OnnxRuntimeBackend(Backend):
     name = "onnxruntime"
     description = "CPU"
     layout = Layout.SLOTS
+    takes_image_sizes = False
     devices = ("cpu",)
     dtypes = ("float32", "float16")
     quantizations = ("int8",)  # of weights alone; what they meet stays in the computing type

@@ -22,6 +22,7 @@ class TensorRTBackend(Backend):
     name = "tensorrt"
     description = "CUDA"
     layout = Layout.SLOTS
+    takes_image_sizes = False
     devices = ("cuda",)
     takes_targets = True
 

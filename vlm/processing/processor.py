@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
-from vlm.processing.inputs import InputReader
 from vlm.processing.prompts import Prompts
+from vlm.processing.request_builder import RequestBuilder
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry import registry
 from vlm.registry.spec import FamilySpec
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Frontend:
+class Processor:
     """Turns one engine's inputs into requests and its outputs into texts. Used by several threads at once."""
 
     family: FamilySpec
@@ -36,16 +36,15 @@ class Frontend:
     tokenizer: Tokenizer | None
     processor_source: ProcessorSource | None  # where another process finds the image processor
     image_processor: ImageProcessor | None
-    inputs: InputReader
+    request_builder: RequestBuilder
     postprocess: Callable[[str], str]
     generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
-    def from_engine(cls, engine: EngineDir) -> Frontend:
+    def from_engine(cls, engine: EngineDir) -> Processor:
         """Raises EngineError for a damaged processor."""
         family, configs = registry.family(engine.family), registry.configs_of(engine)
-        encoder, vision = configs.get("encoder"), configs.get("visual")
-        config = configs.get("decoder", encoder)
+        encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder) if folder else None
         source = (
@@ -53,20 +52,50 @@ class Frontend:
             if vision
             else None
         )
-        processor = source.load() if source else None
-        if processor is not None and not processor.fits():
+        image_processor = source.load() if source else None
+        if image_processor is not None and not image_processor.fits():
             warnings.warn(
                 f"{engine.path.name}: its image processor makes images of another size than the model takes, so that"
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
                 stacklevel=4,
             )
-        prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size) if family.prompt is not None else None
-        longest = engine.limits.max_encoder_input_len
-        made = (tokenizer, processor, prompts, longest, encoder is not None, encoder and vocab_size)
-        made = (*made, engine.limits.max_seq_len)
-        inputs = InputReader(family, config, vision, engine.generation, *made)
-        postprocess = _imported(family.postprocess) if family.postprocess else str
-        return cls(family, config, encoder, vision, tokenizer, source, processor, inputs, postprocess, engine.generates)
+        prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size) if family.takes_prompt else None
+        request_builder = RequestBuilder(
+            family,
+            config,
+            vision,
+            engine.generation,
+            tokenizer,
+            image_processor,
+            prompts,
+            max_encoder_len=engine.limits.max_encoder_input_len,
+            has_encoder=encoder is not None,
+            source_vocab_size=vocab_size if encoder else None,
+            max_seq_len=engine.limits.max_seq_len,
+        )
+        return cls(
+            family,
+            config,
+            encoder,
+            vision,
+            tokenizer,
+            source,
+            image_processor,
+            request_builder,
+            postprocess=_imported(family.postprocess) if family.postprocess else str,
+            generates=engine.generates,
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """Returns the size of the vocabulary that texts are read with."""
+        return (self.encoder or self.config).vocab_size
+
+    @property
+    def supports_chat(self) -> bool:
+        """Says whether the model has a template for conversations."""
+        prompts = self.request_builder.prompts
+        return prompts is not None and prompts.template is not None
 
     @property
     def image_source(self) -> ProcessorSource:
@@ -83,10 +112,11 @@ class Frontend:
         import torch
 
         if "messages" in source:
-            source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
-        self.inputs.check_images(sum(map(len, images)))
+            conversation = self.request_builder.conversation(source["messages"])
+            source = {**source, "messages": conversation.with_pages([len(x) for x in images])}
+        self.request_builder.check_images(sum(map(len, images)))
         pixels = [torch.from_numpy(page) for pages in images for page in pages]
-        if self.family.prompt is not None or self.vision is None:
+        if self.family.takes_prompt or self.vision is None:
             return {**source, "pixel_values": pixels} if pixels else source
         if len(pixels) != 1:
             raise InputError(
@@ -104,15 +134,3 @@ class Frontend:
 def _imported(target: str) -> Callable[[str], str]:
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
-    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
-    count = iter(counts)
-
-    def expanded(content: Any) -> Any:
-        if isinstance(content, str):
-            return content
-        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
-
-    return [{**message, "content": expanded(message["content"])} for message in messages]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, listed
 from vlm.executor.memory import memory_errors
+from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
-from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, read_messages
+from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import StopStrings, Tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.image import Image
@@ -46,8 +47,8 @@ _SOURCES = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_outp
 
 
 @dataclass(frozen=True)
-class InputReader:
-    """Reads the inputs of one engine. Used by several threads at once."""
+class RequestBuilder:
+    """Builds the requests of one engine. Used by several threads at once."""
 
     family: FamilySpec
     config: ModelConfig
@@ -62,7 +63,7 @@ class InputReader:
     max_seq_len: int = 0
 
     @memory_errors()
-    def request(self, source: Any, params: SamplingParams) -> Request:
+    def build(self, source: Any, params: SamplingParams) -> Request:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
         params = self._without_bad_words(params)
@@ -92,9 +93,8 @@ class InputReader:
 
     def _chat_request(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
         """A prompt, with images in it or not."""
-        if "messages" in fields:
-            check_conversation(fields["messages"], self.max_tokens)
-        turns, sources = read_messages(fields["messages"]) if "messages" in fields else (None, [])
+        conversation: Conversation | None = fields.get("messages")
+        sources = [] if conversation is None else conversation.images
         if sources and fields.get("images"):
             raise InputError("images were given in the messages and besides them; give each once.")
         if sources and self.image_processor is None:
@@ -106,9 +106,10 @@ class InputReader:
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
         suffix = self._suffix(fields)
         limit = _cut_to(fields, self._prompt_limit(params))
-        if turns is not None:
+        if conversation is not None:
             continued = bool(fields.get("continue_final_message"))
-            whole = self._bounded(self.prompts.of_messages(turns, len(images), continued))
+            text = self.prompts.of_conversation(conversation, len(images), continue_final_message=continued)
+            whole = self._bounded(text)
             ids = self.prompts.ids(whole, image_rows, rows)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
@@ -188,7 +189,7 @@ class InputReader:
     def fields(self, source: Any) -> dict[str, Any]:
         """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""
         if not isinstance(source, Mapping):
-            is_text = "image" not in self.family.inputs or (self.prompts is not None and isinstance(source, str))
+            is_text = not self.family.takes_images or (self.prompts is not None and isinstance(source, str))
             if is_text and not isinstance(source, str):
                 raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
             key = "prompt" if self.prompts is not None else "text"
@@ -196,9 +197,9 @@ class InputReader:
         if unknown := [k for k in source if k not in INPUT_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_named_ids({k: v for k, v in source.items() if v is not None})
-        if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
+        if {"text", "encoder_input_ids"} & fields.keys() and not self.family.takes_text:
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
-        if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
+        if {"images", "pixel_values"} & fields.keys() and not self.family.takes_images:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
         asked = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
         if asked == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
@@ -206,7 +207,14 @@ class InputReader:
         for names in (asked, _SOURCES if self.prompts is None else ("images", "pixel_values")):
             if len(given := [k for k in names if k in fields]) > 1:
                 raise InputError(f"{listed(given)} were given together; an input has one of them.")
-        return fields
+        return fields | ({"messages": self.conversation(fields["messages"])} if "messages" in fields else {})
+
+    def conversation(self, messages: Any) -> Conversation:
+        """Returns what was read of messages, or reads them; LengthError where they are too much for the model."""
+        if not isinstance(messages, Conversation):
+            return Conversation.from_messages(messages, self.max_tokens)
+        messages.check_size(self.max_tokens)
+        return messages
 
     def _with_named_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
         """`input_ids` are the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""

@@ -1,0 +1,77 @@
+"""The loop under pipelines and servers: what it adds, runs, loses and drops."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vlm
+from tests.server_kit import is_empty
+from vlm.config import RuntimeConfig
+from vlm.engine.engine_loop import EngineLoop
+from vlm.errors import LimitError
+from vlm.executor.memory import FULL
+
+TEXT = "translate English to German: The old ship is small."
+
+
+@pytest.fixture(scope="module")
+def t5():
+    return vlm.load("mini-t5", runtime=RuntimeConfig("cpu", burst=2))
+
+
+def requests(pipeline, *lengths: int) -> list:
+    return [pipeline.request({"text": TEXT}, max_new_tokens=n, ignore_eos=True) for n in lengths]
+
+
+def test_completions_come_in_the_order_of_their_requests(t5):
+    ended, steps = [], []
+    loop = EngineLoop(t5.llm, ended.append, lambda batch_size, seconds: steps.append(batch_size))
+    found = loop.run(requests(t5, 9, 2, 5))
+    assert [len(completion.token_ids) for completion in found] == [9, 2, 5]
+    assert {completion.finish_reason for completion in found} == {"length"} and max(steps) == 3
+    assert sorted(map(id, ended)) == sorted(map(id, found)) and is_empty(t5)
+
+
+def test_requests_are_queued_all_or_none(t5):
+    good, large = requests(t5, 4, 10**6)
+    loop = EngineLoop(t5.llm)
+    with pytest.raises(LimitError, match="built for"):
+        loop.add([good, large])
+    loop.clear([])
+    assert is_empty(t5)
+
+
+def test_updates_do_not_change_with_their_sequence(t5):
+    loop, updates = EngineLoop(t5.llm), []
+    [request_id] = loop.add(requests(t5, 7))
+    while loop.has_work:
+        updates += loop.step()
+    *before, last = updates
+    assert len(before) > 1 and all(update.token_ids and not update.finished for update in before)
+    assert [t for update in updates for t in update.token_ids] == last.completion.token_ids
+    assert {update.request_id for update in updates} == {request_id}
+    assert all(len(update.logprobs) == len(update.token_ids) for update in updates)
+
+
+def test_a_step_without_memory_loses_its_requests_alone(t5, monkeypatch):
+    loop = EngineLoop(t5.llm)
+    with monkeypatch.context() as patch:
+
+        def full(*arguments):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+        patch.setattr(t5.llm.executor, "launch", full)
+        [lost] = loop.run(requests(t5, 3))
+    assert lost.out_of_memory and not lost.token_ids and loop.memory_sentence == FULL
+    [completion] = loop.run(requests(t5, 3))
+    assert not completion.out_of_memory and is_empty(t5)
+
+
+def test_what_is_dropped_ends_as_aborted(t5):
+    ended = []
+    loop = EngineLoop(t5.llm, ended.append)
+    ids = loop.add(requests(t5, 30, 30))
+    loop.step()
+    loop.clear(ids)
+    assert [completion.finish_reason for completion in ended] == ["abort"] * 2 and is_empty(t5)

@@ -1,0 +1,77 @@
+"""Inputs that run through an engine together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from vlm.api.outputs import Output, OutputReader, samples_of
+from vlm.api.prefetch import Prefetch
+from vlm.engine.engine_loop import EngineLoop
+from vlm.errors import OutOfMemoryError, VlmError
+from vlm.requests.token_update import Completion, TokenUpdate
+
+Result = tuple[int, Output | VlmError]  # of the input of this index
+
+
+@dataclass(eq=False)
+class _Samples:
+    """The requests that one input has become."""
+
+    index: int
+    ids: list[int]
+    done: dict[int, Completion] = field(default_factory=dict)
+
+
+class Job:
+    """Gives inputs to an engine as room arises, and reads what becomes of them."""
+
+    def __init__(
+        self, loop: EngineLoop, inputs: Prefetch, outputs: OutputReader, on_completion: Callable[[Completion], None]
+    ):
+        """`on_completion` is called with what each request has come to, but those that are lost or aborted."""
+        self._loop, self._inputs, self._outputs, self._on_completion = loop, inputs, outputs, on_completion
+        self._waiting: dict[int, _Samples] = {}  # by the engine's id
+
+    def results(self) -> Iterator[Result]:
+        """An output or error an input, as they come."""
+        while self._waiting or self._inputs.more:
+            yield from self._added()
+            for update in self._loop.step() if self._waiting else ():
+                yield from self._taken(update)
+
+    def close(self) -> None:
+        """Drops what has not ended."""
+        self._inputs.close()
+        self._loop.clear(self._waiting)
+
+    def _added(self) -> Iterator[Result]:
+        """Queues the inputs that are prepared; yields the errors of those that cannot be."""
+        for index, request in self._inputs.ready(block=not self._waiting):
+            try:
+                ids = self._loop.add(samples_of(request.result()))
+            except VlmError as error:
+                self._inputs.done()
+                yield index, error
+            else:
+                self._waiting |= dict.fromkeys(ids, _Samples(index, ids))
+
+    def _taken(self, update: TokenUpdate) -> Iterator[Result]:
+        if update.completion is None or (samples := self._waiting.pop(update.request_id, None)) is None:
+            return
+        if update.completion.out_of_memory:
+            self._give_up(samples)
+            yield samples.index, OutOfMemoryError(self._loop.memory_sentence)
+            return
+        self._on_completion(update.completion)
+        samples.done[update.request_id] = update.completion
+        if len(samples.done) == len(samples.ids):
+            self._inputs.done()
+            yield samples.index, self._outputs.merged(samples.done[i] for i in samples.ids)
+
+    def _give_up(self, samples: _Samples) -> None:
+        """Aborts the samples of an input of which one is lost."""
+        self._inputs.done()
+        for request_id in samples.ids:
+            self._waiting.pop(request_id, None)
+        self._loop.abort(samples.ids)

@@ -1,0 +1,60 @@
+"""What a step brings for a request, and what the request has come to: in tokens, immutable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vlm.requests.request import Request
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One outcome of a beam search."""
+
+    token_ids: list[int]  # generated
+    logprobs: list[float]
+    score: float  # sum of the log-probabilities over length ** length_penalty
+    finish_reason: str = ""  # the engine knows it
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """What a request has come to."""
+
+    request: Request
+    token_ids: list[int]  # generated, the end token included; of a search those of its best hypothesis
+    logprobs: list[float]  # of each of them
+    finish_reason: str  # eos | stop | length | loop | abort | memory
+    seed: int  # gives the same tokens again
+    prompt_tokens: int  # rows of its encoder, or tokens and image rows of its prompt
+    top_logprobs: list[dict[int, float]]  # of each token the likeliest ones, where they were asked for
+    hypotheses: tuple[Hypothesis, ...]  # of a beam search, best first
+    context_logits: list[Tensor]  # of the prompt but its last token, [n, vocab] float32 each
+    generation_logits: list[Tensor]  # [vocab] float32 each
+    preemptions: int
+    first_scheduled_time: float  # time.perf_counter() when it first left the queue; 0: it never did
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Says whether it is lost because the device ran out of memory."""
+        return self.finish_reason == "memory"
+
+
+class TokenUpdate(NamedTuple):
+    """What a step brought for one request. A tuple: a step makes one of them a sequence."""
+
+    request_id: int
+    token_ids: tuple[int, ...]  # new ones
+    logprobs: tuple[float, ...]  # of each of them
+    top_logprobs: tuple[dict[int, float], ...]  # of each of them, where they were asked for
+    time: float  # time.perf_counter() when the host had read them
+    completion: Completion | None  # once the request has finished
+
+    @property
+    def finished(self) -> bool:
+        """Says whether this is the request's last update."""
+        return self.completion is not None
