@@ -256,7 +256,7 @@ class Stage(nn.Module):
 
 
 class SwinEncoder(nn.Module):
-    """Turns pixels into feature rows. Call `init_buffers` once the weights are in place, and when they move or change."""
+    """Turns pixels into feature rows. Call `init_buffers` when weights are put in place, move or change."""
 
     def __init__(self, config: SwinConfig, context: ModelContext):
         super().__init__()

@@ -186,7 +186,7 @@ class ViT(nn.Module):
 
 
 def rules(config: ViTConfig, prefix: str, to: str = "tower.") -> list[Any]:
-    """Returns weight rules of `CLIPVisionModel`, `SiglipVisionModel` or `Blip2VisionModel`; names begin with `prefix`."""
+    """Returns weight rules of `CLIPVisionModel`, `SiglipVisionModel` or `Blip2VisionModel`, named `prefix`…"""
     row = "the class token's row is kept as a vector"
     e = f"{prefix}embeddings"
     found: list[Any] = [Drop(f"{e}.position_ids", "they are counted", optional=True)]
