@@ -44,7 +44,7 @@ def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[s
     async def lifespan(app: Any) -> AsyncIterator[None]:
         for model in models.values():
             model.start()
-        if any(model.pipeline.processor.vision for model in models.values()):
+        if any(model.pipeline.capabilities.takes_images for model in models.values()):
             workers.start()
         yield
         workers.close()

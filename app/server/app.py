@@ -45,7 +45,7 @@ def create_app(
     metrics, services = Metrics(), Services()
     limits = MediaLimits(config.max_images, config.max_image_pixels, config.media)
     workers = ImageWorkers(config.preprocess_workers, limits)
-    metrics.register(lambda: {service.name: service.pipeline.llm for service in services})
+    metrics.register(lambda: {service.name: service.pipeline.usage() for service in services})
     if workers.pool is not None:
         metrics.watch_workers(workers.pool)
     loaded = repositories.loaded if repositories else {}
@@ -61,7 +61,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
-        if any(service.pipeline.processor.vision for service in services):
+        if any(service.pipeline.capabilities.takes_images for service in services):
             workers.start()
         if config.grpc_port is not None:
             app.state.grpc = await _grpc(services, app.state.control, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -50,7 +50,7 @@ class Preprocessing:
             "sequence_length": _lengths(ids),
             "decoder_input_ids": padded(starts, 0, np.uint32),
             "decoder_input_lengths": _lengths(starts),
-            **(_pixels(rows, vision) if (vision := self._processor.vision) else {}),
+            **(padded_pixels(rows, vision) if (vision := self._processor.vision) else {}),
         }
 
     def _request(self, row: Row) -> Request:
@@ -61,15 +61,21 @@ class Preprocessing:
         return self._processor.request_builder.build(source, SamplingParams())
 
 
-def _pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
-    """[batch, images, C, H, W], at least one image wide: an ensemble waits for every tensor of its steps."""
-    found = [[image.pixel_values for image in r.images] if r.pixel_values is None else [r.pixel_values] for r in rows]
-    table = np.zeros((len(rows), max(1, *map(len, found)), vision.num_channels, *vision.image_size), np.float32)
-    for row, images in zip(table, found, strict=True):
-        for place, image in zip(row, images, strict=False):
-            place[:] = image
-    return {"pixel_values": table, "num_images": _lengths(found)}
+def padded_pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
+    """Returns pixel_values [batch, images, C, H, W] and how many of each row there are; where a model takes several
+    sizes, which, as images are padded on the right and below. At least one image wide: an ensemble waits for every
+    tensor of its steps."""
+    found = [r.images if r.encoder_image is None else (r.encoder_image,) for r in rows]
+    count, shapes = max(1, *map(len, found)), [image.pixels.shape for images in found for image in images]
+    largest = map(max, zip(*shapes, strict=True)) if shapes else (vision.num_channels, *vision.image_size)
+    table, sizes = np.zeros((len(rows), count, *largest), np.float32), np.zeros((len(rows), count, 2), np.uint32)
+    for row, images in enumerate(found):
+        for number, image in enumerate(images):
+            height, width = sizes[row, number] = image.pixels.shape[1:]
+            table[row, number, :, :height, :width] = image.pixels
+    made = {"pixel_values": table, "num_images": _lengths(found)}
+    return made if vision.fixed_size else {**made, "image_sizes": sizes}
 
 
-def _lengths(rows: list[list[Any]]) -> np.ndarray:
+def _lengths(rows: Sequence[Sequence[Any]]) -> np.ndarray:
     return np.array([[len(row)] for row in rows], np.uint32)

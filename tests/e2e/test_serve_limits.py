@@ -274,13 +274,13 @@ def test_an_image_that_kills_its_process_costs_one_request():
         workers = ImageWorkers(1, MediaLimits())
         source = ProcessorSource(None, (CLIP,), (32, 32))
         try:
-            [whole] = await workers.pixels([SCENE.read_bytes()], source)
+            [[whole]] = await workers.pixels([SCENE.read_bytes()], source)
             with pytest.raises(ImageError, match="broke the process"):
                 await workers.run("the images", os.abort)
-            [again] = await workers.pixels([SCENE.read_bytes()], source)
+            [[again]] = await workers.pixels([SCENE.read_bytes()], source)
             return whole, again
         finally:
             workers.close()
 
     whole, again = asyncio.run(ask())
-    assert whole.shape == (1, 3, 32, 32) and (whole == again).all()
+    assert whole.shape == (3, 32, 32) and (whole == again).all()

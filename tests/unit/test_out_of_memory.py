@@ -177,7 +177,7 @@ def test_one_input_of_a_job_is_lost(monkeypatch):
 
 def test_an_image_is_too_much(monkeypatch):
     pipeline = alone("mini-llava")
-    monkeypatch.setattr(pipeline.llm.encoders, "encode", raising(ERRORS["torch on the cpu"]))
+    monkeypatch.setattr(pipeline.llm.encoders.networks, "encode", raising(ERRORS["torch on the cpu"]))
     source = {"pixel_values": torch.zeros(1, 3, 96, 96), "prompt": "Hi"}
     for ask in (pipeline.generate, lambda _: pipeline.encode({"pixel_values": source["pixel_values"]})):
         with pytest.raises(OutOfMemoryError):

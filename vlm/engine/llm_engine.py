@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
@@ -15,6 +16,15 @@ from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence
 from vlm.requests.token_update import Hypothesis, TokenUpdate
+
+
+@dataclass(frozen=True)
+class EngineUsage:
+    """How full an engine is."""
+
+    running: int  # sequences
+    waiting: int
+    cache: Mapping[str, float]  # part of the KV cache in use, by "self" and "cross"
 
 
 class LLMEngine:
@@ -29,9 +39,8 @@ class LLMEngine:
     ):
         self.config, self.executor, self.scheduler, self.limits = executor.config, executor, scheduler, limits
         self.encoders = executor.encoders
-        visual, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
-        self.num_features = visual and visual.num_features
-        self._admission = Admission(self.config, encoder, limits, self.num_features, visual and visual.image_token_id)
+        vision, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
+        self._admission = Admission(self.config, encoder, limits, vision)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
@@ -48,6 +57,12 @@ class LLMEngine:
     def last_batch_size(self) -> int:
         """Sequences that the last step decoded at once."""
         return len(self._at_work)
+
+    def usage(self) -> EngineUsage:
+        """Says how full it is; any thread may ask."""
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        used = {kind: blocks.used[kind] / quota for kind, quota in blocks.quota.items() if quota}
+        return EngineUsage(len(scheduler.running), len(scheduler.waiting), used)
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
@@ -94,7 +109,7 @@ class LLMEngine:
         """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
         ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
         """
-        self.executor.free_cached_memory()
+        self.free_cached_memory()
         self._updates += self._collect()
         self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
@@ -103,6 +118,10 @@ class LLMEngine:
         if not self.scheduler.idle:
             raise EngineError("the KV cache was not whole again after the device had run out of memory.")
         return self._reported()
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.executor.free_cached_memory()
 
     def _reported(self) -> list[TokenUpdate]:
         updates, self._updates = self._updates, []

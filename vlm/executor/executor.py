@@ -50,6 +50,7 @@ class Executor:
             for sequence in texts:
                 sequence.prompt_embeds = None
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            others.sort(key=lambda s: s.num_features)  # images of one size share passes
             for chunk in batched(others, self.encoders.max_encoder_batch_size):
                 self.runner.write_cross_kv(chunk, self._features(chunk))
 
@@ -105,8 +106,8 @@ class Executor:
 
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
-        images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
-        encoded = iter(self.encoders.encode(torch.stack(images))) if images else iter(())
+        images = [s.request.encoder_image.pixels for s in sequences if s.request.encoder_image is not None]
+        encoded = iter(self.encoders.encode_pixels(images))
         given = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
         parts = [
             next(encoded) if s.request.encoder_output is None else given(s.request.encoder_output) for s in sequences

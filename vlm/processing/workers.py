@@ -47,8 +47,8 @@ class ImageWorkers:
         if self.pool is not None:
             self.pool.start()
 
-    async def pixels(self, files: Sequence[ImageFile], source: ProcessorSource) -> list[np.ndarray]:
-        """Images and PDFs, -> of each [pages, C, H, W] float32, an image a page.
+    async def pixels(self, files: Sequence[ImageFile], source: ProcessorSource) -> list[list[np.ndarray]]:
+        """Images and PDFs, -> of each its pages [C, H, W] float32.
 
         Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget
         that is spent.
@@ -95,19 +95,19 @@ def _told(kind: str, what: str, budget: Budget) -> ImageError | EngineError:
 _processor = lru_cache(maxsize=16)(ProcessorSource.load)
 
 
-def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[np.ndarray]:
+def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[list[np.ndarray]]:
     """Reads in this thread, as `ImageWorkers.pixels`. One picture is held at a time, whatever their number."""
     room, found = limits.max_images, []
     for file in files:
         # one by one, as the pipeline has it, too: a batch may differ in the last bit
         pages = list(map(partial(_processed, source), _pages(file, room, limits)))
         room -= len(pages)
-        found.append(np.concatenate(pages))
+        found.append(pages)
     return found
 
 
 def _processed(source: ProcessorSource, page: Image.Image) -> np.ndarray:
-    return _processor(source)([page]).numpy()
+    return _processor(source)([page])[0].numpy()
 
 
 def _pages(file: ImageFile, room: int, limits: MediaLimits) -> Iterator[Image.Image]:
