@@ -108,7 +108,7 @@ class Scheduler:
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
             self.blocks.free(blocks)
         sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
-        sequence.pending_chunks, sequence.table = [], None
+        sequence.pending_chunks, sequence.prompt_embeds = [], None
 
     # --- prompts ---
     def _admit(self, plan: Plan, room: int) -> None:
@@ -162,7 +162,7 @@ class Scheduler:
     def _make_keys(self, sequence: Sequence, length: int) -> None:
         if len(sequence.keys) < length // self.config.block_size:
             tokens, config = sequence.tokens[:length], self.config
-            sequence.keys = block_keys(tokens, config.block_size, config.vocab_size, sequence.contents)
+            sequence.keys = block_keys(tokens, config.block_size, config.vocab_size, sequence.content_keys)
 
     def _register(self, sequence: Sequence, start: int, end: int) -> None:
         """The whole blocks between two places of the first beam, once their computation is on its way."""

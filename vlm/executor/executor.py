@@ -43,12 +43,12 @@ class Executor:
         self.state.admit(sequences, stop_ids)
         self.state.update_tables(sequences)
         with self.timer("encode"), self._memory_errors(sequences):
-            self._make_tables([s for s in sequences if s.contents])
+            self._make_prompt_embeds([s for s in sequences if s.content_keys])
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
             for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
                 self.runner.encode_texts(chunk)
             for sequence in texts:
-                sequence.table = None
+                sequence.prompt_embeds = None
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
             others.sort(key=lambda s: s.num_features)  # images of one size share passes
             for chunk in batched(others, self.encoders.max_encoder_batch_size):
@@ -60,7 +60,7 @@ class Executor:
         with self.timer("prefill"):
             self.runner.prefill(prefills)
         for sequence in {s for s, _ in prefills if not s.pending_chunks}:
-            sequence.table = None
+            sequence.prompt_embeds = None
 
     @torch.inference_mode()
     def launch(self, sequences: list[Sequence], steps: int) -> DecodeBurst:
@@ -114,16 +114,16 @@ class Executor:
         ]
         return torch.cat(parts)
 
-    # --- prompt tables ---
-    def _make_tables(self, sequences: list[Sequence]) -> None:
+    # --- prompt embeddings ---
+    def _make_prompt_embeds(self, sequences: list[Sequence]) -> None:
         """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
-        tables = self.encoders.tables([s.request for s in sequences])
-        for sequence, table in zip(sequences, tables, strict=True):
-            sequence.table = table
+        made = self.encoders.prompt_embeds([s.request for s in sequences])
+        for sequence, prompt_embeds in zip(sequences, made, strict=True):
+            sequence.prompt_embeds = prompt_embeds
             last = sequence.tokens[-1] - self.config.vocab_size
             if self.encoders.encoder is None and last >= 0:
                 for slot in sequence.slots:
-                    self.state.last_prompt_embeds[slot] = sequence.table[last]
+                    self.state.last_prompt_embed[slot] = sequence.prompt_embeds[last]
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class PagedRunner:
     # --- prompts ---
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
         packed_chunks = PackedChunks.from_prefills(prefills)
-        parts = [(s.table, s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
+        parts = [(s.prompt_embeds, s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
@@ -79,7 +79,9 @@ class PagedRunner:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.from_texts([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
         prompt_embeds = gather_prompt_embeds(
-            [(s.table, s.request.encoder_input_ids) for s in sequences], self.encoder.config.vocab_size, self.device
+            [(s.prompt_embeds, s.request.encoder_input_ids) for s in sequences],
+            self.encoder.config.vocab_size,
+            self.device,
         )
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
             self._encode_packed(*texts.tensors(self.device), *(prompt_embeds or ()))
@@ -164,7 +166,7 @@ class PagedRunner:
         positions = self.state.slots.lengths[slots] - 1
         token_ids = self.state.slots.tokens[slots, positions.long()]
         # a prompt may end in an embedding of its own
-        last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embeds, rows.all)
+        last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
         logits = self.decoder.logits(self.decoder(token_ids, self._batch(rows.all, positions, prompt_embeds=last)))
         if (parents := self.sampler.sample(logits, rows, plan)) is not None:
             beam_search.reorder_cache(

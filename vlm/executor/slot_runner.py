@@ -56,7 +56,7 @@ class SlotRunner:
         self.decoder, self.encoder, self.cross, self.config = decoder, encoder, cross, decoder.config
         self.cache, self.shape, self.block_size = cache, shape, block_size
         self.sampler, self.state, self.device = sampler, sampler.state, cache.device
-        self.dtype = self.state.last_prompt_embeds.dtype
+        self.dtype = self.state.last_prompt_embed.dtype
         self._passes: dict[tuple[int, int], DecodePass] = {}
         self._logits_of = torch.empty(self.state.padding_slot + 1, self.config.vocab_size, device=self.device)
 
@@ -88,7 +88,7 @@ class SlotRunner:
         slots = slice(group[0][0].slot, group[-1][0].slot + 1)
         reach = max(chunk.start for _, chunk in group) + max(chunk.end - chunk.start for _, chunk in group)
         self._reserve(CACHED, reach)
-        parts = [(s.table, s.tokens[chunk.start : chunk.end]) for s, chunk in group]
+        parts = [(s.prompt_embeds, s.tokens[chunk.start : chunk.end]) for s, chunk in group]
         inputs = padded_tokens(parts, self.config, self.dtype, self.device)
         inputs |= {
             "starts": integers([chunk.start for _, chunk in group], self.device),
@@ -106,7 +106,7 @@ class SlotRunner:
     # --- encoders ---
     def encode_texts(self, sequences: list[Sequence]) -> None:
         for group in alike(sequences):
-            parts = [(s.table, s.request.encoder_input_ids) for s in group]
+            parts = [(s.prompt_embeds, s.request.encoder_input_ids) for s in group]
             self._write_padded(group, encode_padded(self.encoder, parts, self.dtype, self.device))
 
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
@@ -151,5 +151,5 @@ class SlotRunner:
         integers = lambda *dims: torch.ones(slots.stop - slots.start, *dims, dtype=torch.int64, device=self.device)  # noqa: E731
         token_ids, starts, cross_lengths = integers(1), integers(), integers()
         inputs = {"token_ids": token_ids, "starts": starts, "counts": integers(), "cross_lengths": cross_lengths}
-        run = self._bound(slots, inputs | {"prompt_table": self.state.last_prompt_embeds[slots]})
+        run = self._bound(slots, inputs | {"prompt_table": self.state.last_prompt_embed[slots]})
         return DecodePass(token_ids, starts, cross_lengths, run)

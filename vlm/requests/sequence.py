@@ -37,10 +37,10 @@ class Sequence:
     self_blocks: list[list[int]] = field(default_factory=list)  # of each slot
     spare_blocks: list[int] = field(default_factory=list)  # with several beams: one a slot, for copies
     cross_blocks: list[int] = field(default_factory=list)
-    contents: list[bytes] = field(default_factory=list)  # what each row of its prompt table is made of
+    content_keys: list[bytes] = field(default_factory=list)  # of each prompt embedding
     pending_chunks: list[PrefillChunk] = field(default_factory=list)  # of the prompt, not yet computed
     keys: list[bytes] = field(default_factory=list)  # of the prompt's whole blocks, where they are shared
-    table: Tensor | None = None  # [n, hidden] on the device, while there is work
+    prompt_embeds: Tensor | None = None  # [n, hidden] on the device, while there is work
     scheduled: int = 0  # upper bound of len(tokens) once every launched burst has run
     finish_reason: str = ""
     seed: int = 0
