@@ -116,8 +116,8 @@ class Catalog:
 
 def install(monkeypatch: Any) -> None:
     """Adds the families to the installed ones."""
-    before = catalogs.installed()
-    monkeypatch.setattr(catalogs, "installed", lambda: (*before, Catalog))
+    installed = catalogs.installed()
+    monkeypatch.setattr(catalogs, "installed", lambda: (*installed, Catalog))
 
 
 def converted(folder: Path, kind: str, theirs: tuple[str, ...]) -> Checkpoint:

@@ -135,10 +135,11 @@ def _checked_build(
     for name in config.measured:
         check_backend(_for_backend(build, name))
     try:
-        return resolve_limits(build, configs)
+        resolve_limits(build, configs)
     except ConfigError as error:
         more = "the images' rows" if takes == "prompt" else "a start token"
         raise LimitError(f"the lengths asked for, and {more}, do not fit {config.subject}: {error}") from None
+    return build
 
 
 def _check_kind(subject: str, family: FamilySpec, takes: str) -> None:
