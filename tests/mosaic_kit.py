@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from visual_engines.families.image_processors import CLIP
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
@@ -19,7 +20,7 @@ from vlm.convert.folder import convert_folder
 from vlm.convert.rules import Rename
 from vlm.layers.context import ModelContext
 from vlm.registry import registry
-from vlm.registry.spec import FamilySpec, ModelRef, ModelSpec, PromptFormat, Role
+from vlm.registry.spec import ChatFormat, FamilySpec, ModelRef, ModelSpec, Role
 
 PATCH, LARGEST = 4, 16
 
@@ -98,8 +99,8 @@ class Catalog:
             roles={"visual": VISUAL, "decoder": Role("llama", "text_config", "language_model.")},
             matches=lambda hf: hf.get("model_type") == "mosaic-chat",
             inputs=("image", "text"),
-            prompt=PromptFormat(),
-            image_processor="CLIPImageProcessor",
+            chat_format=ChatFormat(),
+            image_processors=(CLIP,),
             renamed={"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
         ),
         FamilySpec(
@@ -108,6 +109,7 @@ class Catalog:
             roles={"visual": VISUAL, "decoder": Role("bart", "decoder", "decoder.")},
             matches=lambda hf: hf.get("model_type") == "mosaic-page",
             inputs=("image",),
+            image_processors=(CLIP,),
         ),
     )
 

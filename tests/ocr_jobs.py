@@ -14,9 +14,9 @@ from PIL import Image, ImageDraw
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PRELOADED = [
-    "tests.ocr_jobs", "vlm_app.cli.main", "vlm_app.ocr.engines", "vlm.api.pipeline", "visual_engines.models.swin",
-    "llm_engines.models.bart", "transformers.models.nougat.image_processing_nougat", "vlm.processing.nougat",
-    "torch._dynamo",
+    "tests.ocr_jobs", "vlm_app.cli.main", "vlm_app.ocr.readers.engines", "vlm.api.pipeline",
+    "visual_engines.models.swin", "llm_engines.models.bart", "transformers.models.nougat.image_processing_nougat",
+    "visual_engines.families.nougat", "torch._dynamo",
 ]  # fmt: skip
 SHORT = ("--device", "cpu", "--batch-size", "4", "--max-new-tokens", "12")
 

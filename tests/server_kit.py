@@ -23,7 +23,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.engine.llm_engine import LLMEngine
 from vlm_app.server.app import create_app
 from vlm_app.server.core.config import ServerConfig
-from vlm_app.server.core.http_server import Server
+from vlm_app.server.http.http_server import Server
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.service import Service
 

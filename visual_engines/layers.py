@@ -13,7 +13,7 @@ from vlm.layers.linear import Linear
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """CLIP's: x · sigmoid(1.702 x)"""
+    """Is CLIP's: x · sigmoid(1.702 x)."""
     return x * torch.sigmoid(1.702 * x)
 
 

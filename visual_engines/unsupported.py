@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from vlm.artifacts.model_files import ModelFiles
-from vlm.registry.unsupported import Unsupported
+from vlm.registry.unsupported import Unsupported, describe_adapter
 
 ASK = "to ask about images, give a LLaVA-1.5, BLIP-2 or VILA-1.5 model (--model llava-hf/llava-1.5-7b-hf)"
 READ = "to read pages, give a Nougat model (--model facebook/nougat-base)"
@@ -93,7 +93,20 @@ def says(model: ModelFiles) -> str | None:
     return None
 
 
-UNSUPPORTED = (Unsupported(lambda model: says(model) is not None, lambda model: says(model) or ""),)
+def _is_lora(model: ModelFiles) -> bool:
+    """Says whether it is LLaVA's own LoRA, which has its projector beside the adapter."""
+    return {"adapter_config.json", "non_lora_trainables.bin"} <= model.names
+
+
+def _lora(model: ModelFiles) -> str:
+    what = describe_adapter(model)
+    return f"{what}; merge it with LLaVA's scripts/merge_lora_weights.py and give the folder that this writes"
+
+
+UNSUPPORTED = (
+    Unsupported(_is_lora, _lora),
+    Unsupported(lambda model: says(model) is not None, lambda model: says(model) or ""),
+)
 
 
 def _words(kind: Any, name: str, instead: str) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
-from vlm.options import option
+from vlm.options import Range, at_least, errors_of, one_of, option
 
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start them
+PART = Range(0, 1, low_open=True, high_open=True, words="it must lie between 0 and 1")  # of a GPU's memory
 
 
 def read_targets(text: str) -> tuple[str, ...]:
@@ -147,13 +148,15 @@ class BuildConfig(Config):
     """What an engine is to be built for. `None` means: as much as the model allows. What a backend makes of it says
     vlm.backends.installed.checked_backend."""
 
-    dtype: str = option("float32", f"Computing type, and that of the weights: {', '.join(DTYPES)}.")
-    max_batch_size: int = option(8, "Sequences decoded at once, at most.")
+    dtype: str = option(
+        "float32", f"Computing type, and that of the weights: {', '.join(DTYPES)}.", allowed=one_of(*DTYPES)
+    )
+    max_batch_size: int = option(8, "Sequences decoded at once, at most.", allowed=at_least(1))
     max_seq_len: int | None = option(
-        None, "Decoder tokens a sequence, prompt included.", default="what the model was made for"
+        None, "Decoder tokens a sequence, prompt included.", default="what the model was made for", allowed=at_least(1)
     )
     max_encoder_input_len: int | None = option(
-        None, "Encoder rows (tokens of a text) a request.", default="what the model takes"
+        None, "Encoder rows (tokens of a text) a request.", default="what the model takes", allowed=at_least(1)
     )
     backend: str = option("torch", "What runs it.")
     target: tuple[str, ...] = option(  # compute capabilities; (): of this machine
@@ -163,15 +166,9 @@ class BuildConfig(Config):
     quantization: str | None = option(None, "Of the weights.", default="as --dtype says")
 
     def __post_init__(self) -> None:
-        errors = []
-        if self.dtype not in DTYPES:
-            errors.append(f"dtype is {self.dtype!r}, allowed are {listed(DTYPES)}")
+        errors = [*errors_of(self, ",")]
         if unknown := [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]:
             errors.append(f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86")
-        for name in ("max_batch_size", "max_seq_len", "max_encoder_input_len"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                errors.append(f"{name} is {value}, it must be at least 1")
         if errors:
             raise ConfigError("; ".join(errors) + ".")
 
@@ -214,36 +211,36 @@ class RuntimeConfig(Config):
     """How an engine is run."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N.")
-    block_size: int = 16  # tokens a KV block
-    burst: int = 16  # decode steps between two looks of the host
+    block_size: int = option(16, "Tokens a block of the KV cache.", cli=False, allowed=at_least(1))
+    burst: int = option(16, "Decode steps between two looks of the host.", cli=False, allowed=at_least(1))
     kv_cache_free_gpu_memory_fraction: float = option(
-        0.9, "The cache's share of a GPU's memory that is free once the weights are loaded."
+        0.9, "The cache's share of a GPU's memory that is free once the weights are loaded.", allowed=PART
     )
-    cross_kv_cache_fraction: float = option(0.5, "The share of a GPU's cache for keys and values of the encoder.")
-    max_kv_blocks: int | None = None  # None: from the fraction (CUDA) or for a full batch (CPU)
-    max_batch_size: int | None = None  # None: as built
-    max_encoder_batch_size: int = 8  # images encoded in one pass
-    max_encoder_tokens: int = 16384  # tokens of texts encoded in one pass
-    max_prefill_tokens: int = 8192  # of prompts between two bursts; longer ones are taken in chunks
-    prefix_sharing: bool = True  # equal beginnings of prompts are computed and kept once
-    encoder_cache_size: int = 256  # images whose features are kept for their next use
-    cuda_graphs: bool = True
-    threads: int | None = option(None, "CPU threads at most.", default="$OMP_NUM_THREADS, or the usable cores")
+    cross_kv_cache_fraction: float = option(
+        0.5, "The share of a GPU's cache for keys and values of the encoder.", allowed=PART
+    )
+    max_kv_blocks: int | None = option(
+        None, "Blocks of the KV cache.", cli=False, allowed=at_least(1),
+        default="from the fraction (CUDA) or for a full batch (CPU)",
+    )  # fmt: skip
+    max_batch_size: int | None = option(
+        None, "Sequences decoded at once, at most.", cli=False, allowed=at_least(1), default="as built"
+    )
+    max_encoder_batch_size: int = option(8, "Images encoded in one pass.", cli=False, allowed=at_least(1))
+    max_encoder_tokens: int = option(16384, "Tokens of texts encoded in one pass.", cli=False, allowed=at_least(1))
+    max_prefill_tokens: int = option(
+        8192, "Tokens of prompts between two bursts; longer ones are taken in chunks.", cli=False, allowed=at_least(1)
+    )
+    prefix_sharing: bool = option(True, "Equal beginnings of prompts are computed and kept once.", cli=False)
+    encoder_cache_size: int = option(
+        256, "Images whose features are kept for their next use.", cli=False,
+        allowed=at_least(0, "it must be 0 (off) or more"),
+    )  # fmt: skip
+    cuda_graphs: bool = option(True, "Replay a decode step as a CUDA graph.", cli=False)
+    threads: int | None = option(
+        None, "CPU threads at most.", default="$OMP_NUM_THREADS, or the usable cores", allowed=Range(1, MAX_THREADS)
+    )
 
     def __post_init__(self) -> None:
-        errors = []
-        for name in ("block_size", "burst", "max_encoder_batch_size", "max_encoder_tokens", "max_prefill_tokens"):
-            if getattr(self, name) < 1:
-                errors.append(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.threads is not None and self.threads > MAX_THREADS:
-            errors.append(f"threads is {self.threads}, it must be at most {MAX_THREADS}")
-        for name in ("threads", "max_batch_size", "max_kv_blocks"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                errors.append(f"{name} is {value}, it must be at least 1")
-        if self.encoder_cache_size < 0:
-            errors.append(f"encoder_cache_size is {self.encoder_cache_size}, it must be 0 (off) or more")
-        for name in ("kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction"):
-            if not 0.0 < getattr(self, name) < 1.0:
-                errors.append(f"{name} is {getattr(self, name)}, it must lie between 0 and 1")
-        if errors:
+        if errors := [*errors_of(self, ",")]:
             raise ConfigError("; ".join(errors) + ".")

@@ -3,44 +3,59 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from dataclasses import dataclass
+from functools import partial
+from typing import TypedDict
 
-from vlm.config import MAX_THREADS, BuildConfig, Config
+from vlm.config import DTYPES, BuildConfig, Config, RuntimeConfig
 from vlm.errors import InputError, listed
+from vlm.options import at_least, check_limits, option, same_option
 from vlm.registry.role_configs import RoleConfigs
-from vlm_app.backend_names import measured_names
+from vlm_app.bench.lists import names, numbers, pairs
+from vlm_app.core.backend_names import measured_names
+
+BATCH_SIZES = partial(numbers, option="--batch-size")
+LENGTHS = partial(pairs, option="--input-output-len")
+
+
+class Limits(TypedDict, total=False):
+    """What an engine must hold for a benchmark, as fields of BuildConfig."""
+
+    max_batch_size: int
+    max_seq_len: int
+    max_encoder_input_len: int
 
 
 @dataclass(frozen=True)
 class SubjectConfig(Config):
     """The model, and how it is measured. Everything that is drawn at random follows from `seed`."""
 
-    arch: str | None = None  # a published shape or a Hugging Face config.json, with random weights
-    model: str | None = None  # or a model
-    backends: tuple[str, ...] = ()  # by name, or quantized "onnxruntime-int8"; (): as built, or the default one
-    device: str = "auto"
-    threads: int | None = None  # of every system on the CPU; None: as they take by themselves
-    dtype: str | None = None  # None: float32 on the CPU, bfloat16 on CUDA
-    repeats: int = 3
-    seed: int = 0
-    hf: bool = True  # measure Hugging Face in the same run
+    arch: str | None = option(None, "With --random-weights: a published shape, or a Hugging Face config.json.")
+    model: str | None = option(None, "Instead: a model, as in vlm run.", flags=("--model", "-m"))
+    backends: tuple[str, ...] = option(
+        (), f"What runs it: {', '.join(measured_names())}; several apart by ','.",
+        flags=("--backend",), default="as built, or torch", read=names,
+    )  # fmt: skip
+    device: str = same_option(RuntimeConfig, "device")
+    threads: int | None = same_option(RuntimeConfig, "threads")  # of every system on the CPU
+    dtype: str | None = option(
+        None, f"Computing type: {', '.join(DTYPES)}.", default="float32 on the CPU, bfloat16 on CUDA"
+    )
+    repeats: int = option(3, "The median of so many runs counts.", allowed=at_least(1))
+    seed: int = option(0, "Of random weights and images.")
+    hf: bool = option(  # measure Hugging Face in the same run
+        True, "Leave Hugging Face out.", flags=("--no-hf",), read=operator.not_, written=bool
+    )
     hf_batch_size: int | None = None  # None: ours
 
     def __post_init__(self) -> None:
         if (self.arch is None) == (self.model is None):
             raise InputError("give either --model NAME, or --random-weights --arch NAME.")
-        self._at_least(1, "repeats", "hf_batch_size", "threads")
-        if self.threads is not None and self.threads > MAX_THREADS:
-            raise InputError(f"--threads is {self.threads}; it must be at most {MAX_THREADS}.")
+        check_limits(self, flags=True)
         known = measured_names()
         if unknown := [name for name in self.backends if name not in known]:
             raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(known)}, apart by ','.")
-
-    def _at_least(self, least: int, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}.")
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -55,35 +70,48 @@ class SubjectConfig(Config):
 
 @dataclass(frozen=True)
 class BenchConfig(SubjectConfig):
-    """Pages, one at a time or in batches."""
+    """Pages, one at a time."""
 
     batch_size: int = 1
     pages: int = 1  # images in all
-    new_tokens: int = 1000  # a page, exactly
-    hf_new_tokens: int = 100  # tokens of its run; its time a token is taken from them
+    new_tokens: int = option(1000, "Tokens generated a page, exactly.", allowed=at_least(2))
+    hf_new_tokens: int = option(
+        100, "Tokens of Hugging Face's run; its time a token is taken from them.", allowed=at_least(2)
+    )
+
+
+@dataclass(frozen=True)
+class ThroughputConfig(BenchConfig):
+    """Pages in batches."""
+
+    hf_batch_size: int | None = option(None, "Of Hugging Face, at most.", default="the batch size", allowed=at_least(1))
+    batch_size: int = option(64, "Pages decoded at once.", allowed=at_least(1))
+    pages: int | None = option(None, "Pages in all.", default="twice the batch", allowed=at_least(1))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(1, "batch_size", "pages")
-        self._at_least(2, "new_tokens", "hf_new_tokens")
+        if self.pages is None:
+            object.__setattr__(self, "pages", 2 * self.batch_size)
 
 
 @dataclass(frozen=True)
 class RowsConfig(SubjectConfig):
     """Every combination of the lists is a row."""
 
-    batch_sizes: tuple[int, ...] = (1,)
+    batch_sizes: tuple[int, ...] = option(
+        (1,), 'At once, several apart by ";".', flags=("--batch-size",), default="1", read=BATCH_SIZES
+    )
     lengths: tuple[tuple[int, int], ...] = ((64, 64),)  # tokens in, tokens out
-    hf_new_tokens: int | None = None  # None: all; fewer are extrapolated
-    hf_repeats: int = 1
+    hf_new_tokens: int | None = option(
+        None, "Tokens of its run, the rest is extrapolated.", default="all", allowed=at_least(2)
+    )
+    hf_repeats: int = option(1, "Hugging Face's runs.", allowed=at_least(1))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(1, "hf_repeats")
-        self._at_least(2, "hf_new_tokens")
-        for option, given in self._lists.items():
+        for flag, given in self._lists.items():
             if min(given) < 1:
-                raise InputError(f"{option} holds {min(given)}; its numbers must be at least 1.")
+                raise InputError(f"{flag} holds {min(given)}; its numbers must be at least 1.")
         if (out := min(made for _, made in self.lengths)) < 2:
             raise InputError(
                 f"--input-output-len asks for {out} token out; at least 2 tokens out are needed to time one."
@@ -106,7 +134,13 @@ class RowsConfig(SubjectConfig):
 class TextBenchConfig(RowsConfig):
     """Texts, through an encoder and a decoder."""
 
-    num_beams: tuple[int, ...] = (1,)
+    hf_batch_size: int | None = same_option(ThroughputConfig, "hf_batch_size")
+    lengths: tuple[tuple[int, int], ...] = option(
+        ((64, 64),), 'Tokens in and out, "60,20;128,20".', flags=("--input-output-len",), default="64,64", read=LENGTHS
+    )
+    num_beams: tuple[int, ...] = option(
+        (1,), '1 is greedy, several apart by ";".', default="1", read=partial(numbers, option="--num-beams")
+    )
 
     @property
     def _lists(self) -> dict[str, tuple[int, ...]]:
@@ -116,7 +150,7 @@ class TextBenchConfig(RowsConfig):
     def rows(self) -> list[Workload]:
         return [Workload(*row) for row in itertools.product(self.lengths, self.num_beams, self.batch_sizes)]
 
-    def limits(self, configs: RoleConfigs) -> dict[str, int]:
+    def limits(self, configs: RoleConfigs) -> Limits:
         """What the engine must hold; a beam takes a sequence's place."""
         return {
             "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
@@ -129,20 +163,23 @@ class TextBenchConfig(RowsConfig):
 class PromptBenchConfig(RowsConfig):
     """Prompts with images, or of text alone."""
 
-    lengths: tuple[tuple[int, int], ...] = ((32, 128),)  # tokens of text in, beside the images' rows; tokens out
-    images: int | None = None  # in each prompt; None: 1 where the model takes any
+    lengths: tuple[tuple[int, int], ...] = option(
+        ((32, 128),), 'Tokens of text in, beside the images, and out, "32,128;12,30".', flags=("--input-output-len",),
+        default="32,128", read=LENGTHS,
+    )  # fmt: skip
+    images: int | None = option(None, "In each prompt.", default="1 where the model takes any", allowed=at_least(0))
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._at_least(0, "images")
-
-    def limits(self, configs: RoleConfigs) -> dict[str, int]:
+    def limits(self, configs: RoleConfigs) -> Limits:
         """What the engine of these roles must hold. InputError for images that it does not take."""
-        rows, size = self.image_rows(configs), {"max_batch_size": max(self.batch_sizes)}
+        rows, size = self.image_rows(configs), max(self.batch_sizes)
         if configs.encoder is None:
-            return size | {"max_seq_len": rows + max(given + made for given, made in self.lengths)}
-        longest, most = max(given for given, _ in self.lengths), max(made for _, made in self.lengths)
-        return size | {"max_seq_len": most + 1, "max_encoder_input_len": rows + longest}
+            longest = rows + max(given + made for given, made in self.lengths)
+            return {"max_batch_size": size, "max_seq_len": longest}
+        return {
+            "max_batch_size": size,
+            "max_seq_len": max(made for _, made in self.lengths) + 1,
+            "max_encoder_input_len": rows + max(given for given, _ in self.lengths),
+        }
 
     def image_rows(self, configs: RoleConfigs) -> int:
         """Returns how many rows all images of a prompt take."""

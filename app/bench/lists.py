@@ -18,9 +18,10 @@ def names(text: str | None) -> tuple[str, ...]:
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
-def pairs(text: str, option: str) -> tuple[tuple[int, ...], ...]:
-    """Two numbers each."""
-    found = tuple(numbers(pair, option, ",") for pair in text.split(";"))
-    if any(len(pair) != 2 for pair in found):
+def pairs(text: str, option: str) -> tuple[tuple[int, int], ...]:
+    """Returns two numbers each. Raises InputError for more or fewer."""
+    groups = [numbers(group, option, ",") for group in text.split(";")]
+    pairs = tuple((group[0], group[1]) for group in groups if len(group) == 2)
+    if len(pairs) < len(groups):
         raise InputError(f'{option} is {text!r}; give pairs such as "60,20;128,20".')
-    return found
+    return pairs

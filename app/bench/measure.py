@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from vlm.artifacts.engine_dir import EngineDir
-from vlm.errors import LimitError
+from vlm.errors import LimitError, VlmError
 from vlm.registry.registry import model_spec
+from vlm_app.bench.baselines import Baseline
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor, decode_floor
-from vlm_app.bench.huggingface import Baseline
-from vlm_app.bench.session import Results, prepared, split
+from vlm_app.bench.session import Results, Session, prepared, split
 from vlm_app.bench.subject import Progress
 
 if TYPE_CHECKING:
+    from vlm.api.outputs import Output
     from vlm.api.pipeline import Pipeline
 
 DISTINCT_IMAGES = 8  # kept in memory; more pages take turns
@@ -49,7 +50,7 @@ def _run(
         images = random_images(session.engine, config.seed)
         speed = session.bandwidth()
         ours, hf = session.compare(
-            lambda folder: _baseline(folder, images, config, session.device),
+            lambda folder: _baseline(folder, images, session),
             lambda pipeline: measure(pipeline, images, config),
         )
         floor, mine = _decode_floor(session.engine, config, speed), split(ours)
@@ -86,10 +87,11 @@ def _check_limits(engine: EngineDir, config: BenchConfig) -> None:
         raise LimitError(f"--batch-size is {config.batch_size}; the engine was built for {limits.max_batch_size}.")
 
 
-def _baseline(folder: Path, images: list[Tensor], config: BenchConfig, device: torch.device) -> Turns[Results]:
+def _baseline(folder: Path, images: list[Tensor], session: Session[BenchConfig]) -> Turns[Results]:
+    config = session.config
     size = config.hf_batch_size or config.batch_size
     batch = torch.stack([images[i % len(images)] for i in range(size)])
-    baseline = Baseline(folder, config.dtype, device)
+    baseline = Baseline(folder, session.dtype, session.device)
     return (yield from baseline.measure(batch, min(config.hf_new_tokens, config.new_tokens), config.repeats))
 
 
@@ -123,7 +125,7 @@ def _generate(pipeline: Pipeline, image: Tensor, new_tokens: int) -> None:
 def _throughput(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Turns[Results]:
     def read(pages: int, new_tokens: int) -> None:
         inputs = ({"pixel_values": images[i % len(images)]} for i in range(pages))
-        count = sum(len(out.token_ids) for _, out in pipeline.as_completed(inputs, **_fixed(new_tokens)))
+        count = sum(_num_tokens(out) for _, out in pipeline.as_completed(inputs, **_fixed(new_tokens)))
         assert count == pages * new_tokens, count
 
     read(config.batch_size, min(config.new_tokens, 64))  # warm-up
@@ -138,6 +140,13 @@ def _throughput(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -
         "seconds": times,
         "timings": pipeline.timings,
     }
+
+
+def _num_tokens(out: Output | VlmError) -> int:
+    """Returns the length of a page's output. Raises what a page has failed with."""
+    if isinstance(out, VlmError):
+        raise out
+    return len(out.token_ids)
 
 
 def _fixed(new_tokens: int) -> dict[str, Any]:

@@ -8,18 +8,16 @@ features or of prompts' beginnings is of use.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, milliseconds, repeated_with_fresh_inputs
 from vlm_app.bench.config import PromptBenchConfig, Workload
-from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
+from vlm_app.bench.inputs import Prompts, as_inputs, random_prompts
+from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, times
 from vlm_app.bench.session import HF, Results, Session, prepared
 from vlm_app.bench.subject import Progress
 
@@ -28,19 +26,7 @@ if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
 
 CHECKED = 32  # tokens a prompt that are compared
-SEEDS = 7919  # between the seeds of two rows
 Measured = tuple[list[Results], Tensor]  # of each row; tokens of the first one's prompts
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """A batch, its images before its texts."""
-
-    texts: Tensor  # [batch, tokens in]
-    pixel_values: Tensor | None  # [batch, images, C, H, W]
-
-    def __len__(self) -> int:
-        return len(self.texts)
 
 
 def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Results:
@@ -56,38 +42,6 @@ def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Resul
     sizes = {"images": images, "image_rows": image_rows}
     check = None if hf is None else agreement(next(iter(ours.values()))[1], hf[1])
     return session.head("prompt") | {"floor": {"bandwidth": speed}, "check": check, "rows": [sizes | r for r in rows]}
-
-
-def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: int) -> Callable[[], Prompts]:
-    """Draws one batch of a row after the other, the same ones for both systems, other ones for another number."""
-    configs, generator = session.configs, torch.Generator().manual_seed(session.config.seed + SEEDS * number)
-    shape = (row.batch_size, session.config.num_images(configs))
-
-    def draw() -> Prompts:
-        texts = random_ids(vocab_size(configs), (row.batch_size, row.lengths[0]), generator)
-        if not shape[1]:
-            return Prompts(texts, None)
-        vision = configs.visual
-        size = (*shape, vision.num_channels, *vision.image_size)
-        return Prompts(texts, torch.randn(size, generator=generator))
-
-    return draw
-
-
-def vocab_size(configs: RoleConfigs) -> int:
-    """Returns the vocabulary size of the network that reads the prompt."""
-    return configs.reader.vocab_size
-
-
-def as_inputs(prompts: Prompts, configs: RoleConfigs) -> list[dict[str, Any]]:
-    """As the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
-    key = "encoder_input_ids" if configs.encoder else "decoder_prompt_token_ids"
-    if prompts.pixel_values is None:
-        return [{key: ids} for ids in prompts.texts.tolist()]
-    first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs.visual.max_rows
-    rows = list(range(first, first + count))
-    given = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
-    return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in given]
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> Results:
@@ -121,10 +75,10 @@ def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[
 
 def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measured]:
     """Fewer tokens where so configured."""
-    from vlm_app.bench.huggingface import PromptBaseline
+    from vlm_app.bench.baselines import PromptBaseline
 
     config, configs = session.config, session.configs
-    baseline = PromptBaseline(folder, config.dtype, session.device, config.image_rows(configs))
+    baseline = PromptBaseline(folder, session.dtype, session.device, config.image_rows(configs))
 
     def measured(number: int, row: Workload) -> Turns[Results]:
         draw = random_prompts(session, row, number)

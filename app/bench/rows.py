@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
-
-import torch
-from torch import Tensor
 
 from vlm.requests.generation import model_defaults
 from vlm.requests.sampling_params import SamplingParams
@@ -20,16 +17,7 @@ if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 T = TypeVar("T")
-
-FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here,
-SPECIAL_AT_END = 128  # … and those at the end of a large vocabulary: sentinels, languages, padding, images
-LARGE = 1024
-
-
-def random_ids(vocab_size: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draws ids of ordinary tokens."""
-    past = vocab_size - (SPECIAL_AT_END if vocab_size >= LARGE else vocab_size // 16)
-    return torch.randint(min(FIRST_ORDINARY_ID, past - 1), past, shape, generator=generator)
+B = TypeVar("B", bound=Sized)  # a batch
 
 
 def neutral(engine: EngineDir) -> dict[str, Any]:
@@ -47,8 +35,8 @@ def of_rows(session: Session[Any], system: str, measured: Callable[[int, Workloa
 
 
 def times(
-    draw: Callable[[], T],
-    generate: Callable[[T, int], Any],
+    draw: Callable[[], B],
+    generate: Callable[[B, int], Any],
     row: Workload,
     steps: int,
     repeats: int,

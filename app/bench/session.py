@@ -26,7 +26,7 @@ from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.environment import environment
 from vlm_app.bench.floor import bandwidth
-from vlm_app.bench.subject import Limits, Progress, prepare
+from vlm_app.bench.subject import LimitsOf, Progress, prepare
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -43,6 +43,7 @@ class Session(Generic[C]):
 
     config: C  # with the device and dtype that are used
     device: torch.device
+    dtype: str
     engines: Mapping[str, EngineDir]  # by backend
     folder: Path | None
     say: Progress
@@ -85,7 +86,7 @@ class Session(Generic[C]):
 
 @contextlib.contextmanager
 def prepared(
-    config: C, takes: str, progress: Progress | None = None, limits: Limits | None = None
+    config: C, takes: str, progress: Progress | None = None, limits: LimitsOf | None = None
 ) -> Iterator[Session[C]]:
     """Builds in a scratch folder that goes with the session."""
     device = resolve_device(config.device)
@@ -98,7 +99,7 @@ def prepared(
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
         dtype = next(iter(engines.values())).build.dtype
         used = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
-        yield Session(used, device, engines, subject.folder if config.hf else None, say)
+        yield Session(used, device, dtype, engines, folder=subject.folder if config.hf else None, say=say)
 
 
 def _check_device(config: SubjectConfig, device: torch.device) -> None:

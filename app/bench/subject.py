@@ -26,12 +26,12 @@ from vlm.errors import ConfigError, InputError, LimitError, listed
 from vlm.registry.registry import configs_of, family, match_family
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
-from vlm_app.architecture import hf_config, read_arch
-from vlm_app.bench.config import SubjectConfig
-from vlm_app.bench.random_model import has_class, save_random
+from vlm_app.bench.config import Limits, SubjectConfig
+from vlm_app.core.architecture import hf_config, read_arch
+from vlm_app.reference.random_model import has_class, save_random
 
 Progress = Callable[[str, int, int], None]
-Limits = Callable[[RoleConfigs], dict[str, int]]  # of an engine with these roles
+LimitsOf = Callable[[RoleConfigs], Limits]  # of an engine with these roles
 # kinds of models: what they take, and what measures them
 VERBS = {
     "image": ("image", "vlm bench latency or throughput"),
@@ -58,7 +58,7 @@ def prepare(
     scratch: Path,
     takes: str,
     progress: Progress | None = None,
-    limits: Limits | None = None,
+    limits: LimitsOf | None = None,
 ) -> Subject:
     """Builds the run's engines below `scratch`; `limits` None: for the batch size, else as much as the model
     allows. InputError for a model that does not take "text", "image" or "prompt", as is asked; LimitError for limits
@@ -80,7 +80,7 @@ def prepare(
     return Subject(engines, source.path if _has_baseline(source) else None)
 
 
-def _built(config: SubjectConfig, path: Path, limits: Limits) -> dict[str, Path]:
+def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Path]:
     """An engine that is there already. InputError where several backends are asked for."""
     engine = EngineDir.open(path, verify=False)
     name = backend_name(engine.build)
@@ -105,7 +105,7 @@ def kind_of(family: FamilySpec) -> str:
 
 
 def _source(
-    config: SubjectConfig, dtype: str, scratch: Path, takes: str, limits: Limits, progress: Progress | None
+    config: SubjectConfig, dtype: str, scratch: Path, takes: str, limits: LimitsOf, progress: Progress | None
 ) -> Source:
     """What is not fit for the run is refused before minutes are spent."""
 
@@ -116,7 +116,8 @@ def _source(
 
     if config.arch is not None:
         check(hf_config(config.arch))
-        return _random_source(config, dtype, scratch)
+        return _random_source(config, config.arch, dtype, scratch)
+    assert config.model is not None  # there is one of the two
     source = locate(config.model, progress=progress)
     if source.kind == "engine":
         _check_kind(config.subject, family(EngineDir.open(source.path, verify=False).family), takes)
@@ -126,7 +127,7 @@ def _source(
 
 
 def _checked_build(
-    config: SubjectConfig, family: FamilySpec, configs: RoleConfigs, dtype: str, takes: str, limits: Limits
+    config: SubjectConfig, family: FamilySpec, configs: RoleConfigs, dtype: str, takes: str, limits: LimitsOf
 ) -> BuildConfig:
     """Without the backend, which must be able to take it all the same."""
     _check_kind(config.subject, family, takes)
@@ -146,15 +147,17 @@ def _check_kind(subject: str, family: FamilySpec, takes: str) -> None:
         raise InputError(f"{subject} takes {what}; use {verb}.")
 
 
-def _random_source(config: SubjectConfig, dtype: str, scratch: Path) -> Source:
+def _random_source(config: SubjectConfig, arch: str, dtype: str, scratch: Path) -> Source:
     """With a baseline the weights are Hugging Face's own initialization, saved for both; else ours are quicker."""
-    hf = hf_config(config.arch)
+    hf = hf_config(arch)
     if not config.hf or not has_class(hf):
-        checkpoint = random_checkpoint(read_arch(config.arch), scratch / "random", seed=config.seed, dtype=dtype)
+        checkpoint = random_checkpoint(read_arch(arch), scratch / "random", seed=config.seed, dtype=dtype)
         return Source(config.subject, checkpoint.path, "checkpoint")
     folder = scratch / "hf"
     save_random(hf, folder, config.seed, getattr(torch, dtype), resolve_device(config.device))
-    return Source(config.subject, folder, folder_kind(folder))
+    kind = folder_kind(folder)
+    assert kind is not None, folder
+    return Source(config.subject, folder, kind)
 
 
 def _checkpoint(source: Source, out: Path, progress: Progress | None) -> Checkpoint:

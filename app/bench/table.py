@@ -1,4 +1,4 @@
-"""Results -> tables: markdown for the README, the same rows for the terminal."""
+"""Results -> tables: markdown for docs/benchmarks.md, the same rows for the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from vlm.artifacts.files import load_json
 from vlm.errors import InputError
 
-BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 HEADER = ("workload", "measure", "Hugging Face", "vlm", "times faster", "floor", "of the floor")
 # field, what it is called, whether more is better
 MEASURES = {
@@ -73,7 +72,7 @@ def by_backend(result: dict[str, Any], part: dict[str, Any]) -> list[dict[str, A
 
 
 def markdown(results: Iterable[dict[str, Any]]) -> str:
-    """The README's table and what it was measured on; nothing where nothing was measured."""
+    """Returns the table of docs/benchmarks.md and what it was measured on; nothing where nothing was measured."""
     results = list(results)
     if not results:
         return ""
@@ -85,13 +84,6 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
             lines.append(_line(["" if row.workload == shown else row.workload, *astuple(row)[1:]]))
             shown = row.workload
     return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
-
-
-def in_readme(readme: str) -> str | None:
-    """What stands between the README's markers; None without them."""
-    if BEGIN not in readme or END not in readme:
-        return None
-    return readme.partition(BEGIN)[2].partition(END)[0].strip()
 
 
 def workload(result: dict[str, Any]) -> str:

@@ -13,7 +13,8 @@ import torch
 
 from vlm_app.bench.clock import Turns
 from vlm_app.bench.config import TextBenchConfig, Workload
-from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, random_ids, times
+from vlm_app.bench.inputs import random_texts
+from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, times
 from vlm_app.bench.session import HF, Results, Session, prepared
 from vlm_app.bench.subject import Progress
 
@@ -31,12 +32,6 @@ def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
         floor = lambda row, mine: floor_of(session, row, row.lengths[0], speed, mine)  # noqa: E731
         rows = joined(config, ours, hf, floor)
     return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
-
-
-def random_texts(session: Session[TextBenchConfig], row: Workload) -> torch.Tensor:
-    """[batch, tokens in], the same for both systems"""
-    generator = torch.Generator().manual_seed(session.config.seed)
-    return random_ids(session.configs.decoder.vocab_size, (row.batch_size, row.lengths[0]), generator)
 
 
 def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
@@ -57,10 +52,10 @@ def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[li
 
 def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     """Fewer texts or tokens where so configured."""
-    from vlm_app.bench.huggingface import TextBaseline
+    from vlm_app.bench.baselines import TextBaseline
 
     config = session.config
-    baseline = TextBaseline(folder, config.dtype, session.device)
+    baseline = TextBaseline(folder, session.dtype, session.device)
 
     def measured(_: int, row: Workload) -> Turns[Results]:
         texts = random_texts(session, row)[: config.hf_batch_size].to(session.device)

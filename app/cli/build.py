@@ -10,10 +10,10 @@ import typer
 
 from vlm.config import BuildConfig
 from vlm.errors import InputError
-from vlm_app.architecture import read_arch
 from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import BUILD, takes
 from vlm_app.cli.progress import Progress
+from vlm_app.core.architecture import read_arch
 
 if TYPE_CHECKING:
     from vlm.artifacts.checkpoint import Checkpoint

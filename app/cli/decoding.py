@@ -12,7 +12,7 @@ from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
-    from vlm_app.load_options import LoadOptions
+    from vlm_app.core.load_options import LoadOptions
 
 DEFAULT_ASKED_MODEL = "mini-llava"  # where it is packaged
 ROOM_FOR_ANOTHER = {"kv_cache_free_gpu_memory_fraction": 0.2}  # a cache that leaves most of a GPU to another model

@@ -13,7 +13,7 @@ from vlm_app.cli import decoding
 from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import LOADING, takes
 from vlm_app.cli.options import Model
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.sources import from_arguments
 
 if TYPE_CHECKING:

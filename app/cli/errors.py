@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from vlm.errors import VlmError, VlmWarning
-from vlm_app.names import printable
+from vlm_app.core.names import printable
 
 PARTLY_FAILED = 1  # some pages of a job
 USER_ERROR = 2

@@ -15,7 +15,7 @@ from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import Model, ReferenceDType, check_reference_dtype
 from vlm_app.cli.progress import Progress
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,7 +14,7 @@ from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
 from vlm_app.cli.options import MODEL_HELP, Json
 from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, attach_prompt_tables
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 
 

@@ -179,7 +179,7 @@ def _multimodal(engine: EngineDir) -> dict[str, Any]:
     """How many rows images may take in prompts, of one and of a full batch: follows from the limits."""
     from vlm.registry.registry import family, model_spec
 
-    if "visual" not in engine.roles or family(engine.family).prompt is None:
+    if "visual" not in engine.roles or family(engine.family).chat_format is None:
         return {}
     features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).max_rows
     limits = engine.limits

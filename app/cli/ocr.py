@@ -12,72 +12,45 @@ import typer
 from vlm.errors import InputError, listed
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
-from vlm_app.cli.option_groups import LOADING, takes
-from vlm_app.cli.options import DEFAULT_MODEL, MaxNewTokens, Model
+from vlm_app.cli.option_groups import LOADING, Group, takes
+from vlm_app.cli.options import DEFAULT_MODEL, Model
 from vlm_app.cli.progress import Progress
-from vlm_app.load_options import LoadOptions
-from vlm_app.ocr.config import JobConfig
-from vlm_app.ocr.engines import EngineConfig, devices_of
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.core.storage import is_remote, location, seen_file
+from vlm_app.ocr.config import JobConfig, PlaceConfig
+from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
+from vlm_app.ocr.documents.pages import OpenDocument, check_pages, selected
+from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.ocr.naming import FORMATS, Document, name_all
+from vlm_app.ocr.ledger.ledger import Ledger
+from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.outputs import Outputs
-from vlm_app.ocr.pages import OpenDocument, check_pages, selected
+from vlm_app.ocr.readers.devices import load_reader
+from vlm_app.ocr.readers.engines import EngineConfig, devices_of
 from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
-from vlm_app.ocr.sources import Shard, find_documents
-from vlm_app.ocr.state import ledger_of
-from vlm_app.storage import is_remote, location, seen_file
 
-# --batch-size says it here, and is an engine's own to settle
-OCR_LOADING = LOADING.only(*(name for name in LOADING.options if name != "max_batch_size"))
+OCR_LOADING = LOADING.changed(
+    max_batch_size={
+        "flags": ("--batch-size", "--max-batch-size"),
+        "help": "Pages read at once.",
+        "default": f"as built, or {EngineConfig.CUDA_BATCH_SIZE} on CUDA",
+    }
+)
 
 
 @command
-@takes(options=OCR_LOADING)
+@takes(config=Group.making(JobConfig), places=Group.making(PlaceConfig), options=OCR_LOADING)
 def ocr(
     *,
     paths: Annotated[list[str], typer.Argument(help="Images, PDFs, and folders of them; also URLs (s3://…).")],
     out: Annotated[str, typer.Option("--out", "-o", help="The folder or URL that the text files go to.")],
-    pages: Annotated[str | None, typer.Option(help="Of every document: 1-4,7. [default: all]")] = JobConfig.pages,
-    format: Annotated[
-        str, typer.Option(help="md: markdown; mmd: the model's own text; jsonl: an object a page, in Dolma's fields.")
-    ] = JobConfig.format,
     model: Model = DEFAULT_MODEL,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            "--max-batch-size",
-            help=f"Pages read at once. [default: as built, or {EngineConfig.CUDA_BATCH_SIZE} on CUDA]",
-        ),
-    ] = None,
-    max_new_tokens: MaxNewTokens = JobConfig.max_new_tokens,
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="Read everything again; else only what was not read yet.")
-    ] = JobConfig.recompute,
-    retries: Annotated[int, typer.Option(help="Of a page whose text repeats itself, by sampling.")] = JobConfig.retries,
-    max_page_error_rate: Annotated[
-        float, typer.Option(help="A document with a larger part of bad pages is not written.")
-    ] = JobConfig.max_page_error_rate,
+    config: JobConfig,
     gpu_price: Annotated[
         float | None, typer.Option(help="Of a device, an hour: the report tells the cost of a million pages.")
     ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="Processes that render pages. [default: half of the cores]")
-    ] = None,
-    shard: Annotated[
-        str | None, typer.Option(help="One part of the documents: 0/4 is the first of four. [default: all]")
-    ] = None,
-    devices: Annotated[
-        str | None, typer.Option(help="Several, with an engine on each: cuda:0,cuda:1, or all. [default: --device]")
-    ] = None,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="On the Ray cluster of $RAY_ADDRESS, or one started on this machine.")
-    ] = False,
-    engines: Annotated[
-        int | None, typer.Option(help="Engines on the Ray cluster. [default: one a GPU, or one without GPUs]", min=1)
-    ] = None,
+    places: PlaceConfig,
     options: LoadOptions,
 ) -> None:
     """Read images and PDFs into one text file a document.
@@ -95,22 +68,18 @@ def ocr(
       vlm ocr book.pdf -o text/ --pages 1-4,7 --model facebook/nougat-base
       vlm ocr s3://scans/2026 -o s3://texts/2026 --devices all --gpu-price 2.50
     """
-    config = JobConfig(format, pages, max_new_tokens, recompute, retries, max_page_error_rate)
     folder = location(out)
-    part = Shard.parse(shard) if shard else None
+    part = Shard.parse(places.shard) if places.shard else None
     documents, unsearched = _find(paths, folder, config)
     if part:
         documents = part.select(documents)
-    _check_places(ray, devices, engines)
     with Progress() as progress:
-        where = _cluster_device(options.device) if ray else devices_of(devices or options.device)
-        if batch_size is not None:
-            options = options.overridden_by(LoadOptions.from_dict({"max_batch_size": batch_size}))
-        engine = EngineConfig.resolved(model, where, options, workers, progress, elsewhere=ray)
+        where = _cluster_device(options.device) if places.ray else devices_of(places.devices or options.device)
+        engine = EngineConfig.resolved(model, where, options, places.workers, progress, elsewhere=places.ray)
     name = part.name if part else ""
-    with ledger_of(folder, engine.settings(max_new_tokens), recompute, name) as ledger:
-        reader = _cluster_reader(engine, engines) if ray else engine.reader()
-        summary = _run(reader, documents, config, ledger, Outputs(folder, format, ledger, name))
+    with ledger_of(folder, engine.settings(config.max_new_tokens), config.recompute, name) as ledger:
+        reader = _cluster_reader(engine, places.engines) if places.ray else load_reader(engine)
+        summary = _run(reader, documents, config, ledger, Outputs(folder, config.format, ledger, name))
     summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unsearched]
     _report(summary, gpu_price)
 
@@ -130,22 +99,15 @@ def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document
     return name_all(found.sources), found.unsearched
 
 
-def _check_places(ray: bool, devices: str | None, engines: int | None) -> None:
-    if ray and devices:
-        raise InputError("--devices is for one machine; with --ray, --engines says how many.")
-    if engines and not ray:
-        raise InputError("--engines is for --ray; on one machine, --devices names a device for each engine.")
-
-
 def _cluster_device(device: str) -> tuple[str]:
-    from vlm_app.ocr.cluster import connect
+    from vlm_app.ocr.readers.cluster import connect
 
     gpus = connect()
     return (("cuda" if gpus else "cpu") if device == "auto" else device,)
 
 
 def _cluster_reader(engine: EngineConfig, engines: int | None) -> Reader:
-    from vlm_app.ocr.cluster import RayReader
+    from vlm_app.ocr.readers.cluster import RayReader
 
     return RayReader(engine, engines)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,38 +15,49 @@ from typer.core import TyperCommand
 
 from vlm.backends.installed import checked_backend
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.options import Option, default_flag, options_of
+from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app import load_options
-from vlm_app.backend_names import described_backends, described_quantizations
-from vlm_app.load_options import LoadOptions
+from vlm_app.core import load_options
+from vlm_app.core.backend_names import described_backends, described_quantizations
+from vlm_app.core.load_options import LoadOptions
 
 
 @dataclass(frozen=True)
 class Group:
     """Fields that verbs take as options under one title, and what becomes of their values."""
 
-    title: str
+    title: str | None  # None: with the verb's own
     options: Mapping[str, Option]  # by their fields' names
     types: Mapping[str, Any]  # the fields'
     make: Callable[[dict[str, Any]], Any]  # the values that were given -> what the verb gets
 
     @classmethod
-    def from_fields(cls, title: str, make: Callable[[dict[str, Any]], Any], *configs: type) -> Group:
-        """Takes every field of the dataclasses that is an option; a later one's stand for those of one name."""
+    def from_fields(cls, title: str | None, make: Callable[[dict[str, Any]], Any], *configs: type) -> Group:
+        """Takes every field of the dataclasses that is an option of the command line; a later one's stand for those of
+        one name."""
         options, kinds = {}, {}
         for config in configs:
-            hints, own = typing.get_type_hints(config), options_of(config)
-            options |= {name: _with_default(option, getattr(config, name)) for name, option in own.items()}
+            hints, defaults = typing.get_type_hints(config), defaults_of(config)
+            own = {name: option for name, option in options_of(config).items() if option.cli}
+            options |= {name: _with_default(option, defaults[name]) for name, option in own.items()}
             kinds |= {name: hints[name] for name in own}
         return cls(title, options, kinds, make)
+
+    @classmethod
+    def making(cls, config: type) -> Group:
+        """Returns the options of a dataclass, of which one is made for the verb."""
+        return cls.from_fields(None, lambda given: config(**given), config)
 
     def only(self, *names: str) -> Group:
         """Returns the group with these fields alone, in this order."""
         return replace(self, options={name: self.options[name] for name in names})
 
-    def changed(self, **changes: dict[str, str]) -> Group:
-        """Returns the group with other help or defaults of some options."""
+    def without(self, *names: str) -> Group:
+        """Returns the group without these fields."""
+        return self.only(*(name for name in self.options if name not in names))
+
+    def changed(self, **changes: dict[str, Any]) -> Group:
+        """Returns the group with other flags, help or defaults of some options."""
         return replace(self, options={n: replace(o, **changes.get(n, {})) for n, o in self.options.items()})
 
     def parameters(self) -> list[inspect.Parameter]:
@@ -63,10 +74,13 @@ class Group:
         return tuple(value) if isinstance(value, list) else read(value) if read else value
 
     def _parameter(self, name: str, option: Option) -> inspect.Parameter:
-        kind, repeated = _kind(self.types[name]) if option.read is None else (str, False)
-        words = [option.help, "Repeat it for more." * repeated, f"[default: {option.default}]" * bool(option.default)]
-        flag = option.flag or default_flag(name)
-        info = typer.Option(flag, help=" ".join(filter(None, words)), rich_help_panel=self.title)
+        kind, repeated = _kind(self.types[name]) if option.read is None else (option.written, False)
+        again = repeated and "again for more" not in option.help and "repeat it" not in option.help
+        words = [option.help, "Repeat it for more." * again, f"[default: {option.default}]" * bool(option.default)]
+        info = typer.Option(
+            *(option.flags or (default_flag(name),)), help=" ".join(filter(None, words)), envvar=option.env,
+            rich_help_panel=self.title,
+        )  # fmt: skip
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None,
             annotation=Annotated[(list[kind] if repeated else kind) | None, info],
@@ -74,17 +88,16 @@ class Group:
 
 
 def _with_default(option: Option, default: Any) -> Option:
-    said = option.default or default is None or default is False or default == ()
+    said = option.default or default is None or default == () or isinstance(default, bool)
     return option if said else replace(option, default=str(default))
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
     """Returns an option's type for a field's, and whether it is repeated. TypeError for a type that needs `read`."""
-    if isinstance(hint, types.UnionType):
-        [hint] = [part for part in hint.__args__ if part is not type(None)]
+    hint = without_none(hint)
     repeated = typing.get_origin(hint) is tuple
     kind = typing.get_args(hint)[0] if repeated else hint
-    if kind not in (int, float, str, bool):
+    if kind not in (int, float, str, bool, Path):
         raise TypeError(f"an option of type {hint} needs a function that reads it")
     return kind, repeated
 
@@ -132,6 +145,7 @@ def sampling_of(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+RUNTIME = Group.making(RuntimeConfig)
 SAMPLING = Group.from_fields("Decoding", sampling_of, SamplingParams)
 
 

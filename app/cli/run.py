@@ -17,7 +17,7 @@ from vlm_app.cli.progress import Progress
 from vlm_app.cli.run_inputs import RunInputs
 from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, prepend
 from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, InputIds, Suffix, Truncate
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 
 
 @command
@@ -101,11 +101,12 @@ def run(
     name = run_inputs.default_model() if model is None else model
     folder = None
     if check_accuracy:
-        from vlm_app import accuracy
+        from vlm_app.reference import accuracy
+        from vlm_app.reference.huggingface import folder_of
 
         run_inputs.check_comparable()
         with Progress() as progress:
-            sampling, folder = accuracy.greedy(sampling), accuracy.folder_of(name, progress=progress)
+            sampling, folder = accuracy.greedy(sampling), folder_of(name, progress=progress)
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if chat:
         from vlm_app.cli.chat import converse

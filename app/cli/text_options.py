@@ -19,7 +19,7 @@ from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
-    from vlm_app.load_options import LoadOptions
+    from vlm_app.core.load_options import LoadOptions
     from vlm_app.text.job import Report
     from vlm_app.text.sources import Item
     from vlm_app.text.tasks import ToInput

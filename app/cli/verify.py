@@ -15,7 +15,7 @@ from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
     from vlm.config import BuildConfig
-    from vlm_app.verification import Allowed, Verified
+    from vlm_app.reference.verification import Allowed, Verified
 
 DIFFERS = 1
 
@@ -62,9 +62,9 @@ def verify(
         raise InputError(f"--tolerance is {tolerance}; it must be 0 or a positive number.")
     import vlm
     from vlm.config import RuntimeConfig
-    from vlm_app.accuracy import folder_of
-    from vlm_app.verification import Allowed
-    from vlm_app.verification import verify as compare
+    from vlm_app.reference.huggingface import folder_of
+    from vlm_app.reference.verification import Allowed
+    from vlm_app.reference.verification import verify as compare
 
     with Progress() as progress:
         folder = folder_of(against, progress=progress)
@@ -86,7 +86,7 @@ def verify(
 
 def _differences(found: list[Verified], allowed: Allowed) -> list[str]:
     """Says what is beyond what is allowed; empty where nothing is."""
-    from vlm_app.verification import agreement
+    from vlm_app.reference.verification import agreement
 
     failed, differences = [one for one in found if one.beyond(allowed)], []
     if failed:
@@ -100,7 +100,7 @@ def _differences(found: list[Verified], allowed: Allowed) -> list[str]:
 
 
 def _summary(found: list[Verified], allowed: Allowed, build: BuildConfig, reference_dtype: str) -> str:
-    from vlm_app.verification import agreement
+    from vlm_app.reference.verification import agreement
 
     weights = build.dtype if build.quantization is None else f"{build.dtype}, weights {build.quantization}"
     return (
@@ -111,7 +111,7 @@ def _summary(found: list[Verified], allowed: Allowed, build: BuildConfig, refere
 
 
 def _as_json(found: list[Verified], allowed: Allowed, reference_dtype: str) -> dict[str, object]:
-    from vlm_app.verification import agreement
+    from vlm_app.reference.verification import agreement
 
     rows = [
         {

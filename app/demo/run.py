@@ -19,14 +19,14 @@ from vlm.api.async_pipeline import AsyncPipeline
 from vlm.api.pipeline import Pipeline
 from vlm.errors import EngineError, InputError
 from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm_app.core.listening import address, listener, reserve_files
 from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig
 from vlm_app.demo.page import CSS, build_page, theme
-from vlm_app.listening import address, listener, reserve_files
-from vlm_app.server.core.checks import ANY, add_door
 from vlm_app.server.core.config import ConnectionLimits
-from vlm_app.server.core.http_server import Server
-from vlm_app.server.core.limits import BodyLimit
+from vlm_app.server.http.checks import ANY, add_door
+from vlm_app.server.http.http_server import Server
+from vlm_app.server.http.limits import BodyLimit
 
 MAX_FILE_MB = 64
 MAX_FORM = (MAX_FILE_MB + 1) * 2**20  # bytes of a file and what is sent around it

@@ -6,24 +6,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import InputError
+from vlm.options import Range, at_least, check_limits, option, same_option
+from vlm.requests.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
 class JobConfig:
-    """What is read of each document and how it is written."""
+    """What is read of each document and how it is written. Raises InputError for a value that is not allowed."""
 
-    format: str = "md"
-    pages: str | None = None  # "1-4,7"; None: all
-    max_new_tokens: int | None = None  # a page
-    recompute: bool = False
-    retries: int = 2  # of a page whose text repeats itself
-    max_page_error_rate: float = 1.0  # of a document; one with more bad pages is not written
+    format: str = option("md", "md: markdown; mmd: the model's own text; jsonl: an object a page, in Dolma's fields.")
+    pages: str | None = option(None, "Of every document: 1-4,7.", default="all")
+    max_new_tokens: int | None = same_option(SamplingParams, "max_new_tokens", allowed=None)  # a page
+    recompute: bool = option(False, "Read everything again; else only what was not read yet.")
+    retries: int = option(
+        2, "Of a page whose text repeats itself, by sampling.", allowed=at_least(0, "it must be 0 or more")
+    )
+    max_page_error_rate: float = option(
+        1.0, "A document with a larger part of bad pages is not written.",
+        allowed=Range(0, 1, words="it must lie between 0 and 1"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.retries < 0:
-            raise InputError(f"--retries is {self.retries}; it must be 0 or more.")
-        if not 0.0 <= self.max_page_error_rate <= 1.0:
-            raise InputError(f"--max-page-error-rate is {self.max_page_error_rate:g}; it must lie between 0 and 1.")
+        check_limits(self, flags=True)
 
     def sampling(self, attempt: int) -> dict[str, Any]:
         """Greedy at first. A page that loops would loop again: further attempts draw, ever more freely, and give the
@@ -32,3 +36,23 @@ class JobConfig:
         if not attempt:
             return first
         return first | {"temperature": min(0.2 * attempt, 1.0), "top_p": 0.95, "seed": attempt}
+
+
+@dataclass(frozen=True)
+class PlaceConfig:
+    """Where a job runs, and which part of it. Raises InputError for a value that is not allowed."""
+
+    workers: int | None = option(None, "Processes that render pages.", default="half of the cores")
+    shard: str | None = option(None, "One part of the documents: 0/4 is the first of four.", default="all")
+    devices: str | None = option(None, "Several, with an engine on each: cuda:0,cuda:1, or all.", default="--device")
+    ray: bool = option(False, "On the Ray cluster of $RAY_ADDRESS, or one started on this machine.")
+    engines: int | None = option(
+        None, "Engines on the Ray cluster.", default="one a GPU, or one without GPUs", allowed=at_least(1)
+    )
+
+    def __post_init__(self) -> None:
+        check_limits(self, flags=True)
+        if self.ray and self.devices:
+            raise InputError("--devices is for one machine; with --ray, --engines says how many.")
+        if self.engines and not self.ray:
+            raise InputError("--engines is for --ray; on one machine, --devices names a device for each engine.")

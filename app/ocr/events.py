@@ -71,5 +71,6 @@ class Reader(Protocol):
 
     def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
         """Events as they come, documents and pages in any order. Works are pulled as room arises."""
+        ...
 
     def close(self) -> None: ...

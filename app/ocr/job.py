@@ -9,9 +9,9 @@ from pathlib import Path
 from vlm.errors import DocumentError, VlmError
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
+from vlm_app.ocr.documents.naming import Document
 from vlm_app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
-from vlm_app.ocr.ledger import FAILED, LOOPED, Ledger, Page
-from vlm_app.ocr.naming import Document
+from vlm_app.ocr.ledger.ledger import FAILED, LOOPED, Ledger, Page
 from vlm_app.ocr.outputs import OCCUPIED, Outputs
 from vlm_app.ocr.plan import Plan
 from vlm_app.ocr.report import Failure, Summary

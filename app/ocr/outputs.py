@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from vlm.errors import DocumentError, InputError
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.ocr.naming import FORMATS, PARTIAL
+from vlm_app.core.storage import Presence, is_remote, remove
+from vlm_app.ocr.documents.naming import FORMATS, PARTIAL
+from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.placing import check_same, write_whole
-from vlm_app.storage import Presence, is_remote, remove
 
 OCCUPIED = "occupied"  # the kind of a document whose output's place another file has
 # what is wrong with the whole folder, not with one name in it

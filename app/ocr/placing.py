@@ -7,7 +7,7 @@ import errno
 import os
 from pathlib import Path
 
-from vlm_app.storage import is_remote, is_taken, reaching
+from vlm_app.core.storage import is_remote, is_taken, reaching
 
 # what file systems say that have no links, or cannot be told to write through
 UNSUPPORTED = {errno.EPERM, errno.EACCES, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}

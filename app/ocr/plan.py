@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm.errors import DocumentError, InputError, VlmError
-from vlm_app.ocr.database import LedgerError
+from vlm_app.core.storage import Seen, digest, is_remote, key, seen, seen_file
+from vlm_app.ocr.documents.naming import PARTIAL, Document
 from vlm_app.ocr.events import Opened
-from vlm_app.ocr.ledger import FAILED, Ledger, Record
-from vlm_app.ocr.naming import PARTIAL, Document
+from vlm_app.ocr.ledger.database import LedgerError
+from vlm_app.ocr.ledger.ledger import FAILED, Ledger, Record
 from vlm_app.ocr.outputs import OCCUPIED, Outputs
-from vlm_app.storage import Seen, digest, is_remote, key, seen, seen_file
 
 
 @dataclass(frozen=True)

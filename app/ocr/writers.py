@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlm_app.names import as_text
-from vlm_app.ocr.ledger import FAILED, LOOPED, Page
-from vlm_app.ocr.naming import FORMATS
+from vlm_app.core.names import as_text
+from vlm_app.ocr.documents.naming import FORMATS
+from vlm_app.ocr.ledger.ledger import FAILED, LOOPED, Page
 
 SOURCE = "vlm-ocr"  # of a record, in Dolma's sense
 
@@ -72,7 +72,7 @@ def json_lines(draft: Draft) -> str:
     return "".join(json.dumps(_record(draft, page), ensure_ascii=False) + "\n" for page in draft.asked)
 
 
-WRITERS = dict(zip(FORMATS, (markdown, raw_text, json_lines), strict=True))
+WRITERS: dict[str, Callable[[Draft], str]] = dict(zip(FORMATS, (markdown, raw_text, json_lines), strict=True))
 
 
 def loop_notice(page: Page) -> str:

@@ -15,15 +15,15 @@ from starlette.middleware.gzip import GZipMiddleware
 from vlm import __version__
 from vlm.api.pipeline import Pipeline
 from vlm.processing.workers import ImageWorkers, MediaLimits
-from vlm_app.server.core import errors, unserved
-from vlm_app.server.core.checks import Checks, add_door, content_type
+from vlm_app.server.core import errors
 from vlm_app.server.core.config import ServerConfig
-from vlm_app.server.core.content_coding import ContentDecoding
-from vlm_app.server.core.limits import ApiKey, BodyLimit
 from vlm_app.server.core.metrics import Metrics
-from vlm_app.server.core.request_id import RequestId
+from vlm_app.server.http.checks import Checks, add_door, content_type
+from vlm_app.server.http.content_coding import ContentDecoding
+from vlm_app.server.http.limits import ApiKey, BodyLimit
+from vlm_app.server.http.request_id import RequestId
 from vlm_app.server.kserve import api as kserve
-from vlm_app.server.kserve import generate, repository_api
+from vlm_app.server.kserve import generate, repository_api, unserved
 from vlm_app.server.openai import api as openai
 from vlm_app.server.openai import embeddings
 from vlm_app.server.repository.control import Control, Repositories

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vlm.api.pipeline import Pipeline
-from vlm_app.listening import address, listener, reserve_files
+from vlm_app.core.listening import address, listener, reserve_files
+from vlm_app.core.watchdog import Watchdog
 from vlm_app.server.app import create_app
 from vlm_app.server.core.config import ServerConfig
-from vlm_app.server.core.http_server import Server
+from vlm_app.server.http.http_server import Server
 from vlm_app.server.repository.control import Repositories
-from vlm_app.watchdog import Watchdog
 
 GRACE_SECONDS = 5  # for models and workers to close, once all requests have ended
 EXIT_BROKEN = 70  # EX_SOFTWARE

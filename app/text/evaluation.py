@@ -86,7 +86,7 @@ def run_hugging_face(
     """The same token ids, padded to batches, through transformers' own generate: same device and settings."""
     from transformers import AutoModelForSeq2SeqLM
 
-    from vlm_app.bench.huggingface import quiet
+    from vlm_app.reference.huggingface import quiet
 
     quiet()
     model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(pipeline.device).eval()

@@ -43,7 +43,10 @@ def _sorted(items: Iterator[Item], suffix: str, limit: int | None) -> tuple[list
             break
         if item.error or item.text.strip():
             found = _pair(item, suffix)
-            (pairs if isinstance(found, Pair) else errors).append(found)
+            if isinstance(found, Pair):
+                pairs.append(found)
+            else:
+                errors.append(found)
     return pairs, errors
 
 

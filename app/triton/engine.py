@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.processing.workers import ImageWorkers, MediaLimits
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.merge import merged
 from vlm_app.server.repository.triton_options import PARAMETERS, options_from_words

@@ -24,10 +24,10 @@ from llm_engines.converters.fairseq_tokenizer import (
     read_dictionary,
     tokenizer_files,
 )
+from llm_engines.families.moses import Moses
 from llm_engines.models.bart import BartConfig, cross_rules, stack_rules
 from vlm.artifacts.archives import unpacked
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
-from vlm.artifacts.moses import Moses
 from vlm.artifacts.weights import TensorSource
 from vlm.convert.roles import module_layout
 from vlm.convert.rules import Drop, Rename, apply_rules

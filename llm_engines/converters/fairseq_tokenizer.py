@@ -1,7 +1,7 @@
 """FairSeq's dictionaries with BPE codes or a SentencePiece model -> tokenizer.json, all that the runtime reads.
 
 Of BPE a piece is written `xyz</w>` where it ends a word, as codes do; the dictionary's `xyz@@` is the piece `xyz`.
-Moses, where a model was trained so, comes before it: the runtime applies it (`vlm.artifacts.moses`).
+Moses, where a model was trained so, comes before it: the runtime applies it (`llm_engines.families.moses`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TextFiles:
 
     codes: Path | None
     sentencepiece: Path | None
-    moses: dict[str, Any] | None  # settings of vlm.artifacts.moses
+    moses: dict[str, Any] | None  # settings of llm_engines.families.moses
 
     @classmethod
     def from_folder(cls, folder: Path, options: dict[str, Any], tokenizer: str | None = None) -> TextFiles:

@@ -75,11 +75,11 @@ def test_another_machine_goes_on_from_the_copy_of_the_ledger(cli, bucket, tmp_pa
 
 def test_copies_are_made_as_pages_come(cli, bucket, tmp_path, monkeypatch):
     """A machine that is lost takes no more with it than what came since the last copy."""
-    monkeypatch.setattr("vlm_app.ocr.snapshots.SECONDS_BETWEEN", 0.0)
-    monkeypatch.setattr("vlm_app.ocr.snapshots.SHARE", 1e9)
+    monkeypatch.setattr("vlm_app.ocr.ledger.snapshots.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("vlm_app.ocr.ledger.snapshots.SHARE", 1e9)
     monkeypatch.setattr("vlm_app.ocr.outputs.Outputs.write", _lost)
     fill(bucket, tmp_path / "in")
-    monkeypatch.setattr("vlm_app.ocr.state.Snapshots.save", _counted := _Counted())
+    monkeypatch.setattr("vlm_app.ocr.ledger.state.Snapshots.save", _counted := _Counted())
     assert cli(f"{bucket}/in/a.pdf", "-o", f"{bucket}/out", *SHORT)[0] == 2
     assert _counted.pages == [1, 2, 3, 4, 5, 5]
 

@@ -11,6 +11,8 @@ import vlm
 from tests import prompted_kit, tiny
 from tests.prompted_kit import call, saved
 from vlm.executor import kv_cache
+from vlm.options import flag_of
+from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.option_groups import LOADING, SAMPLING
 
 PROMPT, OTHER = "w1 w2 w3", "w7 w8 w9 w10"
@@ -99,7 +101,7 @@ def loaded(llama, monkeypatch):
 def flags_of(options) -> list[str]:
     found = []
     for name, value in options.items():
-        flag = SAMPLING.options[name].flag or f"--{name.replace('_', '-')}"
+        flag = flag_of(SamplingParams, name)
         for each in value if isinstance(value, tuple) else (value,):
             written = str(each).lower() if name == "early_stopping" else str(each)
             found += [] if each is None else [flag] if each is True and name != "early_stopping" else [flag, written]

@@ -15,7 +15,7 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends import installed
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.loading import Loader
 
 PACKAGE = Path(__file__).parents[1] / "packages" / "eager_backend"

@@ -1,4 +1,4 @@
-"""The README's commands do what it says, and its tables are what the programs print."""
+"""The README's commands do what it says."""
 
 from __future__ import annotations
 
@@ -25,18 +25,6 @@ def section(name: str) -> str:
 def test_the_second_command_is_what_ci_runs():
     assert section("test-command") == "pip install -e '.[test]' && pytest"
     assert "test-command" in (ROOT / ".ci" / "run").read_text()
-
-
-def test_the_speed_table_comes_from_the_committed_results():
-    from vlm_app.bench.table import load, markdown
-
-    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-    assert files and section("bench") == markdown(load(files)).strip()
-
-
-def test_links_lead_somewhere():
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert target.startswith("http") or (ROOT / target).exists(), target
 
 
 @pytest.mark.parametrize("verb", ["translate", "summarize", "eval", "encode"])

@@ -23,9 +23,9 @@ from fastapi.responses import StreamingResponse
 
 from tests.server_kit import Served, load, serving, until
 from vlm.errors import InputError
-from vlm_app.listening import reserve_files
-from vlm_app.server.core.checks import hostname, is_loopback
-from vlm_app.server.core.connections import MAX_FRAMING, MAX_HEADER_BYTES
+from vlm_app.core.listening import reserve_files
+from vlm_app.server.http.checks import hostname, is_loopback
+from vlm_app.server.http.connections import MAX_FRAMING, MAX_HEADER_BYTES
 
 SHORT = {"header_seconds": 0.4, "body_seconds": 0.5, "idle_seconds": 0.4}
 LIMIT = 2**20

@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.prompted_kit import call
 from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load, serving, until
+from visual_engines.families.image_processors import CLIP
 from vlm.errors import ImageError, InputError
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.workers import ImageWorkers, MediaLimits
@@ -259,7 +260,7 @@ def test_the_command_says_what_is_wrong(monkeypatch):
         port = str(taken.getsockname()[1])
         assert "give another --host or --port" in refused("mini-t5", "--device", "cpu", "--port", port)
     assert "cannot be listened at" in refused("mini-t5", "--device", "cpu", "--host", "no.such.host.invalid")
-    for module in [name for name in sys.modules if name in ("vlm_app.server.run", "vlm_app.server.core.http_server")]:
+    for module in [name for name in sys.modules if name in ("vlm_app.server.run", "vlm_app.server.http.http_server")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'vlm-runtime[serve]'" in refused("mini-t5")
@@ -271,7 +272,7 @@ def test_an_image_that_kills_its_process_costs_one_request():
 
     async def ask():
         workers = ImageWorkers(1, MediaLimits())
-        source = ProcessorSource(None, "CLIPImageProcessor", (32, 32))
+        source = ProcessorSource(None, (CLIP,), (32, 32))
         try:
             [[whole]] = await workers.pixels([SCENE.read_bytes()], source)
             with pytest.raises(ImageError, match="broke the process"):

@@ -26,7 +26,7 @@ from tests.prompted_kit import call
 from tests.s3_kit import store
 from tests.server_kit import alone, load, serving, until
 from vlm.build.store import packaged_models
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
 from vlm_app.server.repository.repository import Entry, scan

@@ -12,6 +12,7 @@ import torch
 
 import vlm
 from llm_engines.converters.fairseq_tokenizer import SPECIAL, TextFiles, tokenizer_files
+from llm_engines.families.fairseq import tokenizer_rules
 from tests.fairseq_kit import WORDS, Published
 from tests.fairseq_texts import CODES, ENTRIES, EXAMPLES
 from tests.nemo_kit import sentencepiece_file
@@ -59,7 +60,7 @@ def test_texts_become_the_ids_that_fairseq_looks_up(model, tmp_path):
     folder = published(model, tmp_path / NAME)
     text = TextFiles.from_folder(folder, model.options)
     tokenizer_files(folder, [*SPECIAL, *ENTRIES], [*SPECIAL, *ENTRIES], tmp_path, text)
-    tokenizer = Tokenizer.from_dir(tmp_path)
+    tokenizer = Tokenizer.from_dir(tmp_path, tokenizer_rules)
     for source, pieces in EXAMPLES.items():
         assert tokenizer.encode(source) == [IDS.get(piece, 3) for piece in pieces.split()], source
     known = [source for source, pieces in EXAMPLES.items() if set(pieces.split()) <= IDS.keys()]
@@ -93,7 +94,7 @@ def test_what_is_split_already_is_left_as_it_is(model, tmp_path):
     folder = published(model, tmp_path / NAME)
     done = call("convert", folder, "-o", tmp_path / "ckpt", "--tokenizer", "none")
     assert done.exit_code == 0, done.stderr
-    tokenizer = Tokenizer.from_dir(tmp_path / "ckpt" / "processor")
+    tokenizer = Tokenizer.from_dir(tmp_path / "ckpt" / "processor", tokenizer_rules)
     assert tokenizer.encode("don &apos;t") == [IDS["don"], IDS["&apos;t"]]
     done = call("convert", folder, "-o", tmp_path / "other", "--tokenizer", "nltk")
     assert done.exit_code == 2 and "its tokenizer is 'nltk', supported are moses" in done.stderr
@@ -104,7 +105,7 @@ def test_what_is_split_already_is_left_as_it_is(model, tmp_path):
 def test_outputs_stream_as_they_are_joined(model, tmp_path):
     folder = published(model, tmp_path / NAME)
     tokenizer_files(folder, [*SPECIAL, *ENTRIES], [*SPECIAL, *ENTRIES], tmp_path, TextFiles.from_folder(folder, {}))
-    tokenizer = Tokenizer.from_dir(tmp_path)
+    tokenizer = Tokenizer.from_dir(tmp_path, tokenizer_rules)
     line = "&quot; The l@@ ow@@ e cost , &quot; M@@ . Smith pa@@ t &apos;s @-@ new@@ s ( he ) . H@@ ell@@ o world !"
     ids = [
         IDS.get(piece, IDS["@-@"] if piece == "@-@" else 3) for piece in line.split() if piece in IDS or piece == "@-@"
@@ -119,7 +120,7 @@ def test_outputs_stream_as_they_are_joined(model, tmp_path):
 def test_unknown_words_are_said_a_few_times(model, tmp_path):
     folder = published(model, tmp_path / NAME)
     tokenizer_files(folder, [*SPECIAL, *ENTRIES], [*SPECIAL, *ENTRIES], tmp_path, TextFiles.from_folder(folder, {}))
-    tokenizer = Tokenizer.from_dir(tmp_path)
+    tokenizer = Tokenizer.from_dir(tmp_path, tokenizer_rules)
     with pytest.warns(VlmWarning) as told:
         for number in range(9):
             tokenizer.encode_source(f"the 日本 costs {number}")

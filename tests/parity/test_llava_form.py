@@ -13,6 +13,7 @@ from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
 
 from tests import tiny
 from tests.published_kit import facts
+from visual_engines.families.image_processors import CLIP
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.chat_template import read_template
 from vlm.artifacts.checkpoint import Checkpoint
@@ -110,7 +111,7 @@ def test_pictures_are_padded_and_questions_put_as_llava_has_it(model, tmp_path):
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 255, (30, 50, 3), np.uint8))
     square = Image.new("RGB", (50, 50), tuple(int(x * 255) for x in theirs.image_mean))
     square.paste(picture, (0, 10))
-    found = ImageProcessor.from_dir(tmp_path / "checkpoint" / "processor")([picture])
+    found = ImageProcessor.from_dir(tmp_path / "checkpoint" / "processor", [CLIP])([picture])
     assert torch.equal(found, theirs([square], return_tensors="pt")["pixel_values"])
     assert "the human's questions. " in read_template(tmp_path / "checkpoint" / "processor")
 

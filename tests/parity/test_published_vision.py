@@ -16,6 +16,7 @@ from tests.parity.test_published import TOKENS, engine_of, one_thread, pipeline,
 from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError
 from vlm.processing.image_processor import ImageProcessor
+from vlm.registry.registry import match_family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 8
@@ -63,7 +64,7 @@ class Case:
         self.visual = self.pipe.llm.encoders.visual.config
         size = (2, 3, *self.visual.image_size)
         self.images = torch.randn(size, generator=torch.Generator().manual_seed(1))
-        self.asked = self.pipe.family.prompt is not None
+        self.asked = self.pipe.family.chat_format is not None
         self.encoder = self.pipe.llm.encoders.encoder is not None
 
     def theirs(self, i: int) -> dict:
@@ -128,7 +129,9 @@ def test_pixels(name, tmp_path):
     for file in ("config.json", "preprocessor_config.json", "processor_config.json"):
         if kit.facts(name, file):
             shutil.copy(kit.FOLDER / name / file, tmp_path)
-    theirs, ours = AutoImageProcessor.from_pretrained(tmp_path), ImageProcessor.from_dir(tmp_path)
+    family = match_family(json.loads((tmp_path / "config.json").read_text()))
+    ours = ImageProcessor.from_dir(tmp_path, family.image_processors)
+    theirs = AutoImageProcessor.from_pretrained(tmp_path)
     random = np.random.default_rng(0)
     for size in ((300, 400), (500, 120), (64, 64)):
         image = Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8))

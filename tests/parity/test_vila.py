@@ -14,6 +14,7 @@ from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, 
 
 from tests import tiny
 from tests.published_kit import facts
+from visual_engines.families.image_processors import SIGLIP, preferring
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
@@ -189,7 +190,7 @@ def test_pictures_are_pressed_or_padded_into_the_square(tmp_path):
         config = json.loads((folder / "config.json").read_text()) | {"image_aspect_ratio": ratio}
         (folder / "config.json").write_text(json.dumps(config))
         convert_folder(folder, tmp_path / f"{ratio} checkpoint")
-        pixels = ImageProcessor.from_dir(tmp_path / f"{ratio} checkpoint" / "processor")([wide])[0]
+        pixels = ImageProcessor.from_dir(tmp_path / f"{ratio} checkpoint" / "processor", preferring(SIGLIP))([wide])[0]
         assert pixels.shape == (3, 20, 20)
         red, blue = pixels[0], pixels[2]
         assert blue[10, 2] > red[10, 2] and red[10, 17] > blue[10, 17], "both ends are there"

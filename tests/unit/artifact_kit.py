@@ -16,6 +16,7 @@ from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
 from vlm.layers.context import ModelContext
 from vlm.registry import registry
+from vlm.registry.images import ImageProcessorSpec
 from vlm.registry.spec import FamilySpec, ModelSpec, Role
 
 WIDTH, VOCAB, ROWS = 4, 11, 6
@@ -100,6 +101,7 @@ TOY = FamilySpec(
     roles={"visual": Role("eye", "encoder", "encoder."), "decoder": Role("voice", "decoder", "decoder.")},
     matches=lambda hf: hf.get("model_type") == "toy",
     inputs=("image",),
+    image_processors=(ImageProcessorSpec("ViTImageProcessor"),),
     architectures={"toy-base": lambda: CONFIG},
 )
 

@@ -1,4 +1,4 @@
-"""app/accuracy: what is compared, what it finds, what cannot be compared."""
+"""app/reference/accuracy: what is compared, what it finds, what cannot be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from tests import tiny
 from tests.engines import pipeline
 from vlm.errors import InputError
-from vlm_app import accuracy
+from vlm_app.reference import accuracy
+from vlm_app.reference.huggingface import folder_of
 
 MODELS = {
     "llama": lambda: tiny.llama(seed=3),
@@ -116,15 +117,15 @@ def test_an_images_rows_and_a_table_together(tmp_path):
 
 def test_folders(tmp_path):
     pipe = pipeline(tiny.gpt2(), tmp_path)
-    assert accuracy.folder_of(tmp_path / "hf") == tmp_path / "hf"
-    assert accuracy.folder_of("mini-t5").name == "mini-t5"
+    assert folder_of(tmp_path / "hf") == tmp_path / "hf"
+    assert folder_of("mini-t5").name == "mini-t5"
     for path, what in ((pipe.engine.path, "an engine"), (tmp_path / "checkpoint", "a checkpoint")):
         with pytest.raises(InputError, match=f"is {what}; the accuracy check needs the model's Hugging Face folder"):
-            accuracy.folder_of(path)
+            folder_of(path)
     own_form = {"model_type": "llava_llama", "mm_x": 1}
     for kind, config in (("nemo_gpt", {"model_type": "nemo_gpt"}), ("llava", own_form), ("vila", own_form)):
         folder = tmp_path / kind
         (folder / "llm" if kind == "vila" else folder).mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(config))
         with pytest.raises(InputError, match=f"has no class for {kind} models"):
-            accuracy.folder_of(folder)
+            folder_of(folder)

@@ -31,7 +31,7 @@ def test_the_default_comes_first_and_each_says_what_it_is():
 
 def test_a_listing_imports_nothing_that_builds_or_runs():
     heavy = {"torch", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx"}
-    code = "import sys; from vlm_app.backend_names import described_backends; described_backends(); print(*sys.modules)"
+    code = "import sys; from vlm_app.core import backend_names as b; b.described_backends(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not heavy & set(loaded)
 

@@ -1,4 +1,4 @@
-"""`vlm bench`: what is measured, on a tiny model on the CPU; the floor's bytes; the README's table."""
+"""`vlm bench`: what is measured, on a tiny model on the CPU; the floor's bytes; the table of results."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_without_hugging_face_and_limits(arch):
 def test_both_systems_get_the_same_weights(arch, tmp_path):
     """The baseline is no straw man: greedy tokens of one image are the same."""
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm_app.bench.huggingface import Baseline
+    from vlm_app.bench.baselines import Baseline
     from vlm_app.bench.subject import prepare
 
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")
@@ -181,11 +181,3 @@ def test_result_files_are_checked(tmp_path):
     (tmp_path / "bad.json").write_text('{"kind": "latency"}')
     with pytest.raises(InputError, match=r"bad\.json is no result"):
         table.load([tmp_path / "bad.json"])
-
-
-def test_readme_shows_the_committed_results():
-    readme = ROOT / "README.md"
-    shown = table.in_readme(readme.read_text(encoding="utf-8")) if readme.is_file() else None
-    if shown is None:
-        pytest.skip("the README has no bench table yet (its markers are missing)")
-    assert shown == table.markdown(table.load((ROOT / "benchmarks" / "results").glob("*.json")))

@@ -15,12 +15,14 @@ from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, LimitError
 from vlm.registry.registry import match_family
 from vlm_app.bench import prompt as prompts
-from vlm_app.bench import random_model, session, subject
+from vlm_app.bench import session, subject
+from vlm_app.bench.baselines import PromptBaseline
 from vlm_app.bench.config import PromptBenchConfig
 from vlm_app.bench.floor import decode_floor
-from vlm_app.bench.huggingface import PromptBaseline
-from vlm_app.bench.vila import Vila
+from vlm_app.bench.inputs import as_inputs, random_prompts
 from vlm_app.cli.main import main
+from vlm_app.reference import random_model
+from vlm_app.reference.vila import Vila
 
 CPU = torch.device("cpu")
 LLAMA = {"model_type": "llama", "vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -123,7 +125,7 @@ def test_several_images_or_none(name, images, tmp_path):
         baseline = PromptBaseline(run.folder, "float32", CPU, rows)
         expected = baseline.generate(batch, count)
         with session.opened(run.engine.path, CPU) as pipeline:
-            inputs = prompts.as_inputs(batch, run.configs)
+            inputs = as_inputs(batch, run.configs)
             found = pipeline.generate(inputs, max_new_tokens=count, min_new_tokens=count)
         if name == "blip2-t5":  # its head is a weight of its own, as it is published
             language = baseline.model.language_model
@@ -189,8 +191,8 @@ def test_every_prompt_is_new(tmp_path):
     asked = config_of(written(LLAVA, tmp_path), hf=False)
     with session.prepared(asked, "prompt", limits=asked.limits) as run:
         [row] = asked.rows
-        draw, again = (prompts.random_prompts(run, row, 0) for _ in range(2))
-        drawn = [draw(), draw(), prompts.random_prompts(run, row, 1)()]
+        draw, again = (random_prompts(run, row, 0) for _ in range(2))
+        drawn = [draw(), draw(), random_prompts(run, row, 1)()]
         assert torch.equal(again().pixel_values, drawn[0].pixel_values), "the same for both systems"
         images = [image for batch in drawn for image in batch.pixel_values]
         assert len({image.numpy().tobytes() for image in images}) == 6

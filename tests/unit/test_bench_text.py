@@ -17,14 +17,15 @@ from vlm.config import BuildConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, LimitError
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.bench import random_model, session, subject, table
+from vlm_app.bench import session, subject, table
+from vlm_app.bench.baselines import TextBaseline
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.csv_rows import csv_rows
 from vlm_app.bench.floor import decode_floor
-from vlm_app.bench.huggingface import TextBaseline
+from vlm_app.bench.inputs import random_texts
 from vlm_app.bench.subject import prepare
-from vlm_app.bench.text import random_texts
 from vlm_app.cli.main import main
+from vlm_app.reference import random_model
 
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 60, "d_model": 32, "d_kv": 12, "d_ff": 48,
       "num_layers": 2, "num_heads": 4, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,

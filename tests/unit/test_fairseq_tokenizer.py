@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llm_engines.converters.fairseq_tokenizer import SPECIAL, read_codes, tokenizer_files
+from llm_engines.families.fairseq import tokenizer_rules
 from vlm.processing.tokenization import Tokenizer
 
 # merges give lo, low</w>, er</w>, ne, new, st</w>, est</w>, low
@@ -18,7 +19,7 @@ def tokenizer(tmp_path, codes: str | None = "#version: 0.2\n" + CODES, target=No
         (tmp_path / "bpecodes").write_text(codes)
     (tmp_path / "made").mkdir()
     tokenizer_files(tmp_path, source, [*SPECIAL, *target] if target else source, tmp_path / "made")
-    return Tokenizer.from_dir(tmp_path / "made")
+    return Tokenizer.from_dir(tmp_path / "made", tokenizer_rules)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import io
 import math
 import os
@@ -15,6 +17,7 @@ from PIL import Image, ImageOps
 from transformers import CLIPImageProcessor
 
 from tests import hostile_kit as kit
+from visual_engines.families.image_processors import CLIP
 from vlm.errors import DocumentError, ImageError
 from vlm.limits import MAX_FRAMES, MAX_PADDED_PIXELS, MAX_PAGE_PIXELS, MAX_PAGES
 from vlm.processing.documents import PdfDocument, is_pdf, open_document
@@ -158,9 +161,9 @@ def test_strips_change_no_pixel():
 
 
 SLIVERS = {
-    "NougatImageProcessor": {"size": {"height": 96, "width": 64}},
-    "CLIPImageProcessor": {"size": {"shortest_edge": 32}, "crop_size": 32},
-    "LlavaImageProcessor": {"size": 32, "crop_size": 32, "do_pad": True},
+    "nougat_images:NOUGAT_IMAGES": {"size": {"height": 96, "width": 64}},
+    "image_processors:CLIP": {"size": {"shortest_edge": 32}, "crop_size": 32},
+    "image_processors:LLAVA": {"size": 32, "crop_size": 32, "do_pad": True},
 }
 
 
@@ -171,7 +174,8 @@ def test_slivers_are_not_padded_beyond_their_budget(kind):
     setup = (
         "from tests.hostile_kit import blank_png\nfrom vlm.processing.images import load_image\n"
         "from vlm.processing.image_processor import ImageProcessor\n"
-        f"processor = ImageProcessor({SLIVERS[kind]}, {kind!r})\nprocessor([load_image(blank_png(9, 9))])"
+        f"from visual_engines.families.{kind.replace(':', ' import ')} as SPEC\n"
+        f"processor = ImageProcessor(SPEC, {SLIVERS[kind]})\nprocessor([load_image(blank_png(9, 9))])"
     )
     call = "[tuple(processor([load_image(blank_png(*size))]).shape[1:]) for size in ((1, 250_000), (250_000, 1))]"
     said, megabytes = kit.measured(setup, call)
@@ -179,9 +183,10 @@ def test_slivers_are_not_padded_beyond_their_budget(kind):
 
 
 def processor_that_only_pads(kind: str, config: dict, seen: list[tuple[int, int]]) -> ImageProcessor:
-    processor = ImageProcessor(config, kind)
-    processor._processor = lambda images, **_: seen.append(images[0].size) or {"pixel_values": torch.zeros(1, 3, 1, 1)}
-    return processor
+    module, _, name = kind.partition(":")
+    spec = getattr(importlib.import_module(f"visual_engines.families.{module}"), name)
+    transform = lambda images: seen.append(images[0].size) or torch.zeros(1, 3, 1, 1)  # noqa: E731
+    return ImageProcessor(dataclasses.replace(spec, load=lambda name, settings: transform), config)
 
 
 @pytest.mark.parametrize("kind", SLIVERS)
@@ -196,7 +201,7 @@ def test_slivers_are_scaled_down_before_they_are_padded(kind):
 def test_a_square_is_not_made_beyond_its_budget():
     config = {"size": {"shortest_edge": 32}, "crop_size": 32, "pad_to_square": True}
     seen: list[tuple[int, int]] = []
-    processor = processor_that_only_pads("CLIPImageProcessor", config, seen)
+    processor = processor_that_only_pads("image_processors:CLIP", config, seen)
     for size in ((30, 40), (12_000, 300), (1, 250_000), (250_000, 1)):
         processor([Image.new("RGB", size)])
     assert seen[0] == (40, 40) and all(width == height for width, height in seen)
@@ -209,7 +214,7 @@ def test_sane_images_are_padded_as_ever(size):
     picture = Image.fromarray(np.random.default_rng(1).integers(0, 255, (size[1], size[0], 3), np.uint8))
     config = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
     want = CLIPImageProcessor(**config)([picture], return_tensors="pt")["pixel_values"]
-    assert torch.equal(ImageProcessor(config, "CLIPImageProcessor")([picture]), want)
+    assert torch.equal(ImageProcessor(CLIP, config)([picture]), want)
 
 
 pdfium = pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can be read")

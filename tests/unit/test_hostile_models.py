@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from tests import hostile_kit as kit
 from tests.prompted_kit import call
+from visual_engines.families.image_processors import CLIP
 from vlm.artifacts.archives import LARGEST_READ, unpacked
 from vlm.artifacts.engine_dir import EngineDir, Manifest
 from vlm.artifacts.files import load_json
@@ -305,7 +306,7 @@ def test_images_scaled_without_end(key, size, tmp_path):
     settings = {"image_processor_type": "CLIPImageProcessor", key: size}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     with pytest.raises(EngineError, match=r"preprocessor_config\.json scales images to more than 4,096 pixels a side"):
-        ImageProcessor.from_dir(tmp_path)
+        ImageProcessor.from_dir(tmp_path, [CLIP])
 
 
 def test_one_tensor_for_many_layers(tmp_path):

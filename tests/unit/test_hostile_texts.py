@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llm_engines.families.fairseq import tokenizer_rules
 from tests.prompted_kit import call
 from vlm.artifacts.chat_template import read_template
 from vlm.build.store import packaged_models
@@ -18,6 +19,7 @@ from vlm.errors import EngineError, InputError
 from vlm.limits import MAX_ADDED_TOKENS, MAX_TOKENIZER_BYTES
 from vlm.processing.chat_templates import render
 from vlm.processing.tokenization import Tokenizer
+from vlm.registry.tokenizer_rules import ReadRules, no_rules
 from vlm_app.text import sources
 from vlm_app.text.sources import from_file
 from vlm_app.text.token_ids import read_token_ids
@@ -31,10 +33,12 @@ def fields(**changed: object) -> dict:
     return {"version": "1.0", **none, "added_tokens": [], "model": WORDS, **changed}
 
 
-def loaded(folder: Path, content: dict | bytes, name: str = "tokenizer.json") -> Tokenizer:
+def loaded(
+    folder: Path, content: dict | bytes, name: str = "tokenizer.json", read_rules: ReadRules = no_rules
+) -> Tokenizer:
     (folder / "tokenizer.json").write_text(json.dumps(fields()))
     (folder / name).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-    return Tokenizer.from_dir(folder)
+    return Tokenizer.from_dir(folder, read_rules)
 
 
 def added(token_id: int) -> dict:
@@ -122,7 +126,7 @@ def test_tokenizers_have_a_size(tmp_path):
 ])  # fmt: skip
 def test_settings_of_wrong_types(values, tmp_path):
     with pytest.raises(EngineError, match=r"tokenizer_config\.json is damaged"):
-        loaded(tmp_path, values, "tokenizer_config.json")
+        loaded(tmp_path, values, "tokenizer_config.json", tokenizer_rules)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "tokenizer_target.json"])

@@ -97,7 +97,8 @@ def test_equal_pixels_of_another_shape_are_another_image(chat):
     assert first != other
     pipe = cpu(chat, block_size=4)
     assert [tokens(pipe, [each])[0] for each in inputs] == want
-    assert (pipe.llm.encoders.encoder_cache.hits, pipe.llm.encoders.encoder_cache.misses) == (1, 2)
+    cache = pipe.llm.encoders.encoder_cache
+    assert (cache.hits, cache.misses) == (1, 2)
 
 
 def test_pages_of_several_sizes_under_a_decoder(page):
@@ -105,9 +106,10 @@ def test_pages_of_several_sizes_under_a_decoder(page):
     images = pictures(*SIZES, (8, 8), (16, 16), seed=1)
     inputs = [{"pixel_values": image} for image in images]
     for options in ({}, {"num_beams": 3}):
-        alone = [tokens(cpu(page), [each], **options)[0] for each in inputs]
+        pipe = cpu(page)
+        alone = [tokens(pipe, [each], **options)[0] for each in inputs]
         assert len({tuple(found) for found in alone}) == len(inputs), "the images make no difference"
-        assert tokens(cpu(page), inputs, **options) == alone
+        assert tokens(pipe, inputs, **options) == alone
         assert tokens(cpu(page, max_encoder_batch_size=2, block_size=4), inputs, **options) == alone
     found = cpu(page).encode(inputs)
     assert [len(encoding.last_hidden_state) for encoding in found] == [rows(image) for image in images]

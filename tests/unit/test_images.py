@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 from transformers import AutoImageProcessor, NougatImageProcessor
 
+from visual_engines.families.image_processors import BLIP, CLIP, preferring
+from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from vlm.errors import EngineError, ImageError
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.images import load_image
@@ -133,13 +135,16 @@ def test_pixel_values_equal_hugging_faces(size, crop):
     image = Image.new("RGB", size, "white")
     image.paste((20, 40, 60), (size[0] // 5, size[1] // 6, size[0] // 2, size[1] // 2))
     want = NougatImageProcessor(**config)([image], return_tensors="pt")["pixel_values"]
-    assert torch.equal(ImageProcessor(config)([image]), want)
+    assert torch.equal(ImageProcessor(NOUGAT_IMAGES, config)([image]), want)
     assert want.shape == (1, 3, 96, 64)
 
 
 def test_margins_are_those_of_hugging_face():
     generator = np.random.default_rng(0)
-    ours, theirs = ImageProcessor.default((96, 64)), NougatImageProcessor(size={"height": 96, "width": 64})
+    ours, theirs = (
+        ImageProcessor.default(NOUGAT_IMAGES, (96, 64)),
+        NougatImageProcessor(size={"height": 96, "width": 64}),
+    )
     for _ in range(20):
         low, high = sorted(generator.integers(0, 256, 2))
         array = np.full((200, 150, 3), generator.integers(0, 256), np.uint8)
@@ -153,13 +158,13 @@ def test_margins_are_those_of_hugging_face():
 def test_settings_that_are_none_of_ours(tmp_path, text):
     (tmp_path / "preprocessor_config.json").write_text(text)
     with pytest.raises(EngineError, match=r"preprocessor_config\.json"):
-        ImageProcessor.from_dir(tmp_path)
+        ImageProcessor.from_dir(tmp_path, [NOUGAT_IMAGES])
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1), (2, 2)])
 @pytest.mark.parametrize("shade", ["white", "black"])
 def test_tiny_thin_and_blank_pages_go_through(size, shade):
-    found = ImageProcessor.default((96, 64))([Image.new("RGB", size, shade)])
+    found = ImageProcessor.default(NOUGAT_IMAGES, (96, 64))([Image.new("RGB", size, shade)])
     assert found.shape == (1, 3, 96, 64) and found.isfinite().all()
 
 
@@ -172,7 +177,7 @@ def test_what_the_processor_nests_comes_first_as_in_hugging_face(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(old))
     for shape in ((1, 3, 24, 24), (1, 3, 16, 16)):
         want = AutoImageProcessor.from_pretrained(tmp_path)([picture], return_tensors="pt")["pixel_values"]
-        found = ImageProcessor.from_dir(tmp_path, "BlipImageProcessor")([picture])
+        found = ImageProcessor.from_dir(tmp_path, preferring(BLIP))([picture])
         assert found.shape == shape and torch.equal(found, want)
         (tmp_path / "processor_config.json").write_text('{"patch_size": 14}')
 
@@ -180,16 +185,16 @@ def test_what_the_processor_nests_comes_first_as_in_hugging_face(tmp_path):
 def test_a_processor_of_another_model_is_named(tmp_path):
     settings = {"image_processor_type": "CLIPImageProcessor", "size": 336, "crop_size": 336}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
-    processor = ProcessorSource(tmp_path, "CLIPImageProcessor", (224, 224)).load()
+    processor = ProcessorSource(tmp_path, (CLIP,), (224, 224)).load()
     assert not processor.fits()
     with pytest.raises(ImageError, match=r"makes 336×336 pixels of this image, .* takes 224×224 .*; convert the model"):
         processor([colour()])
     # that does not crop, and so fits squares alone
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"do_center_crop": False}))
-    processor = ProcessorSource(tmp_path, "CLIPImageProcessor", (336, 336)).load()
+    processor = ProcessorSource(tmp_path, (CLIP,), (336, 336)).load()
     assert processor.fits() and processor([colour(40, 40)]).shape == (1, 3, 336, 336)
     with pytest.raises(ImageError, match=r"makes 336×672 pixels of this image, .* takes 336×336 .*; crop the image"):
         processor([colour(40, 20)])
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"side": 3}}))
     with pytest.raises(EngineError, match=r"preprocessor_config\.json does not fit CLIPImageProcessor: size must"):
-        ProcessorSource(tmp_path, "CLIPImageProcessor", (336, 336)).load()
+        ProcessorSource(tmp_path, (CLIP,), (336, 336)).load()

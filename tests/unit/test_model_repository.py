@@ -9,7 +9,7 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 import vlm
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, VlmError
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader
 from vlm_app.server.repository.repository import Entry, scan

@@ -15,14 +15,14 @@ from PIL import Image
 from vlm.errors import DocumentError, ImageError, InputError
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
+from vlm_app.ocr.documents.naming import Source, name_all
+from vlm_app.ocr.documents.pages import OpenDocument, PageInput, check_pages, selected
+from vlm_app.ocr.documents.sources import find_documents
 from vlm_app.ocr.job import Job
-from vlm_app.ocr.ledger import Ledger, Page
-from vlm_app.ocr.naming import Source, name_all
+from vlm_app.ocr.ledger.ledger import Ledger, Page
 from vlm_app.ocr.outputs import Outputs
-from vlm_app.ocr.pages import OpenDocument, PageInput, check_pages, selected
-from vlm_app.ocr.reader import PipelineReader
+from vlm_app.ocr.readers.reader import PipelineReader
 from vlm_app.ocr.report import Failure
-from vlm_app.ocr.sources import find_documents
 from vlm_app.ocr.writers import About, Draft
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from tests.unit.test_ocr import FakePipeline, image, outputs, pages, run
 from vlm.errors import ConfigError, DocumentError, ImageError, InputError
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.config import JobConfig
-from vlm_app.ocr.ledger import Ledger
+from vlm_app.ocr.ledger.ledger import Ledger
+from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.report import Failure, Summary, live, totals
-from vlm_app.ocr.state import ledger_of
 
 SETTINGS = {"model": "nougat 1", "dtype": "float32", "max_new_tokens": None}
 
@@ -148,7 +148,7 @@ def test_wrong_settings(wrong):
     with pytest.raises(InputError, match=r"--(retries|max-page-error-rate) is"):
         JobConfig(**wrong)
     with pytest.raises(ConfigError, match="--workers is -1"):
-        from vlm_app.ocr.engines import EngineConfig
+        from vlm_app.ocr.readers.engines import EngineConfig
 
         EngineConfig(Path("engine"), "model", LoadOptions(), ("cpu",), workers=-1)
 
@@ -207,7 +207,7 @@ def test_all_or_nothing(tmp_path):
 
 
 def _seen():
-    from vlm_app.storage import Seen
+    from vlm_app.core.storage import Seen
 
     return Seen("1", "2026-01-01")
 

@@ -13,12 +13,12 @@ from tests import engines, tiny
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm_app.ocr.config import JobConfig
+from vlm_app.ocr.documents.naming import name_all
+from vlm_app.ocr.documents.sources import find_documents
 from vlm_app.ocr.job import Job
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.ocr.naming import name_all
+from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.outputs import Outputs
-from vlm_app.ocr.reader import PipelineReader
-from vlm_app.ocr.sources import find_documents
+from vlm_app.ocr.readers.reader import PipelineReader
 
 
 @pytest.fixture

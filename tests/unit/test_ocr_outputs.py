@@ -19,16 +19,16 @@ from PIL import Image
 
 from tests.unit.test_ocr import FakePipeline, image, outputs, pages, run
 from tests.unit.test_ocr_ledger import Counting
-from vlm_app.names import as_text, percent_encoded, printable
+from vlm_app.core.names import as_text, percent_encoded, printable
+from vlm_app.core.storage import digest, key, seen, seen_object
 from vlm_app.ocr.config import JobConfig
-from vlm_app.ocr.database import LedgerError
+from vlm_app.ocr.documents.naming import LONGEST, Source, name_all
+from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.job import Job
-from vlm_app.ocr.ledger import Ledger
-from vlm_app.ocr.naming import LONGEST, Source, name_all
+from vlm_app.ocr.ledger.database import LedgerError
+from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.outputs import Outputs
-from vlm_app.ocr.reader import PipelineReader
-from vlm_app.ocr.sources import Shard, find_documents
-from vlm_app.storage import digest, key, seen, seen_object
+from vlm_app.ocr.readers.reader import PipelineReader
 
 
 def text(out: Path, name: str) -> str:

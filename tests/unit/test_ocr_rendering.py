@@ -12,8 +12,8 @@ import pytest
 from tests.server_kit import until
 from tests.unit.test_ocr import image, pages
 from vlm.errors import DocumentError, ImageError
-from vlm_app.ocr.pages import InProcess, PageInput
-from vlm_app.ocr.render_pool import RenderPool
+from vlm_app.ocr.documents.pages import InProcess, PageInput
+from vlm_app.ocr.documents.render_pool import RenderPool
 
 
 def test_workers_draw_what_this_process_draws(tmp_path):

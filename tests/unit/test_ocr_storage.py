@@ -11,12 +11,12 @@ import pytest
 
 from tests.unit.test_ocr import image
 from vlm.errors import DocumentError, InputError
+from vlm_app.core.storage import digest, files_below, location, remove, seen
+from vlm_app.ocr.documents.naming import Document, name_all
+from vlm_app.ocr.documents.pages import OpenDocument
+from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable
-from vlm_app.ocr.naming import Document, name_all
-from vlm_app.ocr.pages import OpenDocument
 from vlm_app.ocr.placing import write_whole
-from vlm_app.ocr.sources import Shard, find_documents
-from vlm_app.storage import digest, files_below, location, remove, seen
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_parts_are_disjoint_whole_and_stable():
 
 # --- news ---
 def test_pages_wait_for_their_document():
-    from vlm_app.ocr.cluster import _opened_first
+    from vlm_app.ocr.readers.cluster import _opened_first
 
     opened = Opened(1, 2, (0, 1), "x")
     page, failed = PageRead(1, 0, "a", "a", "eos", 1), PageFailed(1, 1, "damaged", "b")
@@ -108,7 +108,7 @@ def test_a_device_that_ends_is_one_sentence():
     from multiprocessing import get_context
 
     from vlm.errors import EngineError
-    from vlm_app.ocr.devices import _Device
+    from vlm_app.ocr.readers.devices import _Device
 
     ours, theirs = get_context("spawn").Pipe()
     process = get_context("spawn").Process(target=print)

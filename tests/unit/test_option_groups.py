@@ -28,7 +28,7 @@ class Config:
     share: float | None = option(None, "How much.", default="what there is")
     names: tuple[str, ...] = option((), "What it is called.")
     numbers: tuple[int, ...] = option((), "Which.")
-    loud: bool = option(False, "Be heard.", flag="--very-loud")
+    loud: bool = option(False, "Be heard.", flags=("--very-loud",))
     pairs: tuple[tuple[str, float], ...] = option((), "Names and numbers.", read=read_pairs)
 
 

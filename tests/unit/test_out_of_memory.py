@@ -80,7 +80,7 @@ def test_who_ran_besides_gets_the_same_tokens(monkeypatch, model, stage, on):
 
 
 def check_recovery(monkeypatch, pipeline, stage: str, on: int) -> None:
-    source = {"raw_prompt": PROMPT} if pipeline.family.prompt else {"text": TEXT}
+    source = {"raw_prompt": PROMPT} if pipeline.family.chat_format else {"text": TEXT}
     options = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 1.0}
     requests = [pipeline.request(source, seed=seed, **options) for seed in range(5)]
     expected = [pipeline.generate(source, seed=seed, **options).token_ids for seed in range(5)]

@@ -10,13 +10,14 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 from transformers import Blip2Processor, BlipImageProcessor, CLIPImageProcessor, LlavaProcessor, PreTrainedTokenizerFast
 
+from visual_engines.families.blip2 import as_question
 from vlm.artifacts.chat_template import read_template
 from vlm.errors import EngineError, InputError
 from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.registry import families
-from vlm.registry.spec import PromptFormat
+from vlm.registry.spec import ChatFormat
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "USER", "ASSISTANT", ":", "what", "is", "this", "?", "a", "cat", "and", ".",
          "Question", "Answer", "describe"]  # fmt: skip
@@ -44,7 +45,7 @@ def fast(*special: str, template: str = "<s> $A") -> PreTrainedTokenizerFast:
 
 
 def prompts(folder, **form) -> Prompts:
-    return Prompts.load(PromptFormat(**form), Tokenizer.from_dir(folder), folder, VOCABULARY)
+    return Prompts.load(ChatFormat(**form), Tokenizer.from_dir(folder), folder, VOCABULARY)
 
 
 def read(messages) -> Conversation:
@@ -94,7 +95,7 @@ def test_blip2_reads_what_its_processor_gives(template, tmp_path):
     tokenizer = fast(template=template)
     processor = Blip2Processor(BlipImageProcessor(), tokenizer, num_query_tokens=FEATURES)
     processor.save_pretrained(tmp_path)
-    ours = prompts(tmp_path, images="first", question="Question: {prompt} Answer:")
+    ours = prompts(tmp_path, images="first", question=as_question)
     image_id, picture = processor.tokenizer.convert_tokens_to_ids("<image>"), Image.new("RGB", (8, 8))
     for given, text in (("what is this?", "Question: what is this? Answer:"), ("a cat", "a cat"), ("", ""),
                         ("Question: what? Answer:", "Question: what? Answer:")):  # fmt: skip
@@ -132,7 +133,7 @@ def test_families_have_their_own_templates(tmp_path):
     fast("<image>").save_pretrained(tmp_path)
     found = {}
     for name in ("llava", "vila"):
-        form = families()[name].prompt
+        form = families()[name].chat_format
         ours = Prompts.load(form, Tokenizer.from_dir(tmp_path), tmp_path, VOCABULARY)
         turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is this?"}]},
                  {"role": "assistant", "content": "a cat."}, {"role": "user", "content": "and this?"}]  # fmt: skip

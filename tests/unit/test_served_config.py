@@ -11,7 +11,7 @@ pytest.importorskip("tritonclient.grpc", reason="the extra triton is not install
 from tests import ft_kit
 from vlm.build.store import packaged_models
 from vlm.errors import ConfigError, VlmWarning
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository import pbtxt
 from vlm_app.server.repository.control import Repositories
 from vlm_app.server.repository.loading import Loader

@@ -10,11 +10,15 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 from transformers import ByT5Tokenizer
 
+from llm_engines.families.bart import tokenizer_rules
+from llm_engines.families.byte_tokenizer import byte_tokenizer
 from vlm.api.outputs import text_stream
 from vlm.build.store import packaged_models
-from vlm.convert.tokenizer_files import byte_tokenizer, make_tokenizer
+from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, InputError
 from vlm.processing.tokenization import StopStrings, TextStream, Tokenizer, before_stop
+from vlm.registry.registry import families
+from vlm.registry.tokenizer_rules import no_rules
 from vlm.requests.sampling_params import SamplingParams
 
 TEXTS = ["Der Bär läuft.", "tab\tand\nline", "  two  spaces  ", "日本語 👍🏽", "a"]
@@ -37,10 +41,10 @@ def words(*extra: str) -> FastTokenizer:
     return fast
 
 
-def saved(folder, fast, **config) -> Tokenizer:
+def saved(folder, fast, read_rules=no_rules, **config) -> Tokenizer:
     (folder / "tokenizer.json").write_text(fast.to_str())
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return Tokenizer.from_dir(folder)
+    return Tokenizer.from_dir(folder, read_rules)
 
 
 @pytest.mark.parametrize("model", ["mini-t5", "mini-llava"])
@@ -82,14 +86,14 @@ def test_a_text_is_cut_between_its_special_tokens(tmp_path):
     [("MBart50Tokenizer", [9, 4, 5, 2]), ("MBart50TokenizerFast", [9, 4, 5, 2]), ("MBartTokenizer", [4, 5, 2, 9])],
 )
 def test_the_sources_language_goes_where_the_model_expects_it(tmp_path, kind, want):
-    tokenizer = saved(tmp_path, words("de_DE", "en_XX"), tokenizer_class=kind)
+    tokenizer = saved(tmp_path, words("de_DE", "en_XX"), tokenizer_rules, tokenizer_class=kind)
     assert tokenizer.encode_source("the house", language="de_DE") == want
     assert tokenizer.languages.id("en_XX") == 10
     with pytest.raises(InputError, match="missing"):
         tokenizer.encode_source("the house")
     with pytest.raises(InputError, match=r"'xx' is unknown; this model knows de_DE, en_XX"):
         tokenizer.encode_source("the house", language="xx")
-    with_default = saved(tmp_path, words("de_DE", "en_XX"), tokenizer_class=kind, src_lang="de_DE")
+    with_default = saved(tmp_path, words("de_DE", "en_XX"), tokenizer_rules, tokenizer_class=kind, src_lang="de_DE")
     assert with_default.encode_source("the house") == want
 
 
@@ -150,6 +154,16 @@ def test_word_pieces_as_bert_has_them(tmp_path):
     tokenizer = Tokenizer(FastTokenizer.from_str(make_tokenizer(tmp_path)))
     assert tokenizer.encode_source("The houses, 船") == [2, 5, 6, 7, 1, 8, 3]
     assert tokenizer.decode([2, 5, 6, 7, 8, 3]) == "the houses 船"
+
+
+def test_a_family_makes_its_own_tokenizer(tmp_path):
+    settings = {"tokenizer_class": "ByT5Tokenizer", "extra_ids": 3}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert make_tokenizer(tmp_path) is None
+    assert make_tokenizer(tmp_path, families()["t5"]) == byte_tokenizer(3)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"extra_ids": 10**9}))
+    with pytest.raises(CheckpointError, match="has extra_ids 1000000000; 0 to 10000 are allowed"):
+        make_tokenizer(tmp_path, families()["t5"])
 
 
 def test_a_sentencepiece_file(tmp_path):

@@ -14,8 +14,8 @@ from tests.prompted_kit import call
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
-from vlm_app.teacher_forcing import Distance, Place, distances
-from vlm_app.verification import Allowed, Verified, agreement
+from vlm_app.reference.teacher_forcing import Distance, Place, distances
+from vlm_app.reference.verification import Allowed, Verified, agreement
 
 ONNX = {"backend": "onnxruntime", "quantization": "int8"}
 BUILDS = [

@@ -9,7 +9,7 @@ import pytest
 
 from vlm.errors import InputError, LimitError
 from vlm_app.server.core import errors
-from vlm_app.server.core.json_bodies import parse_json
+from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors import wire as tensors
 from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, checked
 

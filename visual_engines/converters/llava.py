@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from visual_engines.catalog import vicuna
+from visual_engines.families.vicuna import vicuna
 from vlm.artifacts import hub
 from vlm.artifacts.chat_template import read_template
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
@@ -56,7 +56,7 @@ TEMPLATE = vicuna(
 
 @dataclass(frozen=True)
 class Tower:
-    """A checkpoint's vision tower."""
+    """Holds a checkpoint's vision tower."""
 
     config: dict[str, Any]
     tensors: Mapping[str, Tensor]

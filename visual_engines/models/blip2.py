@@ -62,7 +62,7 @@ class Blip2VisionConfig(VisionConfig):
 
 
 def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
-    """A whole Hugging Face `blip-2` configuration -> Blip2VisionConfig; ConfigError names every field it cannot
+    """Reads a whole Hugging Face `blip-2` configuration. Raises ConfigError that names every field it cannot
     honour."""
     fields = ConfigReader(hf, "BLIP-2", aliases={"image_token_id": "image_token_index"})
     text = hf.get("text_config") or {}
@@ -112,7 +112,7 @@ class Attention(nn.Module):
 
 
 class QueryLayer(nn.Module):
-    """BERT's, of queries: self-attention, cross-attention in some layers, feed-forward; norms after each."""
+    """Is BERT's layer, of queries: self-attention, cross-attention in some layers, feed-forward; norms after each."""
 
     def __init__(self, config: Blip2VisionConfig, context: ModelContext, looks: bool):
         super().__init__()
@@ -130,7 +130,7 @@ class QueryLayer(nn.Module):
 
 
 class Blip2Vision(nn.Module):
-    """Pixels -> a row a query, in the language model's width."""
+    """Turns pixels into a row a query, in the language model's width."""
 
     def __init__(self, config: Blip2VisionConfig, context: ModelContext):
         super().__init__()
@@ -152,7 +152,7 @@ class Blip2Vision(nn.Module):
 
 
 def rules(config: Blip2VisionConfig) -> list[Any]:
-    """Weight rules of `Blip2ForConditionalGeneration`'s visual part, under the names of its releases."""
+    """Returns weight rules of `Blip2ForConditionalGeneration`'s visual part, under the names of its releases."""
     return [rule for prefix in PREFIXES for rule in _rules(config, prefix)]
 
 

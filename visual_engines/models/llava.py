@@ -46,7 +46,7 @@ class LlavaVisionConfig(VisionConfig):
 
 
 def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
-    """A whole Hugging Face `llava` configuration -> LlavaVisionConfig; ConfigError names every field it cannot
+    """Reads a whole Hugging Face `llava` configuration. Raises ConfigError that names every field it cannot
     honour."""
     fields = ConfigReader(hf, "LLaVA", aliases={"image_token_id": "image_token_index"})
     tower = vit.parse(hf.get("vision_config") or TOWER, fields.get("vision_feature_layer", -2))
@@ -66,7 +66,7 @@ def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
 
 
 class LlavaVision(nn.Module):
-    """Pixels -> rows of the language model's width."""
+    """Turns pixels into rows of the language model's width."""
 
     def __init__(self, config: LlavaVisionConfig, context: ModelContext):
         super().__init__()
@@ -84,7 +84,7 @@ class LlavaVision(nn.Module):
 
 
 def rules(config: LlavaVisionConfig) -> list[Any]:
-    """Weight rules of `LlavaForConditionalGeneration`'s visual part, under the names of its releases."""
+    """Returns weight rules of `LlavaForConditionalGeneration`'s visual part, under the names of its releases."""
     found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
     for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
         for kind in ("weight", "bias") if config.bias else ("weight",):

@@ -1,4 +1,4 @@
-"""Swin encoders as Donut and Nougat use them, from timm's parts, equal to Hugging Face's DonutSwinModel.
+"""Swin encoders as Donut and Nougat use them, equal to Hugging Face's DonutSwinModel.
 
 Liu et al., Swin Transformer (arXiv:2103.14030). Three things differ from timm's own tower: the grid is padded before it
 is shifted (the other way round an uneven grid gives other windows), a grid as small as a window is not shifted in
@@ -43,7 +43,7 @@ class SwinConfig(VisionConfig):
 
     @property
     def grids(self) -> list[tuple[int, int]]:
-        """(rows, columns) of each stage; odd grids are padded when they are merged."""
+        """Returns (rows, columns) of each stage; odd grids are padded when they are merged."""
         height, width = (-(-size // patch) for size, patch in zip(self.image_size, self.patch_size, strict=True))
         found = [(height, width)]
         for _ in self.depths[1:]:
@@ -62,7 +62,7 @@ class SwinConfig(VisionConfig):
 
 
 def parse(hf: dict[str, Any]) -> SwinConfig:
-    """A Hugging Face `donut-swin` configuration -> SwinConfig; ConfigError names every field it cannot honour."""
+    """Reads a Hugging Face `donut-swin` configuration. Raises ConfigError that names every field it cannot honour."""
     fields = ConfigReader(hf, "Swin encoder", aliases={"num_attention_heads": "num_heads"})
     fields.choice("model_type", ["donut-swin"])
     fields.choice("use_absolute_embeddings", [False], default=False)
@@ -119,7 +119,7 @@ def _contradictions(config: SwinConfig) -> list[str]:
 
 
 class WindowAttention(nn.Module):
-    """Attention inside windows, every other time shifted by half a window, with a learned bias by relative position.
+    """Attends inside windows, every other time shifted by half a window, with a learned bias by relative position.
 
     Ranks do not split it: the table of biases and the kernel know all heads.
     """
@@ -137,7 +137,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("bias", None, persistent=False)
 
     def init_buffers(self, device: torch.device) -> None:
-        """The bias of every head and pair of cells, made once and not per pass, as `device` takes it."""
+        """Makes the bias of every head and pair of cells once, not in each pass, as `device` takes it."""
         area = self.window**2
         index = get_relative_position_index(self.window, self.window).to(device)
         bias = self.relative_position_bias_table.detach()[index.view(-1)].view(area, area, -1).permute(2, 0, 1)
@@ -151,7 +151,7 @@ class WindowAttention(nn.Module):
             self.bias = bias[None].contiguous()
 
     def _shift_mask(self, device: torch.device) -> Tensor:
-        """[windows, area, area]: cells that were apart before the cyclic shift must not see each other."""
+        """Returns [windows, area, area]: cells that were apart before the cyclic shift must not see each other."""
         dtype = self.relative_position_bias_table.dtype
         rows, columns = (
             sum((torch.arange(side, device=device) >= side - edge).to(dtype) for edge in (self.window, self.shift))
@@ -200,7 +200,7 @@ class LayerNorm(nn.LayerNorm):
         return self.of_sum(x, None)[1]
 
     def of_sum(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """s = x + delta; returns s and its norm"""
+        """Returns x + delta and its norm."""
         return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
 
 
@@ -240,7 +240,7 @@ class PatchMerging(nn.Module):
 
 
 class Stage(nn.Module):
-    """Blocks of one resolution; then 2×2 cells become one, but for the last stage."""
+    """Runs blocks of one resolution; then 2 × 2 cells become one, but for the last stage."""
 
     def __init__(self, config: SwinConfig, stage: int, context: ModelContext):
         super().__init__()
@@ -256,7 +256,7 @@ class Stage(nn.Module):
 
 
 class SwinEncoder(nn.Module):
-    """Pixels -> feature rows. Call `init_buffers` once the weights are in place, and again when they move or change."""
+    """Turns pixels into feature rows. Call `init_buffers` when weights are put in place, move or change."""
 
     def __init__(self, config: SwinConfig, context: ModelContext):
         super().__init__()
@@ -285,7 +285,7 @@ class SwinEncoder(nn.Module):
 
 
 def rules(config: SwinConfig) -> list[Any]:
-    """Weight rules for `DonutSwinModel` (names without the role's prefix)."""
+    """Returns weight rules of `DonutSwinModel` (names without the role's prefix)."""
     stage, block = "encoder.layers.{}", "encoder.layers.{}.blocks.{}"
     renamed = {
         "embeddings.patch_embeddings.projection": "patch_embed.proj",

@@ -10,8 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
 
-@triton.jit
+
+@jit
 def _window_attention(
     qkv_ptr, fill_ptr, bias_ptr, out_ptr, H, W, ROWS, COLUMNS, scale,
     HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, SHIFT: tl.constexpr, FILL: tl.constexpr,

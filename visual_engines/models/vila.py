@@ -51,7 +51,7 @@ class VilaVisionConfig(VisionConfig):
 
     @property
     def linears(self) -> int:
-        """Linear layers of the projector."""
+        """Counts the projector's Linear layers."""
         if self.projector == "linear":
             return 1
         return 2 if self.projector == DOWNSAMPLE else int(DEPTH.fullmatch(self.projector)[1])
@@ -83,7 +83,7 @@ def parse(config: dict[str, Any]) -> VilaVisionConfig:
 
 
 class VilaVision(nn.Module):
-    """Pixels -> rows of the language model's width."""
+    """Turns pixels into rows of the language model's width."""
 
     def __init__(self, config: VilaVisionConfig, context: ModelContext):
         super().__init__()
@@ -118,7 +118,7 @@ def cells(x: Tensor, side: int) -> Tensor:
 
 
 def rules(config: VilaVisionConfig) -> list[Any]:
-    """Weight rules, names beginning with `vision_tower.` and `mm_projector.layers`."""
+    """Returns weight rules, names beginning with `vision_tower.` and `mm_projector.layers`."""
     found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
     down = config.projector == DOWNSAMPLE
     names = {"mm_projector.layers.1": "norm"} if down else {}

@@ -43,7 +43,7 @@ class ViTConfig(VisionConfig):
 
     @property
     def depth(self) -> int:
-        """Blocks that are run."""
+        """Counts the blocks that are run."""
         return max(self.layers)
 
     @property
@@ -56,7 +56,7 @@ class ViTConfig(VisionConfig):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
+        """Returns rows and columns of patches."""
         return self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
 
     @property
@@ -77,7 +77,7 @@ DEFAULTS = {
 
 
 def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str = KINDS[0]) -> ViTConfig:
-    """A Hugging Face configuration of a tower -> ViTConfig; ConfigError names every field it cannot honour.
+    """Reads a Hugging Face configuration of a tower. Raises ConfigError that names every field it cannot honour.
 
     `layers`: the feature layers as Hugging Face numbers them, -1 the last; None: the last one, normalized. `kind`: what
     it is where it does not say.
@@ -116,7 +116,7 @@ def _pair(value: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
 
 
 class Attention(nn.Module):
-    """Every row over all rows of its image."""
+    """Attends from every row to all rows of its image."""
 
     def __init__(self, config: ViTConfig, context: ModelContext):
         super().__init__()
@@ -140,14 +140,14 @@ class Block(nn.Module):
         self.mlp = Mlp(config.width, config.ffn_size, config.activation, context=context)
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The residual stream [n, T, C] and the last sublayer's output, not yet added: the next norm adds it."""
+        """Returns the residual stream [n, T, C] and the last sublayer's output, which the next norm adds."""
         x, y = self.norm1(x, delta)
         x, y = self.norm2(x, self.attention(y))
         return x, self.mlp(y)
 
 
 class ViT(nn.Module):
-    """Pixels -> rows, the class token's first where there is one."""
+    """Turns pixels into rows, the class token's first where there is one."""
 
     def __init__(self, config: ViTConfig, context: ModelContext):
         super().__init__()
@@ -186,7 +186,7 @@ class ViT(nn.Module):
 
 
 def rules(config: ViTConfig, prefix: str, to: str = "tower.") -> list[Any]:
-    """Weight rules of `CLIPVisionModel`, `SiglipVisionModel` or `Blip2VisionModel`, whose names begin with `prefix`."""
+    """Returns weight rules of `CLIPVisionModel`, `SiglipVisionModel` or `Blip2VisionModel`, named `prefix`…"""
     row = "the class token's row is kept as a vector"
     e = f"{prefix}embeddings"
     found: list[Any] = [Drop(f"{e}.position_ids", "they are counted", optional=True)]
@@ -243,7 +243,7 @@ def _unused(layer: str) -> list[Any]:
 def _optional(
     names: dict[str, str], kinds: tuple[str, ...] = (".weight", ".bias"), to: tuple[str, ...] | None = None
 ) -> list[Any]:
-    """A file has its names with one prefix or another, so that each is optional; a target left over is an error."""
+    """Renames what a file has under one prefix or another, so that each is optional; a target left over is an error."""
     pairs = list(zip(kinds, to or kinds, strict=True))
     return [Rename(f"{a}{x}", f"{b}{y}", optional=True) for a, b in names.items() for x, y in pairs]
 

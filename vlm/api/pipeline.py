@@ -100,7 +100,7 @@ class Pipeline:
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.encoders.device
-        self.outputs = OutputReader(self.tokenizer, self.processor.postprocess)
+        self.outputs = OutputReader(self.tokenizer, self.family.postprocess)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)

@@ -9,7 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, Literal, cast
 
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import open_regular
@@ -58,12 +58,12 @@ def open_archive(archive: Path) -> Iterator[tarfile.TarFile]:
 class _BoundedTar(tarfile.TarFile):
     """Bounds what a header may claim: a name or an attribute of gigabytes, which tarfile reads at once."""
 
-    def __init__(self, name: str | None, mode: str, fileobj: IO[bytes], **options: Any):
-        super().__init__(name, mode, _Bounded(fileobj), **options)
+    def __init__(self, name: str | None, mode: Literal["r"], fileobj: IO[bytes], **options: Any):
+        super().__init__(name, mode, cast("IO[bytes]", _Bounded(fileobj)), **options)
 
 
 class _Bounded:
-    """A file that gives no more than so much at a time."""
+    """A file that gives no more than so much at a time, and else is the file that it was made of."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file

@@ -48,8 +48,8 @@ class Manifest(Config):
     @property
     def build(self) -> BuildConfig:
         """What was asked of the build, but for what its backend alone knows (Backend.build_of)."""
-        kind = {"backend": self.backend, "quantization": self.quantization}
-        return BuildConfig(dtype=self.dtype, **kind, **self.limits)
+        values: dict[str, Any] = {"backend": self.backend, "quantization": self.quantization, **self.limits}
+        return BuildConfig(dtype=self.dtype, **values)
 
     def write(self, folder: Path) -> None:
         values = self.to_dict()

@@ -62,7 +62,7 @@ def load_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: Path, error: type[VlmError], what: str) -> dict[str, Any]:
+def read_json(path: Path, error: type[Exception], what: str) -> dict[str, Any]:
     """A JSON object from a file; `error` says when it is missing, damaged or no object. `what` names the file's use."""
     try:
         value = load_json(path)

@@ -109,7 +109,7 @@ def download(
         reason = f"has no revision {revision!r}; leave it out for the newest"
     except (errors.RepositoryNotFoundError, errors.HFValidationError):
         reason = f"is not there, or is private (then log in with `{_LOGIN}`); check the spelling"
-    except (errors.HTTPError, OSError) as error:
+    except (errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]: of httpx, or of httpx2
         return _cached(repo_id, revision, error)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         # the client checks names of files and commits, and takes the rest for well-formed

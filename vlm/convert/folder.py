@@ -12,8 +12,8 @@ from vlm.artifacts.hf_folder import HFFolder
 from vlm.convert.roles import convert_roles, named_tensors, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.convert.values import invalid_values
-from vlm.errors import InputError
-from vlm.registry.registry import check_model, converter_of, match_family
+from vlm.errors import InputError, listed
+from vlm.registry.registry import check_model, converter_of, converters, match_family
 from vlm.registry.spec import FamilySpec
 
 
@@ -22,9 +22,9 @@ def convert_folder(
 ) -> Checkpoint:
     """A Hugging Face model folder (or what a converter takes) -> our checkpoint at `out`, written whole or not at all.
 
-    `tokenizer`: what splits a FairSeq model's texts before BPE, where its folder does not say. Raises ConfigError for a
-    model or field that is not supported; one CheckpointError with every reason why the weights do not fit, or for a
-    folder that is damaged.
+    `tokenizer`: what splits texts before BPE, for a converter that takes it where a folder does not say. Raises
+    ConfigError for a model or field that is not supported; one CheckpointError with every reason why the weights do not
+    fit, or for a folder that is damaged.
     """
     if Path(source).exists():
         check_model(Path(source))
@@ -36,7 +36,8 @@ def _convert_folder(source: Path, out: Path, progress: Progress | None, tokenize
     options = {} if tokenizer is None else {"tokenizer": tokenizer}
     converter = converter_of(source)
     if options and (converter is None or "tokenizer" not in converter.options):
-        raise InputError(f"--tokenizer is for FairSeq's models, {source} is none; leave it out.")
+        programs = listed(f"{ref.program}'s" for ref in converters() if "tokenizer" in ref.options)
+        raise InputError(f"--tokenizer is for {programs} models, {source} is none; leave it out.")
     if converter is not None:
         return converter.load()(source, out, progress=progress, **options)
     folder = HFFolder(source)
@@ -62,7 +63,7 @@ def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]
     files = list(folder.processor_files)
     with tempfile.TemporaryDirectory() as made:
         lacks = "text" in spec.inputs and not any(file.name == "tokenizer.json" for file in files)
-        if lacks and (text := make_tokenizer(folder.path)) is not None:
+        if lacks and (text := make_tokenizer(folder.path, spec)) is not None:
             files.append(Path(made) / "tokenizer.json")
             files[-1].write_text(text, encoding="utf-8")
         yield files

@@ -5,6 +5,7 @@ Of Hugging Face's own conversions each is for one model family; this one reads w
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +42,10 @@ def read_model(path: Path) -> Any:
 
 def _empty() -> Any:
     try:
-        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+        messages = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
     except Exception:  # it is not there, or it was made for another protobuf, which raises a kind of its own
-        from transformers.utils.sentencepiece_model_pb2_new import ModelProto
-    return ModelProto()
+        messages = importlib.import_module("transformers.utils.sentencepiece_model_pb2_new")
+    return messages.ModelProto()
 
 
 def tokenizer_of(model: Any) -> Tokenizer:
@@ -105,7 +106,7 @@ def _kept_whole(pieces: list[str]) -> Any:
 def _normalizers(spec: Any) -> list[Any]:
     from tokenizers import Regex, normalizers
 
-    found = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    found: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     if spec.remove_extra_whitespaces:
         found += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:

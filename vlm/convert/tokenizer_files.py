@@ -1,4 +1,4 @@
-"""`tokenizer.json` for model folders that have none: byte models, and SentencePiece files of older releases."""
+"""`tokenizer.json` for model folders that have none: SentencePiece files, vocabularies and merges of older releases."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from pathlib import Path
 
 from vlm.artifacts.files import load_json
 from vlm.errors import CheckpointError
+from vlm.registry.spec import FamilySpec
 
-MOST_EXTRA_IDS = 10_000
 SENTENCEPIECE = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 
 
-def make_tokenizer(folder: Path) -> str | None:
-    """The content of a tokenizer.json; None where the folder holds no tokenizer at all.
+def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> str | None:
+    """Returns the content of a tokenizer.json, made in the family's way or a usual one; None where the folder holds no
+    tokenizer at all.
 
     Raises CheckpointError for a tokenizer that cannot be converted, with what to install.
     """
     config = _config(folder)
-    kind = str(config.get("tokenizer_class", ""))
-    if kind.removesuffix("Fast") == "ByT5Tokenizer":
-        return byte_tokenizer(_extra_ids(config, folder))
+    if family is not None and (made := family.make_tokenizer(folder, config)) is not None:
+        return made
     if any((folder / name).is_file() for name in SENTENCEPIECE):
         _check_sentencepiece(folder)
         return _from_transformers(folder)
@@ -41,41 +41,9 @@ def _config(folder: Path) -> dict[str, object]:
     return config
 
 
-def _extra_ids(config: dict[str, object], folder: Path) -> int:
-    count = config.get("extra_ids", 125)
-    if not isinstance(count, int) or not 0 <= count <= MOST_EXTRA_IDS:
-        raise CheckpointError(
-            f"{folder / 'tokenizer_config.json'} has extra_ids {str(count)[:40]}; 0 to {MOST_EXTRA_IDS} are allowed."
-        )
-    return count
-
-
-def byte_tokenizer(extra_ids: int) -> str:
-    """ByT5's (Xue et al., arXiv:2105.13626): <pad>, </s>, <unk>, the 256 bytes, then sentinels; a text ends in </s>."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
-
-    special = ["<pad>", "</s>", "<unk>"]
-    signs = [_byte_sign(byte) for byte in range(256)]
-    vocabulary = {token: i for i, token in enumerate([*special, *signs])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[], unk_token="<unk>"))
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>", special=True) for i in range(extra_ids)])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B </s>", [("</s>", 1)])
-    return tokenizer.to_str()
-
-
-def _byte_sign(byte: int) -> str:
-    """The printable character that byte-level tokenizers write a byte as (Radford et al., GPT-2)."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    if byte in printable:
-        return chr(byte)
-    return chr(256 + sum(other not in printable for other in range(byte)))
-
-
 def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
-    """The vocabulary and merges of GPT-2: a text as it is, for OPT after </s>, for BART as <s> text </s>."""
+    """Makes byte-level BPE of a vocabulary and merges. A text is left as it is, is put after its first token where the
+    settings say so, or between <s> and </s>, as the tokenizer's class has it."""
     from tokenizers import ByteLevelBPETokenizer
     from tokenizers.processors import RobertaProcessing, TemplateProcessing
 

@@ -22,10 +22,10 @@ def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def lowerings() -> dict[Any, Callable[..., Any]]:
     """Its ONNX node."""
-    import onnxscript
+    from onnxscript.values import Opset
 
     def norm(x, weight, eps: float):
-        return onnxscript.values.Opset("", 24).RMSNormalization(x, weight, axis=-1, epsilon=eps)
+        return Opset("", 24).RMSNormalization(x, weight, axis=-1, epsilon=eps)
 
     return {torch.ops.vlm.rms_norm.default: norm}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 def reference(
     token_ids: Tensor, weight: Tensor, prompt_embeds: Tensor | None, index: Tensor | None, scale: float
 ) -> Tensor:
-    if prompt_embeds is None:
+    if prompt_embeds is None or index is None:
         learned = F.embedding(token_ids, weight)
         return learned if scale == 1.0 else learned * scale
     learned = reference(token_ids.clamp(max=len(weight) - 1), weight, None, None, scale)

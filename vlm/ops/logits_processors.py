@@ -70,7 +70,7 @@ def apply(
     s, logits = slots.long(), logits.float()
     # rows of a prompt table have no logits: they count in the column of what is not forbidden
     history, length = state.tokens[s].long().clamp(max=logits.shape[1]), state.lengths[s][:, None]
-    named = row_rules(rules, state, s, logits.shape[1]) if needed.rules else None
+    named = row_rules(rules, state, s, logits.shape[1]) if rules is not None and needed.rules else None
     if named is not None:
         logits = _favoured(logits, penalties.input_repetition[s][:, None], named, needed.rules)
     logits = _penalized(logits, history, length, state.prompt_lengths[s][:, None], penalties, s)
@@ -88,7 +88,7 @@ def apply(
     if needed.rare:
         logits = _cleaned(logits, penalties.clean[s][:, None])
         logits = _ending(logits, ends, length, penalties.decay_starts[s][:, None], penalties.decay_factors[s][:, None])
-    if SUPPRESS in needed.rules:
+    if named is not None and SUPPRESS in needed.rules:
         logits = logits.masked_fill(named.marked(SUPPRESS), float("-inf"))
     return _normalized(logits, penalties.normalize[s][:, None]) if needed.rare else logits
 

@@ -59,9 +59,9 @@ def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def lowerings() -> dict[Any, Callable[..., Any]]:
     """Its ONNX node. The angles are of rows, so that no positions are given."""
-    import onnxscript
+    from onnxscript.values import Opset
 
-    op = onnxscript.values.Opset("", 24)
+    op = Opset("", 24)
 
     def rotary(x, cos, sin):
         turned = 2 * cos.shape[-1]

@@ -60,10 +60,10 @@ def _(cache: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
 def lowerings() -> dict[Any, Callable[..., Any]]:
     """Their ONNX nodes. Attention is TensorRT's own operator: its parser drops the lengths of the standard one and
     aligns its causal mask to the first key; `attention_function` says to other runtimes what it is."""
-    import onnxscript
+    from onnxscript.values import Opset
 
     _register()
-    standard, trt = onnxscript.values.Opset("", 24), onnxscript.values.Opset(DOMAIN, 1)
+    standard, trt = Opset("", 24), Opset(DOMAIN, 1)
 
     def attention(q, k, v, mask, lengths, causal: bool):
         kind = "lower_right" if causal else "none"

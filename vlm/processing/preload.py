@@ -10,11 +10,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy starts its threads w
 import torch
 from PIL import Image
 
-from vlm.processing.image_processor import KINDS, ImageProcessor
+from vlm.processing.image_processor import ImageProcessor
+from vlm.registry.registry import families
 
 torch.set_num_threads(1)
 with contextlib.suppress(ImportError):  # a PDF then says what it needs
     importlib.import_module("pypdfium2")
 _blank = Image.new("RGB", (8, 8), "white")
-for _kind in KINDS:
-    ImageProcessor.default((8, 8), _kind)([_blank])
+for _spec in {spec.name: spec for family in families().values() for spec in family.image_processors}.values():
+    ImageProcessor.default(_spec, (8, 8))([_blank])

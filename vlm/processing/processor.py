@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
-from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +35,6 @@ class Processor:
     processor_source: ProcessorSource | None  # where another process finds the image processor
     image_processor: ImageProcessor | None
     request_builder: RequestBuilder
-    postprocess: Callable[[str], str]
     generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
@@ -46,12 +43,9 @@ class Processor:
         family, configs = registry.family(engine.family), registry.configs_of(engine)
         encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
-        tokenizer = Tokenizer.from_dir(folder) if folder else None
-        source = (
-            ProcessorSource(folder, family.image_processor, tuple(vision.image_size), vision.fixed_size)
-            if vision
-            else None
-        )
+        tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
+        size = tuple(vision.image_size) if vision else ()
+        source = ProcessorSource(folder, family.image_processors, size, vision.fixed_size) if vision else None
         image_processor = source.load() if source else None
         if image_processor is not None and not image_processor.fits():
             warnings.warn(
@@ -59,7 +53,8 @@ class Processor:
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
                 stacklevel=4,
             )
-        prompts = Prompts.load(family.prompt, tokenizer, folder, vocab_size) if family.takes_prompt else None
+        form = family.chat_format
+        prompts = Prompts.load(form, tokenizer, folder, vocab_size) if form is not None else None
         request_builder = RequestBuilder(
             family,
             config,
@@ -82,7 +77,6 @@ class Processor:
             source,
             image_processor,
             request_builder,
-            postprocess=_imported(family.postprocess) if family.postprocess else str,
             generates=engine.generates,
         )
 
@@ -128,9 +122,4 @@ class Processor:
         """What a sequence's generated tokens say, post-processed; of a loop its first turn."""
         period = loop_period(token_ids) if self.family.loop_detection else None
         shown = without_loop(token_ids, period) if period else token_ids
-        return self.postprocess(self.tokenizer.decode(shown))
-
-
-def _imported(target: str) -> Callable[[str], str]:
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+        return self.family.postprocess(self.tokenizer.decode(shown))

@@ -14,7 +14,7 @@ from vlm.artifacts.chat_template import read_template
 from vlm.errors import InputError
 from vlm.processing.conversation import PLACEHOLDER, Conversation, ImagePart, Message, split_text
 from vlm.processing.tokenization import Piece, Tokenizer, ids_without
-from vlm.registry.spec import PromptFormat
+from vlm.registry.spec import ChatFormat
 
 MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts
 
@@ -22,11 +22,11 @@ MARK = "<|the text ends here|> "  # with a blank, to see whether a template stri
 class Prompts:
     """Makes the prompts of one engine. Used by several threads at once."""
 
-    def __init__(self, form: PromptFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int):
+    def __init__(self, form: ChatFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int):
         self.form, self.tokenizer, self.template, self.vocab_size = form, tokenizer, template, vocab_size
 
     @classmethod
-    def load(cls, form: PromptFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int) -> Prompts:
+    def load(cls, form: ChatFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int) -> Prompts:
         """With the folder's chat template, or the family's where the folder has none."""
         template = (read_template(folder) if folder else None) or form.template
         return cls(form, tokenizer, template, vocab_size)
@@ -37,9 +37,7 @@ class Prompts:
         placed = prompt.count(PLACEHOLDER)
         _check_count(placed, num_images, optional=not placed)
         if self.form.question is not None:
-            # a whole sentence is asked; anything else (nothing, "a photo of") is gone on with
-            is_question = prompt.rstrip().endswith(("?", ".", "!")) and "Answer:" not in prompt
-            return self.form.question.format(prompt=prompt.strip()) if is_question else prompt
+            return self.form.question(prompt)
         if self.template is None:
             return prompt if placed else PLACEHOLDER * num_images + prompt
         parts = (*([] if placed else [ImagePart()] * num_images), prompt)

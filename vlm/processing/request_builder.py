@@ -279,12 +279,13 @@ class RequestBuilder:
         return Image.from_pixels(pixels, vision)
 
     def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
-        """mBART-50 begins its output with the code of the target's language; mBART starts from it."""
+        """Returns the settings with the target's token as the first one of the output, where the model does not start
+        from it."""
         languages = self.tokenizer.languages if self.tokenizer else None
         if languages is None:
             raise InputError("this model takes no language codes; name the languages in the text, as it was trained.")
         token = languages.id(language)
-        return replace(params, forced_bos_token_id=token) if languages.place == "prefix" else params
+        return params if languages.starts_output else replace(params, forced_bos_token_id=token)
 
     def _decoder_prompt(self, fields: dict[str, Any]) -> tuple[int, ...]:
         ids, prompt = fields.get("decoder_prompt_token_ids"), fields.get("prompt")
@@ -293,7 +294,7 @@ class RequestBuilder:
         start = self.generation.get("decoder_start_token_id")
         start = (self.config.decoder_start_token_id if start is None else start,)
         languages = self.tokenizer.languages if self.tokenizer else None
-        if (target := fields.get("tgt_lang")) is not None and languages is not None and languages.place == "suffix":
+        if (target := fields.get("tgt_lang")) is not None and languages is not None and languages.starts_output:
             start = (languages.id(target),)
         if not prompt:
             return start

@@ -6,40 +6,22 @@ import copy
 import functools
 import re
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 
 from vlm.artifacts.files import read_json
-from vlm.artifacts.moses import Moses
 from vlm.artifacts.tokenizer_file import read_tokenizer
 from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
 from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.token_bounds import TokenBound
+from vlm.registry.tokenizer_rules import ReadRules, TokenizerRules, WordSplitter, no_rules
 
-# where multilingual tokenizers put the code of the source's language
-LANGUAGE_PLACES = {"MBartTokenizer": "suffix", "MBart50Tokenizer": "prefix"}
 FEW = 16  # characters for a token
 LONG = 2**14  # characters that take milliseconds to tokenize
 MARGIN = 8  # characters at a text's beginning that depend on what came before
 MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
-
-
-@dataclass(frozen=True)
-class Languages:
-    """Codes that a multilingual model knows (`en_XX`), their token ids, and where the source's goes."""
-
-    ids: dict[str, int]
-    place: str  # "prefix": code, text, end; "suffix": text, end, code
-    default: str | None
-    end_id: int | None = None  # None: of </s>
-
-    def id(self, code: str) -> int:
-        if code not in self.ids:
-            raise InputError(f"language {code!r} is unknown; this model knows {listed(sorted(self.ids), 60)}.")
-        return self.ids[code]
 
 
 class Piece(NamedTuple):
@@ -63,57 +45,57 @@ class Tokenizer:
     def __init__(
         self,
         fast: FastTokenizer,
-        languages: Languages | None = None,
+        rules: TokenizerRules = TokenizerRules(),  # noqa: B008 (it is frozen)
+        *,
         target: FastTokenizer | None = None,
-        known: tuple[int, int] | None = None,
         bos_token: str = "",
         eos_token: str = "",
-        moses: Moses | None = None,
         truncation_side: str | None = None,
     ):
-        """`target` decodes where outputs have ids of their own; `known` (n, unk): ids from n on stand for unk; `moses`
-        splits texts before that and joins outputs; `truncation_side` None: what the tokenizer's file says, else
-        "right"."""
-        self.moses, self._warnings_left = moses, MOST_WARNINGS
+        """`target` decodes where outputs have ids of their own; `truncation_side` None: what the tokenizer's file says,
+        else "right"."""
+        self.languages, self.splitter, self._dictionary = rules.languages, rules.splitter, rules.dictionary
+        self._warnings_left = MOST_WARNINGS
         own = (fast.truncation or {}).get("direction", "right")
         self.truncation_side = truncation_side or own
         fast.no_truncation()  # a published file may say so; Hugging Face does it when it is asked to
         fast.no_padding()
         self.bos_token, self.eos_token = bos_token, eos_token
-        self._fast, self.languages, self._target, self._known = fast, languages, target or fast, known
-        self._skip_special = True
+        self._fast, self._target, self._skip_special = fast, target or fast, True
 
     @classmethod
-    def from_dir(cls, path: Path) -> Tokenizer | None:
-        """The folder's tokenizer; None when it has none (an engine of random weights)."""
+    def from_dir(cls, path: Path, read_rules: ReadRules = no_rules) -> Tokenizer | None:
+        """Returns the folder's tokenizer, with a family's rules; None when it has none (an engine of random weights).
+
+        Raises EngineError for damaged files."""
         fast = _read(path / "tokenizer.json")
         if fast is None:
             return None
         target = _read(path / "tokenizer_target.json")
         config = _config(path / "tokenizer_config.json")
         try:
-            return cls._configured(fast, target, config)
+            return cls._configured(fast, target, config, read_rules(fast, config))
         except (AttributeError, KeyError, TypeError, ValueError):
             raise EngineError(f"{path / 'tokenizer_config.json'} is damaged: its values are of wrong types.") from None
 
     @classmethod
-    def _configured(cls, fast: FastTokenizer, target: FastTokenizer | None, config: dict[str, Any]) -> Tokenizer:
-        size, unknown = config.get("dictionary_size"), config.get("unk_token_id")
-        known = None if size is None or unknown is None else (int(size), int(unknown))
-        ends = (_content(config.get("bos_token")), _content(config.get("eos_token")))
-        moses, side = Moses.from_config(config.get("moses")), config.get("truncation_side")
-        return cls(fast, _languages(fast, config), target, known, *ends, moses=moses, truncation_side=side)
+    def _configured(
+        cls, fast: FastTokenizer, target: FastTokenizer | None, config: dict[str, Any], rules: TokenizerRules
+    ) -> Tokenizer:
+        bos, eos = _content(config.get("bos_token")), _content(config.get("eos_token"))
+        side = config.get("truncation_side")
+        return cls(fast, rules, target=target, bos_token=bos, eos_token=eos, truncation_side=side)
 
     def encode(self, text: str) -> list[int]:
         """Without special tokens. InputError for what is no text: half of a surrogate pair."""
         return [piece.id for piece in self.pieces(self.split(text))]
 
     def split(self, text: str) -> str:
-        """Returns the text as its pieces are made of it: with Moses, its words and signs between blanks."""
-        if self.moses is None:
+        """Returns the text as its pieces are made of it: its words and signs between blanks, where a family splits."""
+        if self.splitter is None:
             return text
         try:
-            return self.moses.tokenize(text)
+            return self.splitter.split(text)
         except UnicodeEncodeError:
             raise _not_unicode(text) from None
 
@@ -127,9 +109,9 @@ class Tokenizer:
             raise
         except BaseException as error:  # a panic of the library is no Exception, its errors are bare ones
             raise InputError(f"the model's tokenizer cannot read {text[:20]!r}…: {error}; change the text.") from None
-        if self._known is None:
+        if self._dictionary is None:
             return [Piece(i, *place) for i, place in zip(found.ids, found.offsets, strict=True)]
-        size, unknown = self._known
+        size, unknown = self._dictionary.size, self._dictionary.unknown
         pieces = [Piece(i if i < size else unknown, *at) for i, at in zip(found.ids, found.offsets, strict=True)]
         if self._warnings_left and (unread := [text[p.start : p.end] for p in pieces if p.id == unknown]):
             self._warn_unknown(text, unread)
@@ -157,7 +139,7 @@ class Tokenizer:
         check_size(len(text), limit)
         if len(text) <= FEW * limit:  # its tokens are counted
             return
-        least = len(re.findall(r"\w\S*", text)) if self.moses else self._bound(text)
+        least = len(re.findall(r"\w\S*", text)) if self.splitter else self._bound(text)
         if least > limit:
             raise LengthError(
                 f"the text has at least {least:,} tokens, the engine was built for {limit:,}; shorten or split it."
@@ -178,10 +160,10 @@ class Tokenizer:
         """As an encoder takes it, with its special tokens, the suffix after the text. `limit`: the text is cut at the
         `truncation_side` so that the whole has at most so many tokens. InputError for a language that the model does
         not know or need."""
-        if self.moses and limit is not None:  # a word is a token or more; the last ones change the ones before them
+        if self.splitter and limit is not None:  # a word is a token or more; the last ones change the ones before them
             text = " ".join(text.split(maxsplit=limit + 8)[: limit + 8])
         body = self.split(text)
-        pieces = self.pieces(f"{body} {self.split(suffix)}".rstrip() if self.moses else body + suffix)
+        pieces = self.pieces(f"{body} {self.split(suffix)}".rstrip() if self.splitter else body + suffix)
         if self.languages is None:
             if language is not None:
                 raise InputError(
@@ -189,13 +171,7 @@ class Tokenizer:
                 )
             before, after = self.ends
         else:
-            code = language or self.languages.default
-            if code is None:
-                raise InputError(f"the source's language is missing; give one of {listed(self.languages.ids, 60)}.")
-            known = self.languages.end_id
-            end = [self._fast.token_to_id("</s>") if known is None else known]
-            mark = [self.languages.id(code)]
-            before, after = (mark, end) if self.languages.place == "prefix" else ([], end + mark)
+            before, after = self.languages.around_source(language)
         over = 0 if limit is None else len(pieces) + len(before) + len(after) - limit
         return [*before, *ids_without(pieces, over, (0, len(body)), self.truncation_side), *after]
 
@@ -213,10 +189,10 @@ class Tokenizer:
     def decode(self, token_ids: list[int]) -> str:
         """Special tokens are left out."""
         text = self.decode_split(token_ids)
-        return self.moses.detokenize(text) if self.moses else text
+        return self.splitter.join(text) if self.splitter else text
 
     def decode_split(self, token_ids: list[int]) -> str:
-        """Returns the text as the model writes it: with Moses, its words and signs between blanks."""
+        """Returns the text as the model writes it: its words and signs between blanks, where a family joins them."""
         return self._target.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def piece(self, token_id: int, before: int | None = None) -> str:
@@ -268,23 +244,6 @@ def _content(token: Any) -> str:
     return text
 
 
-def _languages(fast: FastTokenizer, config: dict[str, Any]) -> Languages | None:
-    if isinstance(said := config.get("languages"), dict):
-        ids = {str(code): int(token_id) for code, token_id in said["ids"].items()}
-        return Languages(ids, said["place"], said.get("default"), said.get("end_id"))
-    place = LANGUAGE_PLACES.get(str(config.get("tokenizer_class")).removesuffix("Fast"))
-    if place is None:
-        return None
-    added = fast.get_added_tokens_decoder()
-    codes = {token.content: i for i, token in added.items() if _is_code(token.content)}
-    return Languages(codes, place, config.get("src_lang"))
-
-
-def _is_code(token: str) -> bool:
-    language, _, region = token.partition("_")
-    return language.isalpha() and language.islower() and region.isalpha() and region.isupper()
-
-
 def before_stop(text: str, stop: tuple[str, ...], keep: bool = False) -> str:
     """Up to the first of the strings at which it stops; `keep`: with it."""
     found = [(at, at + keep * len(string)) for string in stop if (at := text.find(string)) >= 0]
@@ -306,8 +265,8 @@ class StopStrings:
 
     def _begin(self, token_ids: list[int], known: int) -> int:
         """Returns where the tokens begin in whose text a string may end that does not end in the `known` ones: to
-        decode all again with every burst would take longer and longer. How Moses joins a text depends on all of it."""
-        count = known if self._tokenizer.moses else 16
+        decode all again with every burst would take longer and longer. How words are joined depends on all of them."""
+        count = known if self._tokenizer.splitter else 16
         while count < known and len(self._tokenizer.decode(token_ids[known - count : known])) < self._reach:
             count *= 2
         return max(0, known - count)
@@ -346,8 +305,8 @@ class TextStream:
     def _grown(self) -> str:
         """The text so far. Only its end is decoded, with what the last visible tokens were: a space may depend on
         them."""
-        if self._tokenizer.moses:
-            return self._joined(self._tokenizer.moses)
+        if self._tokenizer.splitter:
+            return self._joined(self._tokenizer.splitter)
         before = self._tokenizer.decode(self._ids[self._begin : self._known])
         after = self._tokenizer.decode(self._ids[self._begin :])
         # an unfinished byte sequence decodes to U+FFFD
@@ -356,9 +315,9 @@ class TextStream:
             self._begin, self._known = self._known, len(self._ids)
         return self._text
 
-    def _joined(self, moses: Moses) -> str:
+    def _joined(self, splitter: WordSplitter) -> str:
         """How a word joins the text depends on those before it and on the next: the last two wait."""
         words = self._tokenizer.decode_split(self._ids).split()
-        text = moses.detokenize(" ".join(words[:-2]))
+        text = splitter.join(" ".join(words[:-2]))
         self._text = text if text.startswith(self._text) else self._text
         return self._text

@@ -44,6 +44,7 @@ class Call(Future[Any]):
             return
         with self._lock:
             self._worker = worker
+        assert self._function is not None  # only what was cancelled or has failed holds none
         try:
             result = self._function(worker)
         except Exception as error:

@@ -18,11 +18,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError
 from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 START_SECONDS = 600.0  # until a process is ready: a cold disk reads its libraries for minutes
 READY, RESULT, ERROR, OUT_OF_MEMORY = "ready", "result", "error", "out of memory"
@@ -60,7 +64,7 @@ class WorkerProcess:
 
     def __init__(self, budget: Budget, preload: str):
         self.budget, self._preload = budget, preload
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
         self._lock = threading.Lock()
         self._killed = False
@@ -70,25 +74,16 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Starts the process where there is none and waits until it is ready. Raises WorkerFailure."""
-        if self.is_ready and not self._killed and not self._pipe.poll():  # nobody is asked: it would be its end
-            return
-        self.close()
-        self.cannot_start = True
-        with self._ended_by("start"):
-            process, self._pipe = _started(self._preload, self.budget.memory_mb)
-            with self._lock:
-                self._process = process
-            self._answer(START_SECONDS)
-        self.is_ready, self.cannot_start = True, False
+        self._connected()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns what a function of a module returns there, or raises what it raises, or WorkerFailure."""
-        self.start()
+        pipe = self._connected()
         self.busy_since = time.monotonic()
         try:
             with self._ended_by("crash"):
-                self._pipe.send((function, arguments))
-                kind, value = self._answer(self.budget.seconds)
+                pipe.send((function, arguments))
+                kind, value = _answer(pipe, self.budget.seconds)
         finally:
             self.busy_since = None
         if kind == ERROR:
@@ -102,13 +97,20 @@ class WorkerProcess:
                 self._killed = True
                 self._process.kill()
 
-    def _answer(self, seconds: float) -> tuple[str, Any]:
-        if not self._pipe.poll(seconds):
-            raise WorkerFailure("timeout")
-        kind, value = self._pipe.recv()
-        if kind == OUT_OF_MEMORY:
-            raise WorkerFailure("memory")
-        return kind, value
+    def _connected(self) -> Connection:
+        """Returns the pipe to a process that is ready, a new one where there is none. Raises WorkerFailure."""
+        # what comes when nobody is asked is its end
+        if self._pipe is not None and self.is_ready and not self._killed and not self._pipe.poll():
+            return self._pipe
+        self.close()
+        self.cannot_start = True
+        with self._ended_by("start"):
+            process, pipe = _started(self._preload, self.budget.memory_mb)
+            with self._lock:
+                self._process, self._pipe = process, pipe
+            _answer(pipe, START_SECONDS)
+        self.is_ready, self.cannot_start = True, False
+        return pipe
 
     @contextlib.contextmanager
     def _ended_by(self, kind: str) -> Iterator[None]:
@@ -129,24 +131,40 @@ class WorkerProcess:
         """Ends the process; the next call starts another."""
         with self._lock:
             process, self._process = self._process, None
+            pipe, self._pipe = self._pipe, None
             self.is_ready = self._killed = False
-        if process is not None:
+        if process is not None and pipe is not None:
             process.kill()
             process.join()
-            self._pipe.close()
+            pipe.close()
 
 
-def _started(preload: str, memory_mb: int) -> tuple[multiprocessing.process.BaseProcess, Connection]:
-    # not a fork of this process, which has threads and perhaps a device
-    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
-    if method == "forkserver":
-        context.set_forkserver_preload(["__main__", preload])
+def _answer(pipe: Connection, seconds: float) -> tuple[str, Any]:
+    """Returns what the process says of a call. Raises WorkerFailure after so many seconds, EOFError at its end."""
+    if not pipe.poll(seconds):
+        raise WorkerFailure("timeout")
+    kind, value = pipe.recv()
+    if kind == OUT_OF_MEMORY:
+        raise WorkerFailure("memory")
+    return kind, value
+
+
+def _started(preload: str, memory_mb: int) -> tuple[BaseProcess, Connection]:
+    context = _context(preload)
     pipe, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(theirs, preload, memory_mb), daemon=True)
     process.start()
     theirs.close()
     return process, pipe
+
+
+def _context(preload: str) -> ForkServerContext | SpawnContext:
+    """Returns how a process is started: never as a fork of this one, which has threads and perhaps a device."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", preload])
+    return context
 
 
 # --- in the process ---
@@ -197,16 +215,18 @@ def _die_with_parent() -> None:
 
     The kernel's parent of it is the process that it was forked from, which ends when nobody holds its pipe any more.
     """
-    if (pipe := getattr(forkserver._forkserver, "_forkserver_alive_fd", None)) is not None:
+    server: Any = forkserver._forkserver  # private: its fields have no types
+    if (pipe := getattr(server, "_forkserver_alive_fd", None)) is not None:
         os.close(pipe)  # which each fork is given, to fork in its turn
-        forkserver._forkserver._forkserver_alive_fd = None
+        server._forkserver_alive_fd = None
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     threading.Thread(target=_exit_after_parent, daemon=True).start()  # at once if it went before
 
 
 def _exit_after_parent() -> None:
-    multiprocessing.parent_process().join()
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
     os._exit(1)
 
 
@@ -216,7 +236,8 @@ def _limit_memory(memory_mb: int) -> None:
         return
     import resource
 
-    held = int(re.search(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+    [kilobytes] = re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())
+    held = int(kilobytes) * 1024
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
     limit = held + memory_mb * 2**20
     limit = limit if most == resource.RLIM_INFINITY else min(limit, most)

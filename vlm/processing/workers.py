@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -47,7 +47,7 @@ class ImageWorkers:
         if self.pool is not None:
             self.pool.start()
 
-    async def pixels(self, files: list[ImageFile], source: ProcessorSource) -> list[list[np.ndarray]]:
+    async def pixels(self, files: Sequence[ImageFile], source: ProcessorSource) -> list[list[np.ndarray]]:
         """Images and PDFs, -> of each its pages [C, H, W] float32.
 
         Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget
@@ -74,7 +74,7 @@ class ImageWorkers:
         """Ends all processes at once."""
         if self.pool is not None:
             self.pool.close()
-        else:
+        elif self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
@@ -95,7 +95,7 @@ def _told(kind: str, what: str, budget: Budget) -> ImageError | EngineError:
 _processor = lru_cache(maxsize=16)(ProcessorSource.load)
 
 
-def read_pixels(files: list[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[list[np.ndarray]]:
+def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, limits: MediaLimits) -> list[list[np.ndarray]]:
     """Reads in this thread, as `ImageWorkers.pixels`. One picture is held at a time, whatever their number."""
     room, found = limits.max_images, []
     for file in files:
@@ -111,12 +111,11 @@ def _processed(source: ProcessorSource, page: Image.Image) -> np.ndarray:
 
 
 def _pages(file: ImageFile, room: int, limits: MediaLimits) -> Iterator[Image.Image]:
-    is_pdf = isinstance(file, bytes) and b"%PDF-" in file[:1024]
-    pdf = PdfDocument(file, "the PDF") if is_pdf else None
-    count = pdf.num_pages if pdf else 1
-    if count > room:
+    pdf = PdfDocument(file, "the PDF") if isinstance(file, bytes) and b"%PDF-" in file[:1024] else None
+    if (1 if pdf is None else pdf.num_pages) > room:
         raise LimitError(f"a request may have {limits.max_images} images and pages; send the others by themselves.")
     if pdf is None:
         yield load_image(file, max_pixels=limits.max_pixels)
-    for page in range(count if pdf else 0):
+        return
+    for page in range(pdf.num_pages):
         yield pdf.render(page, max_pixels=limits.max_pixels)

@@ -57,10 +57,13 @@ def configs_of(model: Checkpoint | EngineDir) -> RoleConfigs:
     return RoleConfigs.from_roles({role: model_spec(name).config.from_dict(model.config(role)) for role, name in roles})
 
 
+def converters() -> tuple[ConverterRef, ...]:
+    return tuple(ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()))
+
+
 def converter_of(path: Path) -> ConverterRef | None:
-    """What converts this folder or file; None for a Hugging Face one and any other."""
-    found = (ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()) if ref.matches(path))
-    return next(found, None)
+    """Returns what converts this folder or file; None for a Hugging Face one and any other."""
+    return next((ref for ref in converters() if ref.matches(path)), None)
 
 
 def unsupported() -> tuple[Unsupported, ...]:

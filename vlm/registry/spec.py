@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vlm.config import Config
 from vlm.errors import ConfigError
 from vlm.limits import MAX_LAYERS
+from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.tokenizer_rules import ReadRules, no_rules
 
 if TYPE_CHECKING:
     from vlm.layers.context import ModelContext
@@ -71,6 +73,7 @@ class ConverterRef:
     """Names what converts another program's folders or files, without importing it."""
 
     name: str  # the kind of model: "fairseq"
+    program: str  # whose models it converts, in words: "FairSeq"
     target: str  # `module:function`, (path, out, *, progress) -> Checkpoint
     matches: Callable[[Path], bool]  # is this folder or file, which exists, one of them?
     options: tuple[str, ...] = ()  # keywords of its own: "tokenizer"
@@ -92,12 +95,12 @@ class Role:
 
 
 @dataclass(frozen=True)
-class PromptFormat:
-    """How a family of chat models reads its prompts."""
+class ChatFormat:
+    """How a family of chat models reads its prompts and conversations."""
 
     images: str = "inline"  # where an image stands: "inline", at its placeholder, or "first", before the text
     template: str | None = None  # Jinja, of a conversation, where the model's folder has none
-    question: str | None = None  # how a whole sentence is put: "Question: {prompt} Answer:"
+    question: Callable[[str], str] | None = None  # a prompt -> what the model reads, where that is no conversation
 
 
 @dataclass(frozen=True)
@@ -109,14 +112,21 @@ class FamilySpec:
     roles: Mapping[str, Role]  # "visual" | "encoder" | "decoder"
     matches: Callable[[dict[str, Any]], bool]  # is this Hugging Face config.json of this family?
     inputs: tuple[str, ...]  # ("image",), ("text",), ("image", "text")
-    prompt: PromptFormat | None = None  # of decoders alone and of models that take images in a text
+    chat_format: ChatFormat | None = None  # of decoders alone and of models that take images in a text
     # of every tensor's name but the heads'; a checkpoint saved as the base model alone has none: it gets the first
     base_prefixes: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)  # how names of other releases begin -> how those do here
-    image_processor: str = "NougatImageProcessor"  # where the folder does not say
-    postprocess: str | None = None  # `module:function`, text -> text
+    image_processors: tuple[ImageProcessorSpec, ...] = ()  # the first one where the folder does not say
+    tokenizer_rules: ReadRules = no_rules  # what a tokenizer.json does not say
+    # (folder, its tokenizer_config.json) -> a tokenizer.json for a folder without one; None: in one of the usual ways
+    make_tokenizer: Callable[[Path, Mapping[str, Any]], str | None] = lambda folder, settings: None
+    postprocess: Callable[[str], str] = str  # what the model wrote -> what users read
     loop_detection: bool = False  # on by default for the family's requests
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name
+
+    def __post_init__(self) -> None:
+        if "visual" in self.roles and not self.image_processors:
+            raise ValueError(f"the family {self.name} has a visual role, but no image processor")
 
     @property
     def takes_images(self) -> bool:
@@ -129,4 +139,4 @@ class FamilySpec:
     @property
     def takes_prompt(self) -> bool:
         """Says whether a model is given a prompt in words, about images or not."""
-        return self.prompt is not None
+        return self.chat_format is not None

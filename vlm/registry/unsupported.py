@@ -53,12 +53,17 @@ def _begins(path: Path, head: bytes) -> bool:
         return False
 
 
+def describe_adapter(model: ModelFiles) -> str:
+    """Returns what a folder with an adapter_config.json is, in words."""
+    config = model.read("adapter_config.json")
+    kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
+    return f"is a PEFT adapter{f' ({kind})' if kind else ''}{f' of {base}' if base else ''}, not a whole model"
+
+
 def _adapter(model: ModelFiles) -> str:
     config = model.read("adapter_config.json")
     kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
-    what = f"is a PEFT adapter{f' ({kind})' if kind else ''}{f' of {base}' if base else ''}, not a whole model"
-    if "non_lora_trainables.bin" in model.names:
-        return f"{what}; merge it with LLaVA's scripts/merge_lora_weights.py and give the folder that this writes"
+    what = describe_adapter(model)
     if kind in PROMPTS:
         return (
             f"{what}; save its prompt_embeddings as a .npy file and give that with --prompt-table, --model being"

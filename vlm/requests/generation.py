@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from typing import Any
 
 from vlm.errors import InputError, listed
+from vlm.options import options_of
 from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sampling_values import to_strings, to_tuples
 
-SAME_NAME = (
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "early_stopping",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "length_penalty",
-    "max_length",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "num_return_sequences",
-    "remove_invalid_values",
-    "renormalize_logits",
-    "repetition_penalty",
-    "sequence_bias",
-    "suppress_tokens",
-)
-# of a draw; a model that does not sample has them for those who do
-DRAWN = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 SAMPLED = {"temperature": 1.0, "top_k": 50}  # Hugging Face's own where a model samples and does not say
 # what is not done -> the values that ask for nothing
 NOT_APPLIED = {
@@ -51,18 +30,23 @@ NOT_APPLIED = {
 OTHER_NAMES = ("do_sample", "stop_strings", "eos_token_id")
 
 
+@functools.cache
+def model_keys(drawn: bool) -> dict[str, str]:
+    """Returns the keys of generation_config.json by the fields that they set: those of a draw, or the others. A model
+    that does not sample has those of a draw for requests that do."""
+    options = options_of(SamplingParams).items()
+    return {name: own.model_key for name, own in options if own.model_key is not None and own.drawn == drawn}
+
+
 def model_defaults(generation: dict[str, Any], do_sample: bool | None = None) -> dict[str, Any]:
     """Returns the fields of SamplingParams that the model sets; `do_sample` where a request says so."""
-    found = {name: value for name in SAME_NAME if (value := generation.get(name)) is not None}
-    if generation.get("stop_strings"):
-        found["stop"] = _strings(generation["stop_strings"])
-    if generation.get("max_new_tokens") is not None:
-        found["default_max_new_tokens"] = generation["max_new_tokens"]
+    found = _settings(generation, drawn=False)
+    if "default_max_new_tokens" in found:
         found.pop("max_length", None)
     if "min_new_tokens" in found:
         found.pop("min_length", None)
     sampled = generation.get("do_sample") is True and found.get("num_beams", 1) == 1 if do_sample is None else do_sample
-    found |= SAMPLED | _drawn(generation) if sampled else {}
+    found |= SAMPLED | _settings(generation, drawn=True) if sampled else {}
     if found.get("num_return_sequences", 1) > found.get("num_beams", 1) and not sampled:
         del found["num_return_sequences"]
     if found.get("num_beams", 1) > 1:
@@ -70,8 +54,9 @@ def model_defaults(generation: dict[str, Any], do_sample: bool | None = None) ->
     return found
 
 
-def _drawn(generation: dict[str, Any]) -> dict[str, Any]:
-    return {name: generation[name] for name in DRAWN if generation.get(name) is not None}
+def _settings(generation: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
+    """Returns the fields that a generation_config.json sets, of a draw or others."""
+    return {name: generation[key] for name, key in model_keys(drawn).items() if generation.get(key) is not None}
 
 
 def check_options(names: Any, others: tuple[str, ...] = ()) -> None:
@@ -97,14 +82,15 @@ def sampling_params(given: dict[str, Any], generation: dict[str, Any], *, loop_d
         merged["temperature"] = 0.0
     if merged.get("loop_detection") is None:
         merged["loop_detection"] = loop_detection and merged.get("num_beams", 1) == 1
-    return SamplingParams(**{name: _frozen(name, value) for name, value in merged.items()})
+    options = options_of(SamplingParams)
+    return SamplingParams(**{name: (options[name].convert or to_tuples)(value) for name, value in merged.items()})
 
 
 def _renamed(given: dict[str, Any]) -> dict[str, Any]:
     """Names of Hugging Face's generate -> ours."""
     found = {name: value for name, value in given.items() if name not in OTHER_NAMES}
     if given.get("stop_strings") is not None:
-        found["stop"] = (*(found.get("stop") or ()), *_strings(given["stop_strings"]))
+        found["stop"] = (*(found.get("stop") or ()), *to_strings(given["stop_strings"]))
     if (ends := given.get("eos_token_id")) is not None:
         ends = tuple(ends) if isinstance(ends, list | tuple) else (ends,)
         found |= {"stop_token_ids": (*(found.get("stop_token_ids") or ()), *ends), "ignore_eos": True}
@@ -118,9 +104,9 @@ def _give_way(
     drop = lambda *names: [defaults.pop(name, None) for name in names]  # noqa: E731
     if given.get("temperature") or do_sample:
         drop("num_beams")
-        defaults |= {name: value for name, value in _drawn(generation).items() if name not in defaults}
+        defaults |= {name: value for name, value in _settings(generation, drawn=True).items() if name not in defaults}
     elif given.get("num_beams", 1) > 1 or given.get("temperature") == 0:
-        drop(*DRAWN)
+        drop(*model_keys(drawn=True))
     beams = given.get("num_beams", defaults.get("num_beams", 1))
     sampled = given.get("temperature", defaults.get("temperature", 0.0)) > 0
     if defaults.get("num_return_sequences", 1) > beams and not sampled:
@@ -134,31 +120,6 @@ def _give_way(
     if (most := given.get("max_new_tokens")) is not None:
         drop("max_length", "default_max_new_tokens")
         defaults["min_new_tokens"] = min(defaults.get("min_new_tokens", 0), most)
-
-
-def _strings(value: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
-
-
-def _frozen(name: str, value: Any) -> Any:
-    """Lists as tuples, at every depth, and what has two forms in the one of SamplingParams."""
-    if name == "sequence_bias":
-        pairs = value.items() if isinstance(value, dict) else value or ()
-        return tuple((tuple(tokens), float(bias)) for tokens, bias in pairs)
-    if name == "logit_bias":
-        return _biases(value)
-    if name == "forced_eos_token_id" and isinstance(value, list | tuple):
-        ends = tuple(dict.fromkeys(value))
-        return ends if len(ends) > 1 else ends[0] if ends else None
-    return tuple(_frozen("", x) for x in value) if isinstance(value, list | tuple) else value
-
-
-def _biases(value: Any) -> tuple[tuple[int, float], ...]:
-    pairs = value.items() if isinstance(value, dict) else value or ()
-    try:
-        return tuple((int(token), float(bias)) for token, bias in pairs)
-    except (TypeError, ValueError):
-        raise InputError("logit_bias must map token ids to what is added to their logits, say {13: -100}.") from None
 
 
 def warn_of_what_is_not_applied(name: str, generation: dict[str, Any]) -> None:

@@ -2,58 +2,79 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
+from vlm.options import at_least, check_limits, option, positive
 from vlm.processing.worker_process import Budget
-from vlm_app.listening import check_names, check_port
+from vlm_app.core.listening import check_names, check_port
+
+SECONDS = positive("it must be a number above 0")
+NONE_OR_MORE = at_least(0, "it must be 0 or more")
+
+
+def default_workers() -> int:
+    """Returns two processes at least: one may be held up by a file, as long as its budget lasts."""
+    return max(2, min(8, usable_cpus() // 2))
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    header_seconds: float = 10  # from a connection, or a request's first byte, to the end of its headers
-    body_seconds: float = 30  # for a body to come, or an answer to be read; one more for every 64 KB
-    idle_seconds: float = 75  # between two requests of a connection
-    max_connections: int = 512
+    """What a connection may take. Raises InputError for a value that is not allowed."""
+
+    header_seconds: float = option(10.0, "For a request's line and headers to come.", default="10", allowed=SECONDS)
+    body_seconds: float = option(
+        30.0, "For a body to come, or an answer to be read; and a second for every 64 KB.", default="30",
+        allowed=SECONDS,
+    )  # fmt: skip
+    idle_seconds: float = option(75.0, "Between two requests of a connection.", default="75", allowed=SECONDS)
+    max_connections: int = option(512, "At once; more end those that wait, or get 503.", allowed=at_least(1))
 
     def __post_init__(self) -> None:
-        for name in ("header_seconds", "body_seconds", "idle_seconds"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{name} is {getattr(self, name)}; it must be a number above 0.")
-        if self.max_connections < 1:
-            raise InputError(f"max_connections is {self.max_connections}; it must be at least 1.")
+        check_limits(self)
 
 
 @dataclass(frozen=True)
 class ServerConfig(ConnectionLimits):
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None  # None: everybody may ask
-    max_requests: int = 256  # of a model, running or waiting; more get 429
-    max_body_mb: int = 64
-    max_images: int = 16  # a request; pages of PDFs count
-    max_image_pixels: int = MAX_PIXELS
-    # two at least: one may be held up by a file, as long as its budget lasts; 0: threads, without a budget
-    preprocess_workers: int = field(default_factory=lambda: max(2, min(8, usable_cpus() // 2)))
-    media: Budget = field(default_factory=Budget)  # of the images of a request
-    drain_seconds: int = 30  # for what runs when the server is told to end, or a model to go
-    model_control: bool = False  # may clients load and unload the models of repositories?
-    exit_when_broken: bool = True  # end with an error once an engine is beyond recovery, for a supervisor to restart
-    grpc_port: int | None = None  # of KServe's protocol over gRPC; None: HTTP alone
+    """How a server listens, and what it holds and takes. Raises InputError for a value that is not allowed."""
 
-    allowed_hosts: tuple[str, ...] = ()  # names in Host but the machine's own; "*": any. A loopback has no others
-    allowed_origins: tuple[str, ...] = ()  # of web pages on other hosts that may ask; "*": any
+    host: str = option("127.0.0.1", "Where to listen; 0.0.0.0 is everywhere.")
+    port: int = option(8000, "0: any that is free.")
+    api_key: str | None = option(None, "Clients must send it.", env="VLM_API_KEY", default="none is needed")
+    max_requests: int = option(256, "Outputs a model holds, running or waiting; more get 429.", allowed=at_least(1))
+    max_body_mb: int = option(64, "Of a request.", allowed=at_least(1))
+    max_images: int = option(16, "Of a request; pages of PDFs count.", allowed=at_least(1))
+    max_image_pixels: int = option(MAX_PIXELS, "Of an image.", allowed=at_least(1))
+    preprocess_workers: int = option(
+        help="Processes that decode images; 0: threads of the server, which no budget bounds.",
+        factory=default_workers, allowed=NONE_OR_MORE,
+    )  # fmt: skip
+    media_seconds: float = option(Budget.seconds, "For decoding all images and pages of a request; then it is refused.")
+    media_memory_mb: int = option(
+        Budget.memory_mb, "That decoding a request may take in its process.", allowed=at_least(1)
+    )
+    drain_seconds: int = option(30, "For what runs at SIGTERM, or when its model is unloaded.", allowed=NONE_OR_MORE)
+    model_control: bool = option(False, "Clients may load and unload the models of repositories.")
+    exit_when_broken: bool = option(  # for a supervisor to start it again
+        True, "At an engine's end, exit 70 or answer 503.", flags=("--exit-when-broken/--stay-when-broken",),
+        default="exit-when-broken",
+    )  # fmt: skip
+    grpc_port: int | None = option(
+        None, "Serve KServe's protocol over gRPC, too; Triton's is 8001, 0: any that is free."
+    )
+    allowed_hosts: tuple[str, ...] = option(  # a loopback has no others
+        (), "A name that clients may have for this server, or *; again for more.", flags=("--allowed-host",),
+        default="its own",
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = option(
+        (), "Of web pages that may ask (https://a.example), or *; again for more.", flags=("--allowed-origin",),
+        default="none",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("max_requests", "max_body_mb", "max_images", "max_image_pixels"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("preprocess_workers", "drain_seconds"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be 0 or more.")
         for port in (self.port, self.grpc_port or 0):
             check_port(port)
         if self.port and self.port == self.grpc_port:
@@ -61,3 +82,8 @@ class ServerConfig(ConnectionLimits):
         check_names(self.allowed_hosts, self.allowed_origins)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("the API key must be a non-empty ASCII text.")
+
+    @property
+    def media(self) -> Budget:
+        """Returns what decoding the images of a request may cost."""
+        return Budget(self.media_seconds, self.media_memory_mb)

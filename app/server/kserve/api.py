@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from vlm_app.server.core.limits import cancel_on_disconnect
+from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.kserve.descriptions import find, model_config, model_metadata, model_statistics, server_metadata
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Service, Services

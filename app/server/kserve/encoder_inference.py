@@ -16,8 +16,7 @@ from vlm.api.outputs import Encoding
 from vlm.errors import InputError, LimitError
 from vlm.executor.packing import batched
 from vlm_app.server.kserve.inference import Inference, Response
-from vlm_app.server.openai.embeddings import AT_ONCE
-from vlm_app.server.repository.service import Service
+from vlm_app.server.repository.service import ENCODED_TOGETHER, Service
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.inputs import Row, cut
 from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN, HIDDEN, Tensors
@@ -51,10 +50,8 @@ class EncoderInference(Inference):
         found: list[Encoding] = []
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
-                for rows in batched(self._rows, AT_ONCE):
-                    with self._service.acquire_slot(len(rows)):
-                        files: list[list[Any]] = [[] for _ in rows]
-                        found += await self._service.model.encode(rows, files, attentions=self._attentions)
+                for rows in batched(self._rows, ENCODED_TOGETHER):
+                    found += await self._service.encode(rows, [[] for _ in rows], self._attentions)
         return await asyncio.to_thread(self._padded, found)
 
     async def responses(self) -> AsyncIterator[Response]:

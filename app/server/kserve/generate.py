@@ -19,14 +19,15 @@ from fastapi.responses import JSONResponse
 from fastapi.responses import Response as HttpResponse
 
 from vlm.errors import InputError
-from vlm_app.server.core.event_stream import event_stream
-from vlm_app.server.core.json_bodies import parse_json
-from vlm_app.server.core.limits import cancel_on_disconnect
+from vlm_app.server.http.event_stream import event_stream
+from vlm_app.server.http.json_bodies import parse_json
+from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.kserve.api import service_of
 from vlm_app.server.kserve.descriptions import specs
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Service
-from vlm_app.server.tensors.specs import SCALARS, TensorSpec
+from vlm_app.server.tensors.settings import SCALARS
+from vlm_app.server.tensors.specs import TensorSpec
 from vlm_app.server.tensors.wire import request_from
 
 router = APIRouter(prefix="/v2/models/{name}")

@@ -15,11 +15,11 @@ from vlm.api.async_pipeline import TextDelta
 from vlm.api.outputs import Output
 from vlm.errors import InputError, LimitError
 from vlm.limits import MAX_LOGPROBS
-from vlm_app.server.core.event_stream import event_stream
 from vlm_app.server.core.generation_input import GenerationInput
-from vlm_app.server.core.json_bodies import JsonRoute
-from vlm_app.server.core.limits import cancel_on_disconnect
 from vlm_app.server.core.messages import read_chat, verbatim
+from vlm_app.server.http.event_stream import event_stream
+from vlm_app.server.http.json_bodies import JsonRoute
+from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.answers import Answer, LogProbs
 from vlm_app.server.openai.schema import ChatBody, CompletionBody, Sampling, StreamOptions
 from vlm_app.server.repository.service import Service, Services

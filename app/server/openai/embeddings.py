@@ -12,17 +12,16 @@ from vlm.api.outputs import Encoding
 from vlm.errors import LimitError
 from vlm.executor.packing import batched
 from vlm_app.server.core.data_uris import decode_data_uri, is_data_uri
-from vlm_app.server.core.json_bodies import JsonRoute
-from vlm_app.server.core.limits import cancel_on_disconnect
 from vlm_app.server.core.messages import verbatim
+from vlm_app.server.http.json_bodies import JsonRoute
+from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.schema import EmbeddingBody
-from vlm_app.server.repository.service import Service, Services
+from vlm_app.server.repository.service import ENCODED_TOGETHER, Service, Services
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
-AT_ONCE = 32  # inputs of a request that are encoded together
 
 
 @router.post("/embeddings")
@@ -38,14 +37,12 @@ async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
 
 
 async def _vectors(service: Service, body: EmbeddingBody) -> list[tuple[Tensor, int]]:
-    """Returns each input's vector and the rows that it was read as. Some inputs after the other: between them the
-    engine goes on with what else it does."""
+    """Returns each input's vector and the rows that it was read as."""
     found: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
-        for inputs in batched(body.inputs, AT_ONCE):
+        for inputs in batched(body.inputs, ENCODED_TOGETHER):
             sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
-            with service.acquire_slot(len(inputs)):
-                encodings = await service.model.encode(sources, files)
+            encodings = await service.encode(sources, files)
             found += [(_vector(each), len(each.last_hidden_state)) for each in encodings]
     return found
 

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
-from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS, MAX_TOP_LOGPROBS
+from vlm.requests.sampling_options import MAX_OUTPUTS
 from vlm_app.server.openai.fields import accepted, refusal
+from vlm_app.server.openai.sampling_fields import Int32, body_fields, settings_of
 
-MAX_OUTPUTS, MAX_BEAMS = 64, 64  # a request
 MAX_EMBEDDINGS = 2048  # a request, as OpenAI has it
-LEAST_TOP_P = 1e-9  # clients say 0 for the likeliest alone
-
-Int32 = Annotated[int, Field(ge=0, lt=2**31)]
-Ids = Annotated[list[Int32], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
-Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
-Word = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-def _few_biases(given: Any) -> Any:
-    """Refuses too many biases at once: each wrong one would be an error of its own."""
-    if isinstance(given, dict) and len(given) > MAX_STOP_IDS:
-        raise ValueError(f"logit_bias has {len(given):,} entries; give at most {MAX_STOP_IDS}.")
-    return given
 
 
 class Body(BaseModel):
@@ -45,39 +32,23 @@ class StreamOptions(BaseModel):
 
 
 class Sampling(Body):
-    """What both ways to ask for text have. From `top_k` on they are vLLM's or ours, as `extra_body` of the client."""
+    """What both ways to ask for text have, beside the fields of sampling settings (`body_fields`). Many are vLLM's or
+    ours, as `extra_body` of the client."""
+
+    completions: ClassVar[bool]  # is it the route of that name?
 
     model: str
-    max_tokens: Annotated[int | None, Field(ge=1)] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    top_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    n: Annotated[int | None, Field(ge=1, le=MAX_OUTPUTS)] = None
-    stop: Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(max_length=16)] | None = None
-    seed: int | None = None
-    presence_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    frequency_penalty: Annotated[float | None, Field(ge=-2, le=2)] = None
-    logit_bias: Annotated[dict[Int32, Bias] | None, BeforeValidator(_few_biases)] = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    top_k: Annotated[int | None, Field(ge=-1, lt=2**31)] = None
-    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    repetition_penalty: Annotated[float | None, Field(gt=0, le=100)] = None
-    no_repeat_ngram_size: Int32 | None = None
-    min_tokens: Annotated[int | None, Field(ge=0, le=2**20)] = None
-    stop_token_ids: Ids | None = None
-    allowed_token_ids: Ids | None = None
-    bad_words: Annotated[list[Word], Field(max_length=MAX_STOP_IDS, fail_fast=True)] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    num_beams: Annotated[int | None, Field(ge=1, le=MAX_BEAMS)] = None
     use_beam_search: bool | None = None
     best_of: Annotated[int | None, Field(ge=1, le=MAX_OUTPUTS)] = None
-    length_penalty: Annotated[float | None, Field(ge=-100, le=100)] = None
-    early_stopping: bool | Literal["never"] | None = None
     truncate_prompt_tokens: Annotated[int | None, Field(ge=-1, lt=2**31)] = None
     return_tokens_as_token_ids: bool | None = None
     request_id: Annotated[str | None, Field(pattern=r"^[\x21-\x7e]{1,128}$")] = None
+
+    if TYPE_CHECKING:  # made of the settings
+        n: int | None
+        num_beams: int | None
 
     @model_validator(mode="after")
     def _best(self) -> Sampling:
@@ -104,54 +75,23 @@ class Sampling(Body):
         return True if self.truncate_prompt_tokens == -1 else self.truncate_prompt_tokens or False
 
     def sampling(self) -> dict[str, Any]:
-        """Options of a pipeline; what was not said is the model's own."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        said = {
-            "max_new_tokens": self._max_new_tokens(),
-            "temperature": self._temperature(),
-            "top_p": None if self.top_p is None else max(self.top_p, LEAST_TOP_P),
-            "top_k": None if self.top_k is None else max(self.top_k, 0),  # -1 is vLLM's: off
-            "num_beams": self._beams(),
-            "num_return_sequences": self.outputs if self.searches else max(self.outputs, self.best_of or 1),
-            "stop": stop,
-            "seed": None if self.seed is None else self.seed % 2**63,
-            "top_logprobs": self._top_logprobs(),
-            "min_new_tokens": self.min_tokens,
-            "stop_token_ids": tuple(self.stop_token_ids or ()),
-        }
-        same = (
-            "presence_penalty frequency_penalty min_p repetition_penalty no_repeat_ngram_size ignore_eos logit_bias"
-            " allowed_token_ids bad_words include_stop_str_in_output skip_special_tokens length_penalty early_stopping"
-        )
-        said |= {name: getattr(self, name) for name in same.split()}
-        return {name: value for name, value in said.items() if value is not None}
-
-    def _beams(self) -> int | None:
-        """vLLM's beam search is as wide as there are outputs, or candidates for them."""
-        return max(self.outputs, self.best_of or 1) if self.use_beam_search and not self.num_beams else self.num_beams
-
-    def _temperature(self) -> float | None:
-        """Returns the temperature: several outputs are drawn, as OpenAI has it."""
-        if self.temperature is not None:
-            return self.temperature
-        if self.use_beam_search:
-            return 0.0
-        return 1.0 if max(self.outputs, self.best_of or 1) > 1 and not self.searches else None
-
-    def _max_new_tokens(self) -> int | None:
-        return self.max_tokens
-
-    def _top_logprobs(self) -> int:
-        raise NotImplementedError
+        """Returns the options of a pipeline; what was not said is the model's own."""
+        candidates = max(self.outputs, self.best_of or 1)
+        said = settings_of(self, self.completions)
+        if self.use_beam_search:  # vLLM's is as wide as there are outputs, or candidates for them
+            said = {"num_beams": candidates, "temperature": 0.0} | said
+        elif candidates > 1 and not self.searches:
+            said = {"temperature": 1.0} | said  # several outputs are drawn, as OpenAI has it
+        return said | {"num_return_sequences": self.outputs if self.searches else candidates}
 
 
-class ChatBody(Sampling):
-    neutral = {"echo": (False,), "add_special_tokens": (False,)}
+class ChatBody(create_model("ChatSampling", __base__=Sampling, **body_fields(completions=False))):
+    completions = False
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"echo": (False,), "add_special_tokens": (False,)}
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 
@@ -165,11 +105,10 @@ class ChatBody(Sampling):
             raise refusal("add_generation_prompt", "add_generation_prompt=false needs continue_final_message=true.")
         return self
 
-    def _max_new_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    def _top_logprobs(self) -> int:
-        return self.top_logprobs or 0
+    def sampling(self) -> dict[str, Any]:
+        """Returns the options of a pipeline: max_completion_tokens is the later name of max_tokens."""
+        most = self.max_completion_tokens
+        return super().sampling() | ({} if most is None else {"max_new_tokens": most})
 
 
 # the first wrong element says enough: a million of them would make as many errors
@@ -178,11 +117,11 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_OUTPUTS, fail_fa
 TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_OUTPUTS, fail_fast=True)]
 
 
-class CompletionBody(Sampling):
-    neutral = {"add_special_tokens": (True,)}
+class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **body_fields(completions=True))):
+    completions = True
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
 
     prompt: str | Texts | TokenIds | TokenLists
-    logprobs: Annotated[int | None, Field(ge=0, le=MAX_TOP_LOGPROBS)] = None
     echo: bool | None = False
 
     @model_validator(mode="after")
@@ -196,12 +135,9 @@ class CompletionBody(Sampling):
         """One or several, each as text or as ids."""
         return _several(self.prompt)
 
-    def _top_logprobs(self) -> int:
-        return self.logprobs or 0
-
 
 class EmbeddingBody(Body):
-    neutral = {"add_special_tokens": (True,)}
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
 
     model: str
     input: (

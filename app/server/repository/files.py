@@ -12,7 +12,7 @@ from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import atomic_dir
 from vlm.build.store import Progress
 from vlm.errors import InputError
-from vlm_app.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
+from vlm_app.core.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
 
 
 @dataclass(frozen=True)

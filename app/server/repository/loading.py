@@ -15,7 +15,7 @@ from vlm.backends.devices import resolve_device
 from vlm.build.store import Progress
 from vlm.engine.fair_lock import device_lock
 from vlm.errors import VlmWarning
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.repository import Entry
 
 

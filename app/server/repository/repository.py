@@ -12,7 +12,7 @@ from typing import Any
 from vlm.artifacts.engine_dir import MANIFEST
 from vlm.build.store import Progress
 from vlm.errors import ConfigError, ModelNotFoundError, VlmError
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository import pbtxt
 from vlm_app.server.repository.fastertransformer import BACKEND, CHECKPOINT, FOLDER
 from vlm_app.server.repository.files import Tree

@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, listed
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository import config_fields, fastertransformer
 from vlm_app.server.repository.triton_options import PARAMETERS, options_from_words
 from vlm_app.server.tensors import ft_tensors

@@ -7,9 +7,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
+from typing import Any
 
 from vlm.api.async_pipeline import AsyncPipeline, TextDelta
-from vlm.api.outputs import Output
+from vlm.api.outputs import Encoding, Output
 from vlm.api.pipeline import Pipeline
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.processing.workers import ImageWorkers
@@ -19,6 +20,8 @@ from vlm_app.server.core.merge import merged
 from vlm_app.server.core.metrics import Metrics, Stopwatch
 from vlm_app.server.repository.statistics import RequestTimes, Statistics
 from vlm_app.server.tensors.model import ModelTensors
+
+ENCODED_TOGETHER = 32  # inputs of one request for an encoder
 
 
 class Service:
@@ -110,6 +113,14 @@ class Service:
                 if delta.output is not None:
                     found[number][delta.index] = delta.output
         return [[outputs[index] for index in sorted(outputs)] for outputs in found]
+
+    async def encode(
+        self, sources: list[dict[str, Any]], files: list[list[Any]], attentions: bool = False
+    ) -> list[Encoding]:
+        """Returns what an encoder makes of some of a request's inputs, ENCODED_TOGETHER at most: between such calls
+        the engine goes on with what else it does. Raises Busy and the errors of AsyncPipeline."""
+        with self.acquire_slot(len(sources)):
+            return await self.model.encode(sources, files, attentions=attentions)
 
 
 class Services:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError
-from vlm_app.load_options import LoadOptions
+from vlm_app.core.load_options import LoadOptions
 
 ENSEMBLE, BEFORE, ENGINE, AFTER = "ensemble", "preprocessing", "engine", "postprocessing"
 CONFIG = "config.pbtxt"  # in a model's folder

@@ -17,7 +17,8 @@ from vlm.processing.workers import ImageFile
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
 from vlm_app.server.tensors.ft_tensors import without_neutral
-from vlm_app.server.tensors.specs import IDS_IN, SCALARS, TEXT_IN, checked
+from vlm_app.server.tensors.settings import SCALARS, settings_of
+from vlm_app.server.tensors.specs import IDS_IN, TEXT_IN, checked
 
 Row = dict[str, np.ndarray]  # one request's part of each tensor
 
@@ -129,16 +130,14 @@ def _sampling(row: Row) -> dict[str, Any]:
     for name in SCALARS.keys() & row.keys():
         if row[name].dtype.kind == "f" and not np.isfinite(row[name]):
             raise InputError(f"input {name} is {row[name]}; give a number that is finite.")
-    given = {field: row[name].item() for name, (_, field) in SCALARS.items() if field and name in row}
-    beams, top_k = int(row.get("beam_width", 1)), int(row.get("runtime_top_k", 0))
-    top_p = float(row.get("runtime_top_p", 0))
+    given = settings_of(row)
+    beams, temperature = given.setdefault("num_beams", 1), given.pop("temperature", 1.0)
+    top_k, top_p = given.pop("top_k", 0), given.pop("top_p", 0.0)
     drawn = beams == 1 and (top_k > 1 or (top_k == 0 and top_p > 0))
-    given |= {"num_beams": beams, "num_return_sequences": beams}
-    given["temperature"] = float(row.get("temperature", 1)) if drawn else 0.0  # whatever the model's own says
+    # greedy whatever the model's own temperature is
+    given |= {"num_return_sequences": beams, "temperature": temperature if drawn else 0.0}
     if drawn:
         given |= {"top_k": top_k, "top_p": top_p or 1.0}
-    if "random_seed" in row:
-        given["seed"] = int(row["random_seed"]) % 2**63
     if "end_id" in row:
         given |= {"stop_token_ids": (int(row["end_id"]),), "ignore_eos": True}
     for name, field in (("stop_words_list", "stop_words_ids"), ("bad_words_list", "bad_words_ids")):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, listed
-from vlm_app.server.tensors.specs import SCALARS
+from vlm_app.server.tensors.settings import SCALARS
 
 EMPTY_FINAL = "triton_enable_empty_final_response"
 SWITCHES = ("binary_data_output", "sequence_start", "sequence_end", EMPTY_FINAL)
@@ -105,7 +105,7 @@ def _check_tensor(where: str, entry: dict[str, Any], allowed: tuple[str, ...]) -
 
 
 def _filled(name: str, value: Any, batch: int) -> np.ndarray:
-    kind = SCALARS[name][0]
+    kind = SCALARS[name]
     allowed = {"BOOL": (bool,), "FP32": (int, float)}.get(kind, (int,))
     if not isinstance(value, allowed) or (kind != "BOOL" and isinstance(value, bool)):
         raise InputError(f"the parameter {name} is {_short(value)}; it must be {kind}.")

@@ -9,6 +9,7 @@ import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
 from vlm.processing.processor import Processor
+from vlm_app.server.tensors.settings import SCALARS
 
 
 @dataclass(frozen=True)
@@ -22,20 +23,9 @@ class TensorSpec:
         return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.shape]}
 
 
-# one value a request -> the field of SamplingParams, where it is so simple
-SCALARS = {
-    "runtime_top_k": ("UINT32", None), "runtime_top_p": ("FP32", None), "temperature": ("FP32", None),
-    "beam_width": ("UINT32", None), "random_seed": ("UINT64", None), "is_return_log_probs": ("BOOL", None),
-    "start_id": ("UINT32", None), "end_id": ("UINT32", None),
-    "max_output_len": ("UINT32", "max_new_tokens"), "min_length": ("UINT32", "min_new_tokens"),
-    "beam_search_diversity_rate": ("FP32", "diversity_rate"), "len_penalty": ("FP32", "length_penalty"),
-    "repetition_penalty": ("FP32", "repetition_penalty"), "presence_penalty": ("FP32", "presence_penalty"),
-    "top_p_decay": ("FP32", "top_p_decay"), "top_p_min": ("FP32", "top_p_min"),
-    "top_p_reset_ids": ("UINT32", "top_p_reset_id"),
-}  # fmt: skip
 SAME = {"input_lengths": "sequence_length", "request_output_len": "max_output_len"}  # GPT's names -> T5's
 
-_OPTIONS = tuple(TensorSpec(name, datatype, (1,)) for name, (datatype, _) in SCALARS.items())
+_OPTIONS = tuple(TensorSpec(name, datatype, (1,)) for name, datatype in SCALARS.items())
 _WORDS = tuple(TensorSpec(name, "INT32", (2, -1)) for name in ("stop_words_list", "bad_words_list"))
 IDS_IN = (
     TensorSpec("input_ids", "UINT32", (-1,), optional=False),

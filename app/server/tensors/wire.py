@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from vlm.errors import InputError, LimitError, listed
-from vlm_app.server.core.json_bodies import parse_json
+from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors.parameters import check_tensors, read_parameters
 
 DTYPES = {

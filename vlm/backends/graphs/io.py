@@ -92,7 +92,7 @@ def graphs_of(
 
 def visual_io(config: VisionConfig, dtype: torch.dtype) -> GraphIO:
     pixels = Port("pixel_values", (BATCH, config.num_channels, *config.image_size), dtype)
-    return GraphIO((pixels,), (Port("features", (BATCH, config.num_features, config.hidden_size), dtype),))
+    return GraphIO((pixels,), (Port("features", (BATCH, config.max_rows, config.hidden_size), dtype),))
 
 
 def encoder_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype) -> GraphIO:

@@ -7,11 +7,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
+
 ELEMENTS = 2048  # a program's, where rows are short and very many
 MANY = 4096
 
 
-@triton.jit
+@jit
 def _add_norm(
     x_ptr, delta_ptr, weight_ptr, bias_ptr, stream_ptr, out_ptr, count, eps,
     C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, CENTRE: tl.constexpr,
@@ -40,7 +42,7 @@ def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | Non
     """s = x + delta in x's type; returns s and its norm in weight's type, [..., C]: layer norm, or RMS norm where there
     is no bias."""
     x, add = x.contiguous(), delta is not None
-    assert not add or (delta.is_contiguous() and delta.shape == x.shape)
+    assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
     width = x.shape[-1]
     count = x.numel() // width
     stream = torch.empty_like(x) if add else x

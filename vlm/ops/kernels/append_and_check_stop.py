@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from vlm.ops.kernels.jit import jit
 
 if TYPE_CHECKING:
     from vlm.ops.sequence_state import SequenceState
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 STOP_CHUNK = 128  # end tokens looked at together
 
 
-@triton.jit
+@jit
 def _append_and_check_stop(
     slots_ptr, token_ptr, logprob_ptr,
     tokens_ptr, logprobs_ptr, lengths_ptr, limits_ptr, finish_ptr, stops_ptr, first_ptr, last_ptr, detect_ptr,

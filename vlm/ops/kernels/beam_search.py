@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
+
 if TYPE_CHECKING:
     from vlm.ops.beam_state import BeamState, Groups
     from vlm.ops.sequence_state import SequenceState
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
 TILE = 128  # columns of a history a program moves
 
 
-@triton.jit
+@jit
 def _take(values, index, at):
     """values[at], of a vector with indices `index`"""
     return tl.sum(tl.where(index == at, values, 0))
 
 
-@triton.jit
+@jit
 def _choose(
     values_ptr, ids_ptr, norm_ptr, slots_ptr, rows_ptr,
     lengths_ptr, prompts_ptr, limits_ptr, finish_ptr, stops_ptr, first_ptr, last_ptr,
@@ -117,7 +119,7 @@ def _choose(
         for i in range(W):
             a, b = tl.max(old), tl.max(new)
             at_old, at_new = tl.argmax(old, 0), tl.argmax(new, 0)
-            is_old = a >= b
+            is_old = a >= b  # pyright: ignore[reportOperatorIssue]
             here = w == i
             kept_scores = tl.where(here, tl.maximum(a, b), kept_scores)
             kept_lengths = tl.where(here, tl.where(is_old, _take(old_lengths, w, at_old), length + 1), kept_lengths)
@@ -178,7 +180,7 @@ def _choose(
         tl.store(parents_ptr + group * W + w, w, mask=w < W)
 
 
-@triton.jit
+@jit
 def _move(
     slots_ptr, alive_ptr, lengths_ptr, parents_ptr, token_ptr, logprob_ptr, source_ptr, new_token_ptr, new_logprob_ptr,
     tokens_ptr, logprobs_ptr, hypotheses_ptr, hypothesis_logprobs_ptr, padding_slot, width,
@@ -224,7 +226,7 @@ def _move(
         tl.store(hypothesis_logprobs_ptr + to, tl.where(old, ended_own, now_own), mask=mask)
 
 
-@triton.jit
+@jit
 def _reorder(
     slots_ptr, lengths_ptr, parents_ptr, tables_ptr, spare_blocks_ptr, sources_ptr, targets_ptr, padding_slot,
     columns, SIZE, W: tl.constexpr, W_PAD: tl.constexpr, COLUMNS: tl.constexpr,

@@ -6,10 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
+
 PIECE = 4096
 
 
-@triton.jit
+@jit
 def _copy(cache_ptr, sources_ptr, targets_ptr, side_stride, block_stride, SIZE, PIECE: tl.constexpr):
     source, target = tl.load(sources_ptr + tl.program_id(0)), tl.load(targets_ptr + tl.program_id(0))
     if source != target:

@@ -7,10 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
+
 TILE = 2048
 
 
-@triton.jit
+@jit
 def _embed(
     ids_ptr, weight_ptr, prompt_ptr, index_ptr, out_ptr, scale, V, C, TILE: tl.constexpr, PROMPT: tl.constexpr
 ):  # fmt: skip

@@ -7,15 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
+
 TILE = 1024
 
 
-@triton.jit
+@jit
 def _tanh(x):
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
-@triton.jit
+@jit
 def _gated(x_ptr, y_ptr, F, ACTIVATION: tl.constexpr, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * TILE + tl.arange(0, TILE)

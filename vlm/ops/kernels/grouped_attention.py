@@ -6,13 +6,14 @@ tensor cores'.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
+
+from vlm.ops.kernels.jit import jit
 
 TILE = 64  # tokens a step of a program
 
 
-@triton.jit
+@jit
 def attend(
     q_ptr, k_ptr, v_ptr, tables_ptr, slots_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
     scale, q_row, q_head, block_stride, head_stride, table_stride,

@@ -6,8 +6,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
 
-@triton.jit
+
+@jit
 def _write(
     k_ptr, v_ptr, keys_ptr, values_ptr, tables_ptr, slots_ptr, positions_ptr,
     k_row, v_row, block_stride, head_stride, table_stride,

@@ -11,8 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
 
-@triton.jit
+
+@jit
 def _gemv(
     x_ptr, w_ptr, b_ptr, y_ptr, N, K,
     ROWS: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr,

@@ -10,13 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
 from vlm.ops.tiles import TILE_ROWS
 
 LOG2E = 1.4426950408889634
 TILE_KEYS = 64
 
 
-@triton.jit
+@jit
 def _attend(
     q_ptr, k_ptr, v_ptr, tiles_ptr, bias_ptr, out_ptr, scale, q_row, k_row, v_row, MOST,
     HEADS: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr,

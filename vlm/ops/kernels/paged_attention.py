@@ -14,12 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels import grouped_attention
+from vlm.ops.kernels.jit import jit
 
 LOG2E = 1.4426950408889634
 TILE, WARPS = 32, 1  # tokens a step of a program, and its warps: 93% of an H200's bandwidth at 128 rows
 
 
-@triton.jit
+@jit
 def _attend(
     q_ptr, k_ptr, v_ptr, tables_ptr, slots_ptr, lengths_ptr, bias_ptr, out_ptr, max_ptr, sum_ptr,
     scale, q_row, q_head, block_stride, head_stride, table_stride, MOST,
@@ -67,7 +68,7 @@ def _attend(
         tl.store(sum_ptr + place, total)
 
 
-@triton.jit
+@jit
 def _merge(
     acc_ptr, max_ptr, sum_ptr, out_ptr, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def _merge(
     weight = tl.exp2(highest - tl.max(highest))
     acc = tl.load(acc_ptr + (pair * SPLITS + s)[:, None] * D_PAD + d[None, :])
     total = tl.sum(tl.load(sum_ptr + pair * SPLITS + s) * weight)
-    out = tl.sum(acc * weight[:, None], 0) / total
+    out = tl.sum(acc * weight[:, None], 0) / total  # pyright: ignore[reportOperatorIssue]
     tl.store(out_ptr + pair * D + d, out.to(out_ptr.dtype.element_ty), mask=d < D)
 
 

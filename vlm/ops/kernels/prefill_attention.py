@@ -11,13 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
 from vlm.ops.tiles import TILE_ROWS
 
 LOG2E = 1.4426950408889634
 TILE_KEYS = 64
 
 
-@triton.jit
+@jit
 def _attend(
     q_ptr, keys_ptr, values_ptr, tables_ptr, tiles_ptr, bias_ptr, out_ptr, scale, q_row, block_stride, head_stride,
     table_stride, MOST,

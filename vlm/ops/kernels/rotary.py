@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
 
-@triton.jit
+
+@jit
 def _turned(x_ptr, angles_ptr, i, D: tl.constexpr, HALF: tl.constexpr):
     """One head's values, the first 2 · HALF of them turned."""
     inside = i < 2 * HALF
@@ -21,7 +23,7 @@ def _turned(x_ptr, angles_ptr, i, D: tl.constexpr, HALF: tl.constexpr):
     return x * cos + tl.where(first, -other, other) * sin
 
 
-@triton.jit
+@jit
 def _rotary(
     q_ptr, k_ptr, v_ptr, angles_ptr, out_ptr, keys_ptr, values_ptr, tables_ptr, slots_ptr, positions_ptr,
     q_row, k_row, v_row, block_stride, head_stride, table_stride,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from vlm.ops.kernels.jit import jit
 
 PARTS = 32
 TILE = 1024
 
 
-@triton.jit
+@jit
 def _part(logits_ptr, best_ptr, at_ptr, sum_ptr, V, row_stride, PARTS: tl.constexpr, TILE: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     share = tl.cdiv(tl.cdiv(V, PARTS), TILE) * TILE
@@ -25,7 +26,7 @@ def _part(logits_ptr, best_ptr, at_ptr, sum_ptr, V, row_stride, PARTS: tl.conste
         x = tl.load(logits_ptr + row * row_stride + i, mask=i < end, other=-float("inf")).to(tl.float32)
         highest = tl.max(x)
         # the first of equals: an earlier tile keeps the place
-        at = tl.where(highest > best, start + tl.argmax(x, 0), at)
+        at = tl.where(highest > best, start + tl.argmax(x, 0), at)  # pyright: ignore[reportOperatorIssue]
         new_best = tl.maximum(best, highest)
         total = total * tl.exp(best - new_best) + tl.sum(tl.exp(x - new_best))
         best = new_best
@@ -34,7 +35,7 @@ def _part(logits_ptr, best_ptr, at_ptr, sum_ptr, V, row_stride, PARTS: tl.conste
     tl.store(sum_ptr + row * PARTS + part, total)
 
 
-@triton.jit
+@jit
 def _merge(best_ptr, at_ptr, sum_ptr, token_ptr, logprob_ptr, PARTS: tl.constexpr):
     row = tl.program_id(0)
     i = tl.arange(0, PARTS)
@@ -43,7 +44,7 @@ def _merge(best_ptr, at_ptr, sum_ptr, token_ptr, logprob_ptr, PARTS: tl.constexp
     highest = tl.max(best)
     token = tl.min(tl.where(best == highest, at, 2147483647))
     total = tl.sum(tl.load(sum_ptr + row * PARTS + i) * tl.exp(best - highest))
-    tl.store(token_ptr + row, token.to(tl.int64))
+    tl.store(token_ptr + row, token.to(tl.int64))  # pyright: ignore[reportAttributeAccessIssue]
     tl.store(logprob_ptr + row, -tl.log(total))
 
 

@@ -7,10 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.jit import jit
+
 PARTS = 32
 
 
-@triton.jit
+@jit
 def _part(logits_ptr, best_ptr, at_ptr, top_ptr, sum_ptr, V, stride, K, PARTS: tl.constexpr, SHARE: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = part * SHARE + tl.arange(0, SHARE)
@@ -28,7 +30,7 @@ def _part(logits_ptr, best_ptr, at_ptr, top_ptr, sum_ptr, V, stride, K, PARTS: t
         x = tl.where(i == part * SHARE + place, -float("inf"), x)
 
 
-@triton.jit
+@jit
 def _merge(
     best_ptr, at_ptr, top_ptr, sum_ptr, values_ptr, ids_ptr, norm_ptr, K,
     PARTS: tl.constexpr, ALL: tl.constexpr,

@@ -13,7 +13,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from vlm.errors import InputError, LimitError
-from vlm_app.server.core.json_bodies import MAX_VALUES
+from vlm_app.server.http.json_bodies import MAX_VALUES
 from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, datatype_of, request_from, to_bytes, wanted_of
 
 CONTENTS = {

@@ -12,9 +12,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from vlm.errors import InputError, ModelNotFoundError
-from vlm_app.server.core import unserved
 from vlm_app.server.core.errors import Unsupported
-from vlm_app.server.kserve import descriptions
+from vlm_app.server.kserve import descriptions, unserved
 from vlm_app.server.kserve.grpc import messages
 from vlm_app.server.kserve.grpc.failures import refusals
 from vlm_app.server.kserve.grpc.streams import InferStream

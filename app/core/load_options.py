@@ -1,0 +1,69 @@
+"""How a command loads its models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vlm.backends.installed import checked_backend
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.options import options_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from vlm.api.pipeline import Pipeline
+
+Progress = Callable[[str, int, int], None]  # description, done, total
+# of an engine's build what its loading may ask for; the rest is built by vlm build alone
+BUILD = ("dtype", "backend", "max_batch_size", "max_seq_len", "max_encoder_input_len")
+RUNTIME = tuple(name for name, own in options_of(RuntimeConfig).items() if own.cli)
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Fields of BuildConfig and RuntimeConfig that were given; the others are an engine's own, or the defaults."""
+
+    build: Mapping[str, Any] = field(default_factory=dict)
+    runtime: Mapping[str, Any] = field(default_factory=dict)
+    encoder_only: bool = False  # the decoder's weights stay on the disk
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LoadOptions:
+        """Raises ConfigError for a value that no engine has."""
+        build, runtime = ({name: values[name] for name in names if name in values} for names in (BUILD, RUNTIME))
+        named = {name: value for name, value in build.items() if (name, value) != ("backend", "auto")}
+        checked_backend(BuildConfig(**named))
+        RuntimeConfig(**runtime)
+        return cls(build, runtime)
+
+    @property
+    def device(self) -> str:
+        return self.runtime.get("device", RuntimeConfig.device)
+
+    @property
+    def dtype(self) -> str | None:
+        return self.build.get("dtype")
+
+    def runtime_config(self, **defaults: Any) -> RuntimeConfig:
+        """Returns how an engine is run; `defaults` hold for what was not given."""
+        return RuntimeConfig(**{**defaults, **self.runtime})
+
+    def overridden_by(self, other: LoadOptions) -> LoadOptions:
+        """Returns these options with all that the others say."""
+        build, runtime = {**self.build, **other.build}, {**self.runtime, **other.runtime}
+        return LoadOptions(build, runtime, self.encoder_only or other.encoder_only)
+
+    def resolve(self, model: str | Path, on: str, progress: Progress | None = None) -> Path:
+        """Returns the engine that `load` takes `on` cpu or cuda, built where it is not yet."""
+        from vlm.api.pipeline import engine_of
+
+        return engine_of(model, on, progress=progress, **self.build)
+
+    def load(self, model: str | Path, progress: Progress | None = None, **defaults: Any) -> Pipeline:
+        """Loads a model as `vlm.load` does; `defaults` are RuntimeConfig's, for what was not given."""
+        import vlm
+
+        made = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
+        return vlm.load(model, device=self.device, progress=progress, **made, **self.build)

@@ -1,0 +1,83 @@
+"""A job's state in its output folder: the ledger, held by one run at a time, and what the job was begun with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+from vlm.errors import InputError
+from vlm_app.core.storage import is_remote, key
+from vlm_app.ocr.ledger.ledger import Ledger
+from vlm_app.ocr.ledger.snapshots import Snapshots, working_folder
+
+FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for a text
+
+
+@contextlib.contextmanager
+def ledger_of(out: Path, settings: Mapping[str, object], recompute: bool, part: str = "") -> Iterator[Ledger]:
+    """The ledger of the job that writes to `out`, for the time of a run. `part` names one of several that share it.
+
+    Raises InputError when another run has it, and for other `settings` than it was begun with, unless all is to be
+    read again.
+    """
+    name = f"ledger{part}.sqlite"
+    folder = working_folder(out) if is_remote(out) else out / FOLDER
+    with _locked(folder, name, out):
+        copies = Snapshots(folder / name, out / FOLDER / name) if is_remote(out) else None
+        with _opened(folder / name, key(out), copies) as ledger:
+            _agree(ledger, settings, recompute, out)
+            yield ledger
+
+
+@contextlib.contextmanager
+def _opened(path: Path, root: str, copies: Snapshots | None) -> Iterator[Ledger]:
+    if copies:
+        copies.fetch()
+    ledger = Ledger(path, root)
+    if copies:
+        ledger.after_page = lambda: copies.save_in_time(ledger)
+    try:
+        yield ledger
+    finally:
+        if copies:
+            copies.save(ledger)
+        ledger.close()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, name: str, out: Path) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / f"{name}.lock")
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(f"another run is writing to {out}; wait for its end, or give another --out.") from None
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror or error}.") from None
+    with lock:
+        lock.release()  # `with` has taken it a second time
+        yield
+
+
+def _agree(ledger: Ledger, settings: Mapping[str, object], recompute: bool, out: Path) -> None:
+    """Texts of two models, or of two lengths, never stand in one folder unnoticed."""
+    begun = ledger.get("settings")
+    if begun is not None and begun != settings:
+        if not recompute:
+            was, now = _told(begun, settings), _told(settings, begun)
+            raise InputError(
+                f"{out} was begun with {was}, now asked is {now}; ask for the same, give another --out, or --recompute"
+                " to read all again."
+            )
+        ledger.clear()
+    if begun != settings:
+        today = datetime.now(UTC).date().isoformat()
+        ledger.put({"settings": dict(settings), "added": today, "model": settings.get("model")})
+
+
+def _told(settings: Mapping[str, object], other: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items() if other.get(name) != value)

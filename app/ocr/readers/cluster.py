@@ -1,0 +1,167 @@
+"""The same job on Ray Data: tasks render, actors hold engines, this process keeps the ledger and writes documents."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pickle
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import EngineError, InputError, VlmError
+from vlm_app.core.storage import EXTRA
+from vlm_app.ocr.documents.pages import selected
+from vlm_app.ocr.documents.render_pool import RenderPool
+from vlm_app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
+from vlm_app.ocr.readers.reader import page_event
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vlm_app.ocr.readers.engines import EngineConfig
+
+BATCH = 4  # times what an engine reads at once: it runs dry but at the end of so many pages
+NOTHING = b""
+Row = dict[str, Any]  # document, page; a picture with its size, or an event, pickled
+
+
+def connect() -> bool:
+    """Joins the cluster that $RAY_ADDRESS names, or starts one on this machine. Says whether it has GPUs."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise InputError(f"--ray needs the package {error.name}: {EXTRA}.") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError) as error:
+            raise InputError(f"no Ray cluster can be reached or started: {_first_line(error)}.") from None
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    return bool(ray.cluster_resources().get("GPU"))
+
+
+class RayReader:
+    """So many engines, as actors; None: one a GPU, or one on a cluster without."""
+
+    def __init__(self, engine: EngineConfig, engines: int | None):
+        import ray
+
+        resources = ray.cluster_resources()
+        self._engine, self._on_gpu = engine, engine.devices[0].startswith("cuda")
+        self.engines = engines or (max(1, int(resources.get("GPU", 0))) if self._on_gpu else 1)
+        # on the CPU engines take half of the cores: rendering needs some, too
+        self._cores = resources.get("CPU", 1.0) / 2
+
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
+        from ray.exceptions import RayError
+
+        rows = [{"work": pickle.dumps(work)} for work in works]
+        if not rows:
+            return
+        try:
+            yield from _opened_first(pickle.loads(row["event"]) for row in self._data(rows, sampling).iter_rows())
+        except RayError as error:
+            raise EngineError(
+                f"the Ray job has ended: {_first_line(error)}; run the same command again to go on after the last page."
+            ) from error
+
+    def close(self) -> None:
+        """The cluster stays for the next job; one that was started here goes with this process."""
+
+    def _data(self, rows: list[Row], sampling: Mapping[str, Any]) -> Any:
+        import ray
+
+        rendered = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
+            _rendered, num_cpus=min(1.0, self._cores), concurrency=self._engine.workers or None
+        )
+        share: dict[str, Any] = {"num_gpus": 1} if self._on_gpu else {"num_cpus": min(1.0, self._cores / self.engines)}
+        return rendered.map_batches(
+            _Engine,
+            fn_constructor_args=(self._engine, dict(sampling)),
+            batch_size=BATCH * self._engine.batch_size,
+            concurrency=self.engines,
+            **share,
+        )
+
+
+def _opened_first(events: Iterable[Event]) -> Iterator[Event]:
+    """Ray gives back what is ready first: holds pages until their document is known."""
+    opened: set[int] = set()
+    held: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, Opened):
+            opened.add(event.document)
+            yield event
+            yield from held.pop(event.document, ())
+        elif isinstance(event, Unreadable) or event.document in opened:
+            yield event
+        else:
+            held[event.document].append(event)
+
+
+# --- in tasks ---
+def _rendered(row: Row) -> Iterator[Row]:
+    """A document -> the news of its opening, then its pages."""
+    work: Work = pickle.loads(row["work"])
+    try:
+        document = _renderer().open(work.path).result()
+        pages = selected(work.pages, document.num_pages)
+    except VlmError as error:
+        yield _row(Unreadable(work.document, error.kind, str(error)))
+        return
+    yield _row(Opened(work.document, document.num_pages, pages, document.digest))
+    for page in pages:
+        if page not in work.done:
+            try:
+                picture = document.begin(page)()
+            except VlmError as error:
+                yield _row(PageFailed(work.document, page, error.kind, str(error)))
+            else:
+                yield _row(None, work.document, page, picture.tobytes(), *picture.size)
+
+
+@functools.cache
+def _renderer() -> RenderPool:
+    """One a task's process: a document that crashes it does not end the job."""
+    return RenderPool(1)
+
+
+def _row(
+    event: Event | None, document: int = -1, page: int = -1, picture: bytes = NOTHING, width: int = 0, height: int = 0
+) -> Row:
+    told = pickle.dumps(event) if event else NOTHING
+    return {"event": told, "document": document, "page": page, "picture": picture, "width": width, "height": height}
+
+
+# --- in actors ---
+class _Engine:
+    """Reads batches of pages; events pass through."""
+
+    def __init__(self, engine: EngineConfig, sampling: dict[str, Any]):
+        self._pipeline, self._sampling = engine.here().pipeline(), sampling
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
+        events = [bytes(event) for event in batch["event"] if event]
+        due = [i for i, event in enumerate(batch["event"]) if not event]
+        inputs = ({"images": [_picture(batch, i)]} for i in due)
+        for index, result in self._pipeline.as_completed(inputs, on_error="yield", **self._sampling):
+            document, page = (int(batch[name][due[index]]) for name in ("document", "page"))
+            events.append(pickle.dumps(page_event(document, page, result)))
+        return {"event": events}
+
+
+def _picture(batch: dict[str, np.ndarray], i: int) -> Any:
+    from PIL import Image
+
+    return Image.frombytes("RGB", (int(batch["width"][i]), int(batch["height"][i])), batch["picture"][i])
+
+
+def _first_line(error: Exception) -> str:
+    """The reason itself, without the trace that Ray puts before it."""
+    cause = getattr(error, "cause", None) or error
+    return (str(cause).strip().splitlines() or [type(cause).__name__])[-1].rstrip(".")

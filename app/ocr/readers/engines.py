@@ -1,0 +1,122 @@
+"""The engine of a job: resolved once, loaded by whatever runs it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from vlm.artifacts.files import canonical_json
+from vlm.backends.threads import usable_cpus
+from vlm.errors import ConfigError, InputError
+from vlm_app.core.load_options import LoadOptions, Progress
+from vlm_app.ocr.documents.pages import InProcess
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
+    from vlm.artifacts.engine_dir import EngineDir
+    from vlm_app.ocr.documents.pages import Renderer
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """A built engine and where it runs."""
+
+    CUDA_BATCH_SIZE: ClassVar[int] = 64  # a decode step costs a GPU about the same for 1 page and for 64
+
+    path: Path
+    model: str  # what it was built from
+    options: LoadOptions  # how it was resolved, and is loaded
+    devices: tuple[str, ...]  # an engine on each
+    workers: int | None = None  # processes that render; None: by the number of cores
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 0:
+            raise ConfigError(f"--workers is {self.workers}; it must be 0 (render in the same process) or more.")
+
+    @classmethod
+    def resolved(
+        cls,
+        model: str,
+        devices: tuple[str, ...],
+        options: LoadOptions,
+        workers: int | None,
+        progress: Progress | None = None,
+        elsewhere: bool = False,
+    ) -> EngineConfig:
+        """Builds what is missing; the devices of other machines (`elsewhere`) are not looked at.
+
+        Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there.
+        """
+        from vlm.artifacts.engine_dir import EngineDir
+        from vlm.backends.devices import resolve_device
+        from vlm.build.store import locate
+
+        kinds = {name.partition(":")[0] if elsewhere else resolve_device(name).type for name in devices}
+        on = "cuda" if "cuda" in kinds else "cpu"
+        if "max_batch_size" not in options.build and on == "cuda" and locate(model).kind != "engine":
+            options = options.overridden_by(LoadOptions({"max_batch_size": cls.CUDA_BATCH_SIZE}))
+        path = options.resolve(model, on, progress)
+        built = EngineDir.open(path, verify=False).build
+        options = options.overridden_by(LoadOptions({"dtype": built.dtype, "backend": built.backend}))
+        return cls(path, model, options, devices, workers)
+
+    def here(self) -> EngineConfig:
+        """The same engine on another machine, built there where its folder is not shared."""
+        if self.path.is_dir():
+            return self
+        on = self.devices[0].partition(":")[0]
+        return replace(self, path=self.options.resolve(self.model, on))
+
+    def settings(self, max_new_tokens: int | None) -> dict[str, object]:
+        """What decides on the text of a page."""
+        manifest = self._open().manifest
+        content = {name: entry["sha256"] for name, entry in manifest.files.items()}
+        mark = hashlib.sha256(canonical_json(content).encode()).hexdigest()[:12]
+        model = f"{manifest.family} {mark}"
+        length = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
+        return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens, **length}
+
+    @property
+    def batch_size(self) -> int:
+        """Pages that each engine reads at once."""
+        return self.options.build.get("max_batch_size", self._open().limits.max_batch_size)
+
+    def on(self, device: str) -> EngineConfig:
+        """One of the engines, with its share of the workers."""
+        count = len(self.devices)
+        shared = usual_workers(count) if self.workers is None else self.workers and max(1, self.workers // count)
+        return replace(self, devices=(device,), workers=shared)
+
+    def pipeline(self) -> Pipeline:
+        """The engine, loaded on the first device."""
+        here = self.options.overridden_by(LoadOptions(runtime={"device": self.devices[0]}))
+        return here.load(self.path)
+
+    def _open(self, verify: bool = False) -> EngineDir:
+        from vlm.artifacts.engine_dir import EngineDir
+
+        return EngineDir.open(self.path, verify)
+
+    def renderer(self) -> Renderer:
+        from vlm_app.ocr.documents.render_pool import RenderPool
+
+        workers = usual_workers() if self.workers is None else self.workers
+        return RenderPool(workers) if workers else InProcess()
+
+
+def usual_workers(engines: int = 1) -> int:
+    """Processes that render for one of so many engines: half of the cores."""
+    return max(1, min(16, usable_cpus() // (2 * engines)))
+
+
+def devices_of(devices: str) -> tuple[str, ...]:
+    """`cuda:0,cuda:1`, or `all` that CUDA has; InputError for none."""
+    if devices != "all":
+        return tuple(name.strip() for name in devices.split(","))
+    import torch
+
+    if not torch.cuda.device_count():
+        raise InputError("--devices is all, and no CUDA device is visible; give cpu.")
+    return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))

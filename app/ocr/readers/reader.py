@@ -1,0 +1,76 @@
+"""One pipeline in this process as a reader, the engine kept full, memory bounded."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import VlmError
+from vlm_app.ocr.documents.pages import InProcess, PageInput, Renderer, opening, selected
+from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Output, Pipeline
+    from vlm_app.ocr.readers.engines import EngineConfig
+
+
+class PipelineReader:
+    """Documents are opened as the pipeline gets to them."""
+
+    engines = 1
+
+    def __init__(self, pipeline: Pipeline, renderer: Renderer | None = None):
+        self.pipeline, self.renderer = pipeline, renderer or InProcess()
+
+    @classmethod
+    def load(cls, engine: EngineConfig) -> PipelineReader:
+        """Loads an engine on its first device. Raises what `vlm.load` raises."""
+        renderer = engine.renderer()  # starts while the model loads
+        try:
+            return cls(engine.pipeline(), renderer)
+        except BaseException:
+            renderer.close()
+            raise
+
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
+        events: deque[Event] = deque()  # of documents; they come with the next page
+        under_way: dict[int, tuple[int, int]] = {}  # index of an input -> document and page
+        inputs = self._inputs(works, events, under_way)
+        for index, result in self.pipeline.as_completed(inputs, on_error="yield", **sampling):
+            yield from _drained(events)
+            yield page_event(*under_way.pop(index), result)
+        yield from _drained(events)
+
+    def close(self) -> None:
+        self.renderer.close()
+        self.pipeline.close()
+
+    def _inputs(
+        self, works: Iterable[Work], events: deque[Event], under_way: dict[int, tuple[int, int]]
+    ) -> Iterator[PageInput]:
+        count = 0
+        for work, future in opening(self.renderer, works):
+            try:
+                document = future.result()
+                pages = selected(work.pages, document.num_pages)
+            except VlmError as error:
+                events.append(Unreadable(work.document, error.kind, str(error)))
+                continue
+            events.append(Opened(work.document, document.num_pages, pages, document.digest))
+            for page in pages:
+                if page not in work.done:
+                    under_way[count] = (work.document, page)
+                    count += 1
+                    yield PageInput(document, page)
+
+
+def page_event(document: int, page: int, result: Output | VlmError) -> PageRead | PageFailed:
+    if isinstance(result, VlmError):
+        return PageFailed(document, page, result.kind, str(result))
+    return PageRead(document, page, result.text, result.raw_text, result.finish_reason, len(result.token_ids))
+
+
+def _drained(events: deque[Event]) -> Iterator[Event]:
+    while events:
+        yield events.popleft()

@@ -1,0 +1,55 @@
+"""Hugging Face's models: which folder a name stands for, what class loads it, and without its hints and bars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm.artifacts.files import read_json
+from vlm.build.store import locate
+from vlm.errors import InputError
+from vlm.registry.registry import converter_of
+
+
+def quiet() -> None:
+    """Its progress bars and hints are not this program's output."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def folder_of(model: str | Path, **options: Any) -> Path:
+    """The Hugging Face folder that a model's name stands for; InputError where there is none, or no class for it."""
+    source = locate(model, **options)
+    if source.kind in ("engine", "checkpoint"):
+        what = "an engine" if source.kind == "engine" else "a checkpoint"
+        raise InputError(f"{model} is {what}; the accuracy check needs the model's Hugging Face folder, give that.")
+    converter = converter_of(source.path)
+    config = {} if converter else read_json(source.path / "config.json", InputError, "Hugging Face model folder")
+    kind = converter.name if converter else config.get("model_type")
+    if converter or not _known(kind):
+        raise InputError(f"Hugging Face's transformers has no class for {kind} models; there is nothing to compare to.")
+    return source.path
+
+
+def _known(model_type: Any) -> bool:
+    from transformers import CONFIG_MAPPING
+
+    return model_type in CONFIG_MAPPING
+
+
+def model_class(folder: Path) -> type[torch.nn.Module]:
+    """What loads the folder's model as a whole."""
+    import transformers
+
+    config = transformers.AutoConfig.from_pretrained(folder)
+    known = {
+        "llava": "LlavaForConditionalGeneration",
+        "blip-2": "Blip2ForConditionalGeneration",
+        "vision-encoder-decoder": "VisionEncoderDecoderModel",
+    }
+    rest = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
+    return getattr(transformers, known.get(config.model_type, rest))

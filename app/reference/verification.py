@@ -1,0 +1,121 @@
+"""Is an engine's output that of Hugging Face? Random inputs, decoded by both, and what may differ by rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm.artifacts.files import read_json
+from vlm.errors import InputError
+from vlm.registry.registry import match_family
+from vlm_app.reference.accuracy import fitting_beside, greedy
+from vlm_app.reference.random_inputs import RandomInputs
+from vlm_app.reference.reference import Reference
+from vlm_app.reference.teacher_forcing import Distance, distances, places
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vlm.api.pipeline import Pipeline
+    from vlm.config import BuildConfig
+    from vlm.requests.request import Request
+
+# of an engine's weights or computing type: the mean error of a request, and the percentage of equal tokens at least.
+# Measured on the packaged models and on tiny random ones; noise of 10% in one matrix of such a model is beyond most.
+TOLERANCE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1, "int8": 0.2}
+AGREEMENT = {"float32": 99.0, "float16": 95.0, "bfloat16": 85.0, "int8": 80.0}
+LARGEST = 10  # times the tolerance: what the largest error may be
+TIE = 4  # times the tolerance: another token is a near tie where the reference's margin is smaller
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What an engine may differ by: errors and margins in standard deviations, agreement in percent."""
+
+    mean_error: float
+    agreement: float
+
+    @classmethod
+    def for_build(cls, build: BuildConfig, tolerance: float | None = None) -> Allowed:
+        kind = build.quantization or build.dtype
+        return cls(TOLERANCE[kind] if tolerance is None else tolerance, AGREEMENT[kind])
+
+    @property
+    def largest_error(self) -> float:
+        return LARGEST * self.mean_error
+
+    @property
+    def tie(self) -> float:
+        return TIE * self.mean_error
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One request of a verification: a distance for each of the reference's tokens."""
+
+    request: str  # what it was
+    distances: tuple[Distance, ...]
+
+    @property
+    def tokens(self) -> int:
+        return len(self.distances)
+
+    @property
+    def agreement(self) -> float:
+        """Percent of the reference's tokens that the engine chooses after those before."""
+        return 100 * sum(one.same for one in self.distances) / max(self.tokens, 1)
+
+    @property
+    def mean_error(self) -> float:
+        return sum(one.error for one in self.distances) / max(self.tokens, 1)
+
+    @property
+    def largest_error(self) -> float:
+        return max((one.error for one in self.distances), default=0.0)
+
+    def near_ties(self, allowed: Allowed) -> int:
+        return sum(not one.same and one.margin <= allowed.tie for one in self.distances)
+
+    def beyond(self, allowed: Allowed) -> list[str]:
+        """Names what rounding does not explain; a NaN is beyond everything."""
+        mismatches = self.tokens - self.near_ties(allowed) - sum(one.same for one in self.distances)
+        found = [f"{mismatches} wrong token{'s' if mismatches > 1 else ''}"] if mismatches else []
+        found += [] if self.mean_error <= allowed.mean_error else ["mean error"]
+        return found + ([] if self.largest_error <= allowed.largest_error else ["largest error"])
+
+
+def agreement(verified: list[Verified]) -> float:
+    """Returns the percentage of equal tokens of all requests."""
+    return Verified("", tuple(one for each in verified for one in each.distances)).agreement
+
+
+def verify(
+    pipeline: Pipeline, folder: Path, new_tokens: int, seed: int = 0, reference_dtype: str | None = None
+) -> list[Verified]:
+    """Compares the pipeline with the folder's model on every kind of input, all in one batch.
+
+    `reference_dtype` None: the engine's. Raises InputError where so many tokens leave no room, and OutOfMemoryError.
+    """
+    config = read_json(folder / "config.json", InputError, "Hugging Face model folder")
+    if (family := match_family(config).name) != pipeline.family.name:
+        raise InputError(
+            f"{folder.name} is a {family} model, the engine was made of a {pipeline.family.name} model; give the folder"
+            " that it was made of."
+        )
+    placeholder = config.get("image_token_id", config.get("image_token_index"))
+    inputs = RandomInputs(pipeline, placeholder, new_tokens, seed).all()
+    sampling = greedy({"max_new_tokens": new_tokens, "min_new_tokens": new_tokens})  # none ends early
+    requests = [pipeline.request(given, **sampling) for _, given in inputs]
+    with fitting_beside():
+        reference = Reference.load(folder, pipeline, reference_dtype)
+        theirs = [reference.tokens(request) for request in requests]
+    ours = places(pipeline, requests, theirs)
+    return [
+        Verified(name, tuple(distances(own, tokens, *_exact(reference, request, tokens))))
+        for (name, _), own, tokens, request in zip(inputs, ours, theirs, requests, strict=True)
+    ]
+
+
+def _exact(reference: Reference, request: Request, tokens: list[int]) -> tuple[Tensor, frozenset[int]]:
+    return reference.log_probabilities(request, tokens), request.params.forced_tokens

@@ -1,0 +1,60 @@
+"""Answers as server-sent events."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from vlm_app.server.core import errors
+from vlm_app.server.http.limits import cancel_on_disconnect
+
+log = logging.getLogger("vlm.server")
+Item = dict[str, Any]
+
+
+class EventStream(StreamingResponse):
+    """Ends its source at once when the client goes."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self.body_iterator):
+            await super().__call__(scope, receive, send)
+
+
+async def event_stream(http: Request, items: AsyncIterator[Item], last: str = "") -> EventStream:
+    """Returns a response of an event an item, and `last` at its end.
+
+    Raises what comes before the first item: the status can still say what is wrong with the request.
+    """
+    try:
+        first = await cancel_on_disconnect(http, anext(items))
+    except BaseException:
+        await items.aclose()
+        raise
+    events = _events(first, items, http.url.path, last)
+    return EventStream(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
+async def _events(first: Item, items: AsyncIterator[Item], path: str, last: str) -> AsyncIterator[str]:
+    """Yields an error after the first item as an event, too."""
+    try:
+        async with aclosing(items):
+            yield _event(first)
+            async for item in items:
+                yield _event(item)
+    except Exception as error:
+        if errors.status_of(error) == 500:
+            log.error("a stream broke: %s", error, exc_info=error)
+        yield _event(errors.body(error, path))
+    if last:
+        yield f"data: {last}\n\n"
+
+
+def _event(item: Item) -> str:
+    return f"data: {json.dumps(item, ensure_ascii=False)}\n\n"

@@ -1,0 +1,79 @@
+"""The sampling settings in OpenAI's bodies: their fields, made of what the settings say of themselves."""
+
+from __future__ import annotations
+
+import typing
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS
+from vlm.options import Choice, Offer, Option, Range, options_of, without_none
+from vlm.requests.sampling_params import SamplingParams
+
+Int32 = Annotated[int, Field(ge=0, lt=2**31)]
+Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
+Word = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+def _few_biases(given: Any) -> Any:
+    """Refuses too many biases at once: each wrong one would be an error of its own."""
+    if isinstance(given, dict) and len(given) > MAX_STOP_IDS:
+        raise ValueError(f"logit_bias has {len(given):,} entries; give at most {MAX_STOP_IDS}.")
+    return given
+
+
+# what JSON has in place of a setting's type
+TYPES: dict[Any, Any] = {
+    tuple[int, ...]: Annotated[list[Int32], Field(max_length=MAX_STOP_IDS, fail_fast=True)],
+    tuple[str, ...]: Annotated[list[Word], Field(max_length=MAX_STOP_IDS, fail_fast=True)],
+    tuple[tuple[int, float], ...]: Annotated[dict[Int32, Bias], BeforeValidator(_few_biases)],
+}
+STOP = Annotated[str, Field(min_length=1)] | Annotated[list[str], Field(max_length=16)]  # as OpenAI has it
+
+
+def offered(completions: bool) -> dict[str, tuple[str, Offer]]:
+    """Returns (name in the body, how it is offered) of each setting that a route takes, /v1/completions or
+    /v1/chat/completions."""
+    offers = {name: own.openai for name, own in options_of(SamplingParams).items() if own.openai is not None}
+    called = lambda name, offer: (completions and offer.completions) or offer.name or name  # noqa: E731
+    return {name: (called(name, offer), offer) for name, offer in offers.items()}
+
+
+def body_fields(completions: bool) -> dict[str, tuple[Any, None]]:
+    """Returns what pydantic makes a route's fields of: each may be left out."""
+    hints, options = typing.get_type_hints(SamplingParams), options_of(SamplingParams)
+    return {
+        called: (_annotation(name, hints[name], options[name]) | None, None)
+        for name, (called, _) in offered(completions).items()
+    }
+
+
+def settings_of(body: Any, completions: bool) -> dict[str, Any]:
+    """Returns the settings that a body names."""
+    sent = {name: (getattr(body, called), offer.read) for name, (called, offer) in offered(completions).items()}
+    return {name: read(value) if read else value for name, (value, read) in sent.items() if value is not None}
+
+
+def _annotation(name: str, hint: Any, option: Option) -> Any:
+    if name == "stop":
+        return STOP
+    if isinstance(option.allowed, Choice):
+        return _choice(option.allowed.values)
+    kind = without_none(hint)
+    if kind in TYPES:
+        return TYPES[kind]
+    limits = option.openai.allowed if option.openai and option.openai.allowed else option.allowed
+    return Annotated[kind, Field(**_bounds(limits))] if isinstance(limits, Range) else kind
+
+
+def _choice(values: tuple[Any, ...]) -> Any:
+    """Returns the type of a few words, or of these and true and false."""
+    words = tuple(value for value in values if isinstance(value, str))
+    return Literal[words] if len(words) == len(values) else bool | Literal[words]
+
+
+def _bounds(limits: Range) -> dict[str, float]:
+    low = {} if limits.low == float("-inf") else {"gt" if limits.low_open else "ge": limits.low}
+    high = {} if limits.high == float("inf") else {"lt" if limits.high_open else "le": limits.high}
+    return {**low, **high}

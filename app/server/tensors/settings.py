@@ -1,0 +1,41 @@
+"""The settings of a request that KServe's protocol takes as tensors of one value, or as parameters."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vlm.options import Offer, Option, Range, options_of, without_none
+from vlm.requests.sampling_params import SamplingParams
+
+OTHERS = {"is_return_log_probs": "BOOL", "start_id": "UINT32", "end_id": "UINT32"}  # no settings of SamplingParams
+
+
+def offered() -> dict[str, tuple[str, Offer]]:
+    """Returns (the field, how it is offered) of each setting that the protocol has, by its names."""
+    offers = {name: own.kserve for name, own in options_of(SamplingParams).items() if own.kserve is not None}
+    return {offer.name or name: (name, offer) for name, offer in offers.items()}
+
+
+def datatypes() -> dict[str, str]:
+    """Returns the types of all that is one value a request, by the protocol's names."""
+    hints, options = typing.get_type_hints(SamplingParams), options_of(SamplingParams)
+    return {name: _datatype(hints[field], options[field]) for name, (field, _) in offered().items()} | OTHERS
+
+
+def settings_of(row: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the settings that one row of tensors holds, by their fields."""
+    sent = {field: (row[name].item(), offer.read) for name, (field, offer) in OFFERED.items() if name in row}
+    return {field: read(value) if read else value for field, (value, read) in sent.items()}
+
+
+def _datatype(hint: Any, option: Option) -> str:
+    wide = isinstance(option.allowed, Range) and 2**32 < option.allowed.high < float("inf")
+    return {bool: "BOOL", float: "FP32", int: "UINT64" if wide else "UINT32"}[without_none(hint)]
+
+
+OFFERED = offered()
+SCALARS = datatypes()

@@ -1,0 +1,77 @@
+"""BART, mBART and mBART-50."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vlm.registry.spec import FamilySpec, Role
+from vlm.registry.tokenizer_rules import Languages, Settings, TokenizerRules
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+# tokenizer class -> does the code of the source's language stand first, or behind the end?
+SOURCE_FIRST = {"MBartTokenizer": False, "MBart50Tokenizer": True}
+
+
+def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
+    """Returns mBART's languages: mBART-50 begins its output with the code of the target's language, mBART starts from
+    it."""
+    source_first = SOURCE_FIRST.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
+    if source_first is None:
+        return TokenizerRules()
+    added = tokenizer.get_added_tokens_decoder()
+    codes = {token.content: i for i, token in added.items() if _is_code(token.content)}
+    end, default = tokenizer.token_to_id("</s>"), settings.get("src_lang")
+    return TokenizerRules(Languages(codes, end, source_first, starts_output=not source_first, default=default))
+
+
+def _is_code(token: str) -> bool:
+    language, _, region = token.partition("_")
+    return language.isalpha() and language.islower() and region.isalpha() and region.isupper()
+
+
+def _bart(model_type: str, vocab_size: int, **fields: Any) -> dict[str, Any]:
+    """The published shapes of facebook/bart-large-cnn and facebook/mbart-large-50-*."""
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder")
+             for name, n in (("layers", 12), ("ffn_dim", 4096), ("attention_heads", 16))}  # fmt: skip
+    return sides | {
+        "model_type": model_type,
+        "is_encoder_decoder": True,
+        "vocab_size": vocab_size,
+        "d_model": 1024,
+        "max_position_embeddings": 1024,
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        **fields,
+    }
+
+
+def _is_bart(config: dict[str, Any]) -> bool:
+    """Says whether it is an encoder-decoder as a whole: a decoder alone is a part of something else."""
+    return config.get("model_type") in ("bart", "mbart") and bool(config.get("is_encoder_decoder", True))
+
+
+BART = FamilySpec(
+    name="bart",
+    summary="Text to text: BART, mBART, mBART-50 (facebook/bart-*, facebook/mbart-large-*)",
+    roles={
+        "encoder": Role(
+            "bart-encoder",
+            weight_prefix="model.encoder.",
+            shared_tensors=("model.shared.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"),
+        ),
+        "decoder": Role("bart", shared_tensors=("model.encoder.embed_tokens.weight",)),
+    },
+    matches=_is_bart,
+    inputs=("text",),
+    tokenizer_rules=tokenizer_rules,
+    base_prefixes=("model.",),
+    architectures={
+        "bart-large-cnn": lambda: _bart("bart", 50264, forced_eos_token_id=2),
+        "mbart-large-50": lambda: _bart("mbart", 250054, scale_embedding=True, forced_eos_token_id=2),
+    },
+)

@@ -1,0 +1,75 @@
+"""T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2, and their encoders alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llm_engines.families.byte_tokenizer import make_tokenizer
+from vlm.registry.spec import FamilySpec, Role
+
+
+def _t5(d_model: int, d_ff: int, layers: int, heads: int, v1_1: bool) -> dict[str, Any]:
+    """The published shapes of google-t5/t5-* and google/flan-t5-*."""
+    return {
+        "model_type": "t5",
+        "is_encoder_decoder": True,
+        "vocab_size": 32128,
+        "d_model": d_model,
+        "d_kv": 64,
+        "d_ff": d_ff,
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "num_heads": heads,
+        "feed_forward_proj": "gated-gelu" if v1_1 else "relu",
+        "tie_word_embeddings": not v1_1,
+        "n_positions": 512,
+        "decoder_start_token_id": 0,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+    }
+
+
+def _is_t5_encoder(config: dict[str, Any]) -> bool:
+    """Says whether the architectures name the encoder of a T5, and no other class."""
+    if config.get("model_type") not in ("t5", "mt5") or not isinstance(names := config.get("architectures"), list):
+        return False
+    return bool(names) and all(name in ("T5EncoderModel", "MT5EncoderModel") for name in names)
+
+
+def _is_t5(config: dict[str, Any]) -> bool:
+    """Says whether it is an encoder-decoder as a whole: a decoder alone is a part of something else."""
+    return config.get("model_type") in ("t5", "mt5") and bool(config.get("is_encoder_decoder", True))
+
+
+T5_ENCODER = FamilySpec(
+    name="t5-encoder",
+    summary="Text to hidden states: encoders of T5, T5 v1.1, mT5 saved alone (T5EncoderModel)",
+    roles={"encoder": Role("t5-encoder", weight_prefix="encoder.", shared_tensors=("shared.weight",))},
+    matches=_is_t5_encoder,
+    inputs=("text",),
+    make_tokenizer=make_tokenizer,
+)
+
+
+T5 = FamilySpec(
+    name="t5",
+    summary="Text to text: T5, T5 v1.1, Flan-T5, mT5, ByT5, UL2 (google-t5/t5-*, google/flan-t5-*, …)",
+    roles={
+        "encoder": Role(
+            "t5-encoder",
+            weight_prefix="encoder.",
+            shared_tensors=("shared.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+        ),
+        "decoder": Role("t5", shared_tensors=("encoder.embed_tokens.weight",)),
+    },
+    matches=_is_t5,
+    inputs=("text",),
+    make_tokenizer=make_tokenizer,
+    architectures={
+        "t5-small": lambda: _t5(512, 2048, 6, 8, v1_1=False),
+        "t5-base": lambda: _t5(768, 3072, 12, 12, v1_1=False),
+        "flan-t5-base": lambda: _t5(768, 2048, 12, 12, v1_1=True),
+        "flan-t5-large": lambda: _t5(1024, 2816, 24, 16, v1_1=True),
+        "flan-t5-xl": lambda: _t5(2048, 5120, 24, 32, v1_1=True),
+    },
+)

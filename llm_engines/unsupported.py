@@ -1,0 +1,23 @@
+"""Parts of text models that are recognized and not run by themselves. A light module: no torch."""
+
+from __future__ import annotations
+
+from vlm.artifacts.model_files import ModelFiles
+from vlm.registry.unsupported import Unsupported
+
+ENCODER_DECODERS = ("bart", "mbart", "plbart", "marian", "pegasus", "m2m_100", "blenderbot", "blenderbot-small")
+
+
+def _is_decoder_alone(model: ModelFiles) -> bool:
+    names = model.architectures
+    known = model.config.get("model_type") in ENCODER_DECODERS
+    return known and bool(names) and all(name.endswith("ForCausalLM") for name in names)
+
+
+def _decoder_alone(model: ModelFiles) -> str:
+    [name, *_] = model.architectures
+    whole = name.replace("CausalLM", "ConditionalGeneration")
+    return f"is the decoder of an encoder-decoder model alone ({name}); give the whole model (architectures: {whole})"
+
+
+UNSUPPORTED = (Unsupported(_is_decoder_alone, _decoder_alone),)

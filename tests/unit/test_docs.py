@@ -1,0 +1,92 @@
+"""The pages' links lead somewhere, the files they name are there, and their figures are the committed results."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from vlm_app.bench.table import HEADER, load, markdown, rows
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+FOLDERS = "vlm|visual_engines|llm_engines|app|tests|training|docs|docker|examples|benchmarks|\\.ci"
+FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+
+
+def text_of(page: Path) -> str:
+    """Returns a page without its fenced code."""
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+def anchors(text: str) -> set[str]:
+    """Returns the names that GitHub gives to a page's headings: the second of two alike ends in -1."""
+    names, found = Counter[str](), set()
+    for heading in HEADING.findall(text):
+        plain = LINK.sub("", heading).replace("[", "").lower()
+        name = re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+        found.add(f"{name}-{names[name]}" if names[name] else name)
+        names[name] += 1
+    return found
+
+
+def broken_links(page: Path) -> list[str]:
+    """Returns a page's relative links that lead to no file or to no heading of one."""
+    broken = []
+    for link in LINK.findall(text_of(page)):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        if re.match(r"[a-z]+:", link):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(text_of(target))):
+            broken.append(link)
+    return broken
+
+
+def between(page: Path, mark: str) -> str:
+    """Returns what stands between `<!-- mark -->` and `<!-- /mark -->`."""
+    [found] = re.findall(rf"<!-- {mark} -->\n(.*?)\n<!-- /{mark} -->", page.read_text("utf-8"), re.DOTALL)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    assert not broken_links(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_are_there(page):
+    assert not [name for name in FILE.findall(text_of(page)) if not (ROOT / name).exists()]
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "other.md").write_text("# A page\n## Of `two` words\n## Of two words\n")
+    links = ["other.md", "other.md#of-two-words-1", "https://example.org", "#here", "gone.md", "other.md#gone", "#gone"]
+    page = tmp_path / "page.md"
+    page.write_text("# Here\n" + " ".join(f"[x]({link})" for link in links) + "\n```\n[x](code.md)\n```\n")
+    assert broken_links(page) == ["gone.md", "other.md#gone", "#gone"]
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = {link.partition("#")[0] for link in LINK.findall(text_of(ROOT / "README.md"))}
+    assert {str(page.relative_to(ROOT)) for page in PAGES[1:]} <= linked
+
+
+def test_the_table_of_benchmarks_is_the_committed_results():
+    page = ROOT / "docs" / "benchmarks.md"
+    assert RESULTS and between(page, "bench") == markdown(load(RESULTS))
+    assert {f"../benchmarks/results/{file.name}" for file in RESULTS} <= set(LINK.findall(text_of(page)))
+
+
+def test_the_readmes_ten_rows_are_of_that_table():
+    head, _, *shown = between(ROOT / "README.md", "bench-rows").splitlines()
+    table = {astuple(row) for result in load(RESULTS) for row in rows(result)}
+    cells = [tuple(line.strip("| ").split(" | ")) for line in (head, *shown)]
+    assert cells[0] == HEADER and len(shown) == 10 and set(cells[1:]) <= table

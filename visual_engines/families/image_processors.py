@@ -1,0 +1,55 @@
+"""The image processors that visual towers are published with: classes of transformers, squares as LLaVA makes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vlm.registry.images import (
+    ImageProcessorSpec,
+    Settings,
+    Transform,
+    pad_sliver,
+    pad_to_square,
+    shrink_for_square,
+    transformers_class,
+)
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SQUARE = "pad_to_square"  # of the settings that the converters write, where LLaVA's own form says "pad"
+
+
+def _load(name: str, settings: Settings) -> Transform:
+    return transformers_class(name, {key: value for key, value in settings.items() if key != SQUARE})
+
+
+def _square(image: Image.Image, settings: Settings) -> Image.Image:
+    """Pads an image to a square of its mean colour where the settings say so."""
+    if not settings.get(SQUARE):
+        return pad_sliver(image, settings)
+    mean = settings.get("image_mean") or (0.5, 0.5, 0.5)
+    return pad_to_square(shrink_for_square(image), tuple(int(shade * 255) for shade in mean))
+
+
+def _square_later(image: Image.Image, settings: Settings) -> Image.Image:
+    """Leaves the square to transformers, which makes one where the settings say `do_pad`."""
+    if not settings.get("do_pad") or settings.get(SQUARE):
+        return _square(image, settings)
+    return pad_sliver(shrink_for_square(image), settings)
+
+
+def _cropped(image_size: tuple[int, int]) -> dict[str, Any]:
+    crop = {"height": image_size[0], "width": image_size[1]}
+    return {"size": {"shortest_edge": min(image_size)}, "crop_size": crop}
+
+
+CLIP = ImageProcessorSpec("CLIPImageProcessor", _load, _cropped, _square)
+BLIP = ImageProcessorSpec("BlipImageProcessor", _load, prepare=_square)
+SIGLIP = ImageProcessorSpec("SiglipImageProcessor", _load, prepare=_square)
+LLAVA = ImageProcessorSpec("LlavaImageProcessor", _load, prepare=_square_later)
+
+
+def preferring(first: ImageProcessorSpec) -> tuple[ImageProcessorSpec, ...]:
+    """Returns all of them, the one first that is meant where a folder names none."""
+    return (first, *(spec for spec in (CLIP, BLIP, SIGLIP, LLAVA) if spec is not first))

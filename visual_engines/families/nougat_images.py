@@ -1,0 +1,49 @@
+"""Nougat's image processor: margins cut off as transformers' class does, several times faster."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vlm.registry.images import ImageProcessorSpec, Settings, Transform, is_sliver, transform_by
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _load(name: str, settings: Settings) -> Transform:
+    from transformers import NougatImageProcessor
+
+    class Processor(NougatImageProcessor):
+        def crop_margin(self, image: Tensor, gray_threshold: int = 200) -> Tensor:
+            """Cuts the same box; keeps the margin where nothing but a sliver would be left, which cannot be scaled to
+            the frame."""
+            cropped = _without_margin(image, gray_threshold)
+            return image if is_sliver(*cropped.shape[-2:]) else cropped
+
+    return transform_by(Processor, settings)
+
+
+def _without_margin(image: Tensor, threshold: int) -> Tensor:
+    """image [3, H, W] uint8 -> the box of what is darker than `threshold` on the page's own scale of 0 to 255"""
+    import torch
+    from torchvision.transforms.v2 import functional
+
+    # by strips, whose intermediate floats stay in the processor's cache
+    strips = [functional.rgb_to_grayscale(strip, num_output_channels=1)[0] for strip in image.split(64, dim=1)]
+    grey = torch.cat(strips)
+    low, high = (int(value) for value in grey.aminmax())
+    if low == high:
+        return image
+    shades = torch.arange(low, high + 1, dtype=torch.uint8)
+    dark = low + int(((shades - low) / (high - low) * 255 < threshold).sum())  # and what is below
+    (top, bottom), (left, right) = (_ends(grey.amin(axis) < dark) for axis in (1, 0))
+    return image[:, top : bottom + 1, left : right + 1]
+
+
+def _ends(marked: Tensor) -> tuple[int, int]:
+    """Returns the first and the last index that is marked."""
+    places = marked.nonzero()[:, 0]
+    return int(places[0]), int(places[-1])
+
+
+NOUGAT_IMAGES = ImageProcessorSpec("NougatImageProcessor", _load)

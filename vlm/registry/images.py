@@ -1,0 +1,100 @@
+"""What a family brings to read its images, and how pictures of extreme shapes are made fit for it. Light: no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlm.limits import MAX_PADDED_PIXELS
+
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor
+
+Settings = Mapping[str, Any]  # of a preprocessor_config.json
+Transform = Callable[[Sequence["Image.Image"]], "Tensor"]  # RGB images -> pixel values [n, C, H, W]
+
+# of a preprocessor_config.json, what the classes of transformers do not take
+NOT_ARGUMENTS = {"image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"}
+SLIMMEST = 64  # longest side over shortest
+LONGEST_SLIVER = 2**14  # pixels: padded, it has 4 million
+
+
+# --- what the parts of a spec are by default ---
+def transformers_class(name: str, settings: Settings) -> Transform:
+    """Returns what transformers' class of that name does with images. TypeError or ValueError for settings that do not
+    fit it."""
+    import transformers
+
+    return transform_by(getattr(transformers, name), settings)
+
+
+def transform_by(processor_class: Callable[..., Any], settings: Settings) -> Transform:
+    """Returns what a class with the interface of transformers' image processors does with images."""
+    processor = processor_class(**{key: value for key, value in settings.items() if key not in NOT_ARGUMENTS})
+    return lambda images: processor(images, return_tensors="pt")["pixel_values"].float()
+
+
+def exact_size(image_size: tuple[int, int]) -> dict[str, Any]:
+    """Returns the settings that scale an image to (height, width)."""
+    return {"size": {"height": image_size[0], "width": image_size[1]}}
+
+
+def pad_sliver(image: Image.Image, settings: Settings) -> Image.Image:
+    """Pads slivers with white: scaled to a frame's height they would have a width of no pixel."""
+    from PIL import Image
+
+    if not is_sliver(image.height, image.width):
+        return image
+    image = shrink(image, LONGEST_SLIVER)
+    width, height = image.size
+    least = -(-max(width, height) // SLIMMEST)
+    padded = Image.new("RGB", (max(width, least), max(height, least)), "white")
+    padded.paste(image, (0, 0))
+    return padded
+
+
+@dataclass(frozen=True)
+class ImageProcessorSpec:
+    """One image processor, under the name that a preprocessor_config.json gives it.
+
+    Its functions are a module's own, no lambdas or partials: the processes that read images are told of them by name.
+    """
+
+    name: str
+    load: Callable[[str, Settings], Transform] = transformers_class  # (name, settings)
+    default_settings: Callable[[tuple[int, int]], dict[str, Any]] = exact_size  # of a model without any
+    prepare: Callable[[Image.Image, Settings], Image.Image] = pad_sliver  # an image, before the transform
+
+
+# --- shapes ---
+def is_sliver(height: int, width: int) -> bool:
+    return max(height, width) > SLIMMEST * min(height, width)
+
+
+def shrink(image: Image.Image, side: int) -> Image.Image:
+    """Scales an image down until no side is longer."""
+    from PIL import Image
+
+    longest = max(image.size)
+    if longest <= side:
+        return image
+    width, height = (max(1, round(length * side / longest)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
+
+
+def shrink_for_square(image: Image.Image) -> Image.Image:
+    """Scales an image down that, padded to a square, would have more than MAX_PADDED_PIXELS."""
+    return shrink(image, max(math.isqrt(MAX_PADDED_PIXELS), math.isqrt(image.width * image.height)))
+
+
+def pad_to_square(image: Image.Image, colour: tuple[int, ...]) -> Image.Image:
+    """Returns the picture in the middle of a square."""
+    from PIL import Image
+
+    side = max(image.size)
+    square = Image.new("RGB", (side, side), colour)
+    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+    return square

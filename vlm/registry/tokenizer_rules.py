@@ -1,0 +1,75 @@
+"""What a family's texts need beside their tokenizer.json: languages, words that are split first, a dictionary's end.
+
+A family reads them out of a tokenizer_config.json: (tokenizer, settings) -> TokenizerRules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from vlm.errors import InputError, listed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+Settings = Mapping[str, Any]  # of a tokenizer_config.json
+
+
+@dataclass(frozen=True)
+class Languages:
+    """Codes that a multilingual model knows (`en_XX`), their token ids, and where these go."""
+
+    ids: Mapping[str, int]
+    end_id: int  # of a source's end
+    source_first: bool  # True: code, text, end; False: text, end, code
+    starts_output: bool  # True: an output starts from the target's token; False: it begins with it (forced BOS)
+    default: str | None = None  # of sources
+
+    def id(self, code: str) -> int:
+        if code not in self.ids:
+            raise InputError(f"language {code!r} is unknown; this model knows {listed(sorted(self.ids), 60)}.")
+        return self.ids[code]
+
+    def around_source(self, code: str | None) -> tuple[list[int], list[int]]:
+        """Returns the tokens before and after a text. InputError for a language that is unknown or missing."""
+        if (code := code or self.default) is None:
+            raise InputError(f"the source's language is missing; give one of {listed(self.ids, 60)}.")
+        mark = self.id(code)
+        return ([mark], [self.end_id]) if self.source_first else ([], [self.end_id, mark])
+
+
+class WordSplitter(Protocol):
+    """Sets the words and signs of a text apart before it is tokenized, and joins those of an output."""
+
+    def split(self, text: str) -> str:
+        """Returns the text with blanks between its words and signs. UnicodeEncodeError for half a surrogate pair."""
+
+    def join(self, text: str) -> str:
+        """Returns the text that the words and signs between blanks make."""
+
+
+@dataclass(frozen=True)
+class Dictionary:
+    """Ids from `size` on are pieces that a tokenizer passes through and a model does not know: they read `unknown`."""
+
+    size: int
+    unknown: int
+
+
+@dataclass(frozen=True)
+class TokenizerRules:
+    """By default a tokenizer.json says all."""
+
+    languages: Languages | None = None
+    splitter: WordSplitter | None = None
+    dictionary: Dictionary | None = None
+
+
+# AttributeError, KeyError, TypeError or ValueError of a reader: the settings are damaged
+ReadRules = Callable[["Tokenizer", Settings], TokenizerRules]
+
+
+def no_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
+    return TokenizerRules()
