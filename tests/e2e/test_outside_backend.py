@@ -26,7 +26,7 @@ TEXT = "translate English to German: The old ship is small."
 @pytest.fixture(autouse=True)
 def package(monkeypatch):
     """Installs the package: a folder with its code and metadata, on Python's path."""
-    caches = (installed._entries, installed._load)
+    caches = (installed._entries, installed._load, installed.backends)
     monkeypatch.syspath_prepend(PACKAGE)
     for cached in caches:
         cached.cache_clear()

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import vlm
 from tests import tiny
 from tests.engines import engine_dir
 from vlm.artifacts.engine_dir import EngineDir, Manifest
+from vlm.backends import installed
 from vlm.backends.base import Backend, Preference
 from vlm.backends.installed import backend, backend_of, backends, checked_backend, names
 from vlm.backends.selection import pick
@@ -21,12 +23,21 @@ from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
 
 VLM = Path(vlm.__file__).parent
+TORCH = EntryPoint("torch", "vlm.backends.torch:TorchBackend", installed.GROUP)
 
 
 def test_the_default_comes_first_and_each_says_what_it_is():
     assert names()[0] == BuildConfig.backend and {"torch", "onnxruntime", "tensorrt"} <= set(names())
     for each in backends():
         assert isinstance(each, Backend) and each is backend(each.name) and each.description and each.devices
+
+
+def test_one_that_does_not_load_costs_the_others_nothing(monkeypatch):
+    broken = EntryPoint("broken", "vlm.backends.no_such_module:Backend", installed.GROUP)
+    monkeypatch.setattr(installed, "_entries", lambda: {"torch": TORCH, "broken": broken})
+    assert names() == ("torch", "broken") and [each.name for each in backends.__wrapped__()] == ["torch"]
+    with pytest.raises(EngineError, match=r"backend broken is installed but does not load .*no_such_module.*again"):
+        backend("broken")
 
 
 def test_a_listing_imports_nothing_that_builds_or_runs():

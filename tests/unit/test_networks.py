@@ -73,7 +73,8 @@ def test_a_rank_of_two_has_half_of_what_is_split(network):
         whole, half = skeletons(network)[shape], model_spec(network).skeleton(config, TWO)
         for (name, all_of_it), part in zip(whole.named_modules(), half.modules(), strict=True):
             if isinstance(part, CrossAttention):
-                assert [2 * n for n in part.q_heads + part.kv_heads] == [*all_of_it.q_heads, *all_of_it.kv_heads]
+                assert tuple(2 * n for n in part.kv_heads) == all_of_it.kv_heads
+                assert 2 * part.q.out_features == all_of_it.q.out_features
             elif isinstance(part, Attention):
                 assert tuple(2 * n for n in part.qkv_heads) == all_of_it.qkv_heads, (shape, name)
             if isinstance(part, Attention):

@@ -3,6 +3,7 @@ imported."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
@@ -37,13 +38,19 @@ def names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
+@functools.cache
 def backends() -> tuple[Backend, ...]:
-    """Returns all backends, the default one first. Raises EngineError for one that does not load."""
-    return tuple(_load(name) for name in names())
+    """Returns all backends, the default one first, but for those that do not load: to name one of them is an error,
+    and costs the others nothing."""
+    found = []
+    for name in names():
+        with contextlib.suppress(EngineError):
+            found.append(_load(name))
+    return tuple(found)
 
 
 def backend(name: str) -> Backend:
-    """Raises ConfigError for a name that no installed package brings."""
+    """Raises ConfigError for a name that no installed package brings, EngineError for one that does not load."""
     if name not in _entries():
         raise ConfigError(f"backend is {name!r}, allowed are {listed(names())}.")
     return _load(name)

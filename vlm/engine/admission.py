@@ -38,7 +38,7 @@ class Admission:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(table))
         _check_ids(_named_ids(params), self.config.vocab_size, 0)
         tokens = list(request.decoder_prompt_token_ids)
-        sequence = Sequence(number, request, length, features, tokens, num_stop_ids=num_stop_ids, contents=table)
+        sequence = Sequence(number, request, length, features, tokens, num_stop_ids=num_stop_ids, content_keys=table)
         if request.images and self.encoder is None:
             sequence.image_token_id = self.vision.image_token_id
             sequence.first_image_row = self.config.vocab_size + len(request.prompt_table or ())

@@ -18,20 +18,20 @@ def block_keys(
     tokens: Tokens[int],
     block_size: int,
     vocab_size: int,
-    contents: Tokens[bytes],
+    content_keys: Tokens[bytes],
     *,
     adapter_id: int = NO_ADAPTER,
 ) -> list[bytes]:
-    """Returns the keys of all whole blocks of `tokens`. contents[i]: what id vocab_size + i stands for"""
+    """Returns the keys of all whole blocks of `tokens`. content_keys[i]: of what id vocab_size + i stands for"""
     keys, before = [], adapter_key(adapter_id)
     for end in range(block_size, len(tokens) + 1, block_size):
-        held = _identity(tokens[end - block_size : end], vocab_size, contents)
+        held = _identity(tokens[end - block_size : end], vocab_size, content_keys)
         before = hashlib.blake2b(before + held, digest_size=16).digest()
         keys.append(before)
     return keys
 
 
-def _identity(tokens: Tokens[int], vocab_size: int, contents: Tokens[bytes]) -> bytes:
+def _identity(tokens: Tokens[int], vocab_size: int, content_keys: Tokens[bytes]) -> bytes:
     if max(tokens) < vocab_size:
         return array("I", tokens).tobytes()
-    return b"".join(t.to_bytes(4, "little") if t < vocab_size else contents[t - vocab_size] for t in tokens)
+    return b"".join(t.to_bytes(4, "little") if t < vocab_size else content_keys[t - vocab_size] for t in tokens)

@@ -163,7 +163,7 @@ class Scheduler:
     def _make_keys(self, sequence: Sequence, length: int) -> None:
         if len(sequence.keys) < length // self.config.block_size:
             tokens, config = sequence.tokens[:length], self.config
-            sequence.keys = block_keys(tokens, config.block_size, config.vocab_size, sequence.contents)
+            sequence.keys = block_keys(tokens, config.block_size, config.vocab_size, sequence.content_keys)
 
     def _register(self, sequence: Sequence, start: int, end: int) -> None:
         """The whole blocks between two places of the first beam, once their computation is on its way."""

@@ -65,7 +65,7 @@ class BatchState:
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
         # the embedding of a prompt's last token where that is a row of its table
-        self.last_prompt_embeds = torch.zeros(size, embedding_size, dtype=dtype, device=device)
+        self.last_prompt_embed = torch.zeros(size, embedding_size, dtype=dtype, device=device)
         self._table_sizes: dict[int, int] = {}
         self._named: set[str] = set()
 

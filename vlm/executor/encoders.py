@@ -51,7 +51,7 @@ class Encoders:
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
         texts = [request.encoder_input_ids for request in requests]
-        return self.networks.encode_texts(list(zip(self.tables(requests), texts, strict=True)), recorder)
+        return self.networks.encode_texts(list(zip(self.prompt_embeds(requests), texts, strict=True)), recorder)
 
     @torch.inference_mode()
     def encode_images(self, images: Items[Image]) -> list[Tensor]:
@@ -77,8 +77,8 @@ class Encoders:
             torch.cuda.synchronize(self.device)
             torch.cuda.empty_cache()
 
-    def tables(self, requests: list[Request]) -> list[Tensor | None]:
-        """Returns each request's prompt table [n, hidden]: the given rows, then its images' features."""
+    def prompt_embeds(self, requests: list[Request]) -> list[Tensor | None]:
+        """Returns each request's prompt embeddings [n, hidden]: its table's rows, then its images' features."""
         features = iter(self.encode_images([image for request in requests for image in request.images]))
         given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
         parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]

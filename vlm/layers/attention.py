@@ -115,11 +115,11 @@ class CrossAttention(Attention):
         self.q = Linear(hidden, {"q": inner}, bias=bias, axis="column", context=context)
         self.kv = Linear(hidden, {"k": inner, "v": inner}, bias=bias, axis="column", context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", context=context)
-        self.q_heads, self.kv_heads = self.heads(self.q), self.heads(self.kv)
+        self.kv_heads = self.heads(self.kv)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [R, hidden] -> [R, hidden]"""
-        (q,) = self.split(self.q(x, batch), self.q_heads)
+        q = self.q(x, batch).view(x.shape[0], -1, self.head_dim)
         mixed = batch.attention.cross_attention(self.layer, q, scale=self.scale)
         return self.out(mixed.flatten(1), batch)
 

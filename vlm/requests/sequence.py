@@ -46,7 +46,7 @@ class Sequence:
     tokens: list[int]  # prompt, then what was generated
     seed: int = 0  # the request's, or one that is drawn
     num_stop_ids: int = 1  # tokens that end it, but for those of stop words
-    contents: list[bytes] = field(default_factory=list)  # what each row of its prompt table is made of
+    content_keys: list[bytes] = field(default_factory=list)  # of each prompt embedding
     image_token_id: int | None = None  # what logits processors see of an image's rows,
     first_image_row: int = 0  # … whose ids begin here
     rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
