@@ -150,13 +150,13 @@ RUNTIME = Group.making(RuntimeConfig)
 SAMPLING = Group.from_fields("Decoding", checked_sampling, SamplingParams)
 
 
-def build_of(given: dict[str, Any]) -> BuildConfig:
+def checked_build(values: dict[str, Any]) -> BuildConfig:
     """Raises ConfigError for a build that the backend never makes."""
-    checked_backend(build := BuildConfig(**given))
+    checked_backend(build := BuildConfig(**values))
     return build
 
 
-BUILD = Group.from_fields("Engine", build_of, BuildConfig).changed(
+BUILD = Group.from_fields("Engine", checked_build, BuildConfig).changed(
     backend={"help": f"What runs it: {described_backends()}."},
     quantization={"help": f"Of the weights: {described_quantizations()}."},
 )
