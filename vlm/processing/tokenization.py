@@ -197,7 +197,7 @@ class Tokenizer:
     def piece(self, token_id: int, before: int | None = None) -> str:
         """What a token adds to a text that ends in the token `before`; special tokens by their names."""
         if token_id in self._special:
-            return self._target.id_to_token(token_id)
+            return self._target.id_to_token(token_id) or ""
         known = [] if before is None or before in self._special else [before]
         return self.decode_split([*known, token_id])[len(self.decode_split(known)) :]
 
