@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +156,7 @@ def _norm(config: BartConfig) -> LayerNorm:
 class Stack(nn.Module):
     """What encoder and decoder share."""
 
-    def __init__(self, config: BartConfig, blocks: list[nn.Module]):
+    def __init__(self, config: BartConfig, blocks: Iterable[nn.Module]):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
@@ -278,7 +278,7 @@ def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -
         names[f"{prefix}layernorm_embedding"] = "embedding_norm"
     if config.final_norm:
         names[f"{prefix}layer_norm"] = "final_norm"
-    found = [] if config.sinusoidal else [Rename(f"{prefix}embed_positions.weight", "positions.weight")]
+    found: list[Any] = [] if config.sinusoidal else [Rename(f"{prefix}embed_positions.weight", "positions.weight")]
     for kind in ("weight", "bias"):
         found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
         found.append(Fuse(f"{layer}.{theirs}.{{q,k,v}}_proj.{kind}", f"{mine}.qkv.{kind}"))

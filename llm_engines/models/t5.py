@@ -8,7 +8,7 @@ float32 whatever the engine's type: Flan-T5 leaves the range of float16 there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,7 +167,7 @@ class DecoderBlock(nn.Module):
 class Stack(nn.Module):
     """What encoder and decoder share."""
 
-    def __init__(self, config: T5Config, blocks: list[nn.Module], bidirectional: bool):
+    def __init__(self, config: T5Config, blocks: Iterable[nn.Module], bidirectional: bool):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,8 @@ Tensors = dict[str, Tensor]
 
 class Graph(nn.Module):
     """A network under another calling convention."""
+
+    network: Any  # a Module with a `config`, and of a decoder `logits` and `write_cross_kv`
 
     def __init__(self, network: nn.Module):
         super().__init__()
