@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from vlm.config import BACKENDS, DTYPES, QUANTIZATIONS, Config, RuntimeConfig
 from vlm.errors import InputError, listed
@@ -152,7 +152,7 @@ class TextBenchConfig(RowsConfig):
         rows = itertools.product(self.lengths, self.num_beams, self.batch_sizes)
         return [Workload(lengths, num_beams=beams, batch_size=size) for lengths, beams, size in rows]
 
-    def limits(self, configs: Mapping[str, Config]) -> Limits:
+    def limits(self, configs: Mapping[str, Any]) -> Limits:
         """Returns what the engine must hold; a beam takes a sequence's place."""
         return {
             "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
@@ -171,7 +171,7 @@ class PromptBenchConfig(RowsConfig):
     )  # fmt: skip
     images: int | None = option(None, "In each prompt.", default="1 where the model takes any", allowed=at_least(0))
 
-    def limits(self, configs: Mapping[str, Config]) -> Limits:
+    def limits(self, configs: Mapping[str, Any]) -> Limits:
         """Returns what the engine of these roles must hold. Raises InputError for images that it does not take."""
         rows, size = self.image_rows(configs), max(self.batch_sizes)
         if "encoder" not in configs:
@@ -183,12 +183,12 @@ class PromptBenchConfig(RowsConfig):
             "max_encoder_input_len": rows + max(given for given, _ in self.lengths),
         }
 
-    def image_rows(self, configs: Mapping[str, Config]) -> int:
+    def image_rows(self, configs: Mapping[str, Any]) -> int:
         """Returns how many rows all images of a prompt take."""
         count = self.num_images(configs)
         return count * configs["visual"].num_features if count else 0
 
-    def num_images(self, configs: Mapping[str, Config]) -> int:
+    def num_images(self, configs: Mapping[str, Any]) -> int:
         if "visual" in configs:
             return 1 if self.images is None else self.images
         if self.images:

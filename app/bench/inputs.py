@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.config import Config
 from vlm_app.bench.config import PromptBenchConfig, TextBenchConfig, Workload
 from vlm_app.bench.session import Session
 
@@ -58,13 +57,13 @@ def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: i
     return draw
 
 
-def vocab_size(configs: Mapping[str, Config]) -> int:
+def vocab_size(configs: Mapping[str, Any]) -> int:
     """Returns the vocabulary size of the network that reads the prompt."""
     return configs["encoder" if "encoder" in configs else "decoder"].vocab_size
 
 
-def as_inputs(prompts: Prompts, configs: Mapping[str, Config]) -> list[dict[str, Any]]:
-    """As the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
+def as_inputs(prompts: Prompts, configs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns prompts as the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
     key = "encoder_input_ids" if "encoder" in configs else "decoder_prompt_token_ids"
     if prompts.pixel_values is None:
         return [{key: ids} for ids in prompts.texts.tolist()]

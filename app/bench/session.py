@@ -17,7 +17,7 @@ import torch
 import vlm
 from vlm.api.loader import resolve_device
 from vlm.artifacts.engine_dir import EngineDir
-from vlm.config import Config, RuntimeConfig
+from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.registry.catalogs import configs_of
 from vlm_app.bench.clock import Turns, in_turns
@@ -52,7 +52,7 @@ class Session(Generic[C]):
         return next(iter(self.engines.values()))
 
     @functools.cached_property
-    def configs(self) -> Mapping[str, Config]:
+    def configs(self) -> Mapping[str, Any]:
         """The engine's, by role."""
         return configs_of(self.engine)
 
@@ -63,8 +63,8 @@ class Session(Generic[C]):
     def compare(
         self, baseline: Callable[[Path], Turns[T]], ours: Callable[[Pipeline], Turns[T]]
     ) -> tuple[dict[str, T], T | None]:
-        """(ours by backend, Hugging Face's). On the CPU all take turns; on CUDA one at a time is in memory, Hugging
-        Face first."""
+        """Returns (ours by backend, Hugging Face's). On the CPU all take turns; on CUDA one at a time is in memory,
+        Hugging Face first."""
         systems = {HF: baseline(self.folder)} if self.folder else {}
         systems |= {name: self._ours(name, ours) for name in self.engines}
         groups = [systems] if self.device.type == "cpu" else [{name: turns} for name, turns in systems.items()]
@@ -77,7 +77,7 @@ class Session(Generic[C]):
             return (yield from ours(pipeline))
 
     def head(self, kind: str) -> Results:
-        """What a result says of itself."""
+        """Returns what a result says of itself."""
         settings = {"config": self.config.to_dict(), "environment": environment(self.device)}
         return {"kind": kind, "subject": self.config.subject, **settings}
 
@@ -101,7 +101,7 @@ def prepared(
 
 
 def _check_device(config: SubjectConfig, device: torch.device) -> None:
-    """Before minutes are spent."""
+    """Raises InputError for a device that is not there, before minutes are spent."""
     others = "onnxruntime" if device.type == "cuda" else "tensorrt"
     if unsupported := [name for name in config.backends if name.startswith(others)]:
         raise InputError(
@@ -110,7 +110,8 @@ def _check_device(config: SubjectConfig, device: torch.device) -> None:
 
 
 def split(ours: dict[str, Any]) -> Results:
-    """By backend -> as results keep them: the first one, and what was measured beside it."""
+    """Turns what was measured by backend into what results keep them: the first one, and what was measured
+    beside it."""
     first, *others = ours
     return {"vlm": ours[first], "beside": {name: ours[name] for name in others}}
 

@@ -114,9 +114,10 @@ def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             shared = {name for group in groups.values() for name in group.options}
             return verb(**{name: value for name, value in values.items() if name not in shared}, **made)
 
-        called.__signature__ = own.replace(parameters=parameters)
-        called.__annotations__ = {p.name: p.annotation for p in parameters}
-        return called
+        signed: Any = called  # typer reads a signature that is no function's own
+        signed.__signature__ = own.replace(parameters=parameters)
+        signed.__annotations__ = {p.name: p.annotation for p in parameters}
+        return signed
 
     return decorate
 

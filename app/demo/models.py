@@ -16,7 +16,7 @@ PACKAGED = ("mini-llava", "mini-blip2", "mini-nougat", "mini-t5")
 
 
 def tab_of(family: FamilySpec) -> str:
-    """What is asked in words, reads pages, or turns a text into another."""
+    """Names a model's tab: it is asked in words, reads pages, or turns a text into another."""
     if family.chat_format is not None:
         return ASK
     return WRITE if "text" in family.inputs else READ

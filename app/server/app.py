@@ -116,7 +116,7 @@ def _guard(app: FastAPI, config: ServerConfig) -> None:
 
 
 async def health(http: Request) -> JSONResponse:
-    """200 while every engine runs and images can be read, else 503."""
+    """Answers 200 while every engine runs and images can be read, else 503."""
     broken = [service.name for service in services_of(http) if not service.ready]
     pool = http.app.state.workers.pool
     is_broken = bool(broken) or (pool is not None and pool.is_broken)
