@@ -36,7 +36,7 @@ class Row:
 
 
 def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """Result files in the order of their names; InputError for what is none."""
+    """Returns result files in the order of their names; InputError for what is none."""
     results = []
     for path in sorted(map(Path, paths)):
         try:
@@ -51,7 +51,7 @@ def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 
 
 def rows(result: dict[str, Any]) -> list[Row]:
-    """A result's measures."""
+    """Returns a result's measures."""
     parts = [one for row in result.get("rows", [result]) for one in by_backend(result, row)]
     if result["kind"] == "text":
         return [_text_row(result, part) for part in parts]
@@ -65,8 +65,8 @@ def rows(result: dict[str, Any]) -> list[Row]:
 
 
 def by_backend(result: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]:
-    """A result, or a row of one, as if each of its backends had been measured alone. The floor is of weights in the
-    computing type: it says nothing of quantized ones (`floored`)."""
+    """Returns a result, or a row of one, as if each of its backends had been measured alone. The floor is of weights in
+    the computing type: it says nothing of quantized ones (`floored`)."""
     first, *_ = result["config"].get("backends") or ["torch"]
     systems = {first: part["vlm"], **part.get("beside", {})}
     return [
@@ -91,7 +91,7 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
 
 
 def workload(result: dict[str, Any]) -> str:
-    """`nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`"""
+    """Names what was measured: `nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`."""
     config = result["config"]
     subject = f"{result['subject']}, {config['dtype']}"
     if threads := config.get("threads"):
@@ -111,7 +111,7 @@ def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
 
 
 def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
-    """One prompt at a time: what a user waits for; many: tokens a second."""
+    """Returns of one prompt at a time what a user waits for, of many tokens a second."""
     images = f"{row['images']} image{'s' if row['images'] > 1 else ''} + " if row["images"] else ""
     of = f"{images}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}"
     if row["batch_size"] > 1:
@@ -125,7 +125,7 @@ def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
 def _line_of(
     result: dict[str, Any], part: dict[str, Any], measure: str, field: str, *, has_floor: bool, more_is_better: bool
 ) -> Row:
-    """One figure of a backend beside Hugging Face's and the floor."""
+    """Returns one figure of a backend beside Hugging Face's and the floor."""
     ours, hf = part["vlm"][field], (part["hf"] or {}).get(field)
     ratio = lambda mine, other: mine / other if more_is_better else other / mine  # noqa: E731
     measure += f" on {part['backend']}" if part["labelled"] else ""

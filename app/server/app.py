@@ -115,7 +115,7 @@ def _guard(app: FastAPI, config: ServerConfig) -> None:
 
 
 async def health(http: Request) -> JSONResponse:
-    """200 while every engine runs and images can be read, else 503."""
+    """Answers 200 while every engine runs and images can be read, else 503."""
     broken = [service.name for service in services_of(http) if not service.ready]
     media: MediaPool = http.app.state.media
     is_broken = bool(broken) or media.is_broken

@@ -72,7 +72,7 @@ class RayReader:
             ) from error
 
     def close(self) -> None:
-        """The cluster stays for the next job; one that was started here goes with this process."""
+        """Leaves the cluster for the next job; one that was started here goes with this process."""
 
     def _data(self, rows: list[Row], sampling: Mapping[str, Any]) -> Any:
         import ray
@@ -91,7 +91,7 @@ class RayReader:
 
 
 def _opened_first(events: Iterable[Event]) -> Iterator[Event]:
-    """Ray gives back what is ready first: holds pages until their document is known."""
+    """Holds pages until their document is known: Ray gives back what is ready first."""
     opened: set[int] = set()
     held: dict[int, list[Event]] = defaultdict(list)
     for event in events:
@@ -107,7 +107,7 @@ def _opened_first(events: Iterable[Event]) -> Iterator[Event]:
 
 # --- in tasks ---
 def _rendered(row: Row) -> Iterator[Row]:
-    """A document -> the news of its opening, then its pages."""
+    """Yields the news that a document is open, then its pages."""
     work: Work = pickle.loads(row["work"])
     try:
         document = _renderer().open(work.path).result()
@@ -128,7 +128,7 @@ def _rendered(row: Row) -> Iterator[Row]:
 
 @functools.cache
 def _renderer() -> RenderPool:
-    """One a task's process: a document that crashes it does not end the job."""
+    """Starts one a task's process: a document that crashes it does not end the job."""
     return RenderPool(1)
 
 
@@ -166,6 +166,6 @@ def _picture(batch: dict[str, np.ndarray], i: int) -> Image:
 
 
 def _first_line(error: Exception) -> str:
-    """The reason itself, without the trace that Ray puts before it."""
+    """Returns the reason itself, without the trace that Ray puts before it."""
     cause = getattr(error, "cause", None) or error
     return (str(cause).strip().splitlines() or [type(cause).__name__])[-1].rstrip(".")

@@ -85,7 +85,7 @@ class Texts:
             )
 
     async def deltas(self) -> AsyncGenerator[tuple[int, TextDelta, dict[str, Any] | None], None]:
-        """(choice, delta, its log-probabilities), of all inputs as they come."""
+        """Yields (choice, delta, its log-probabilities), of all inputs as they come."""
         async with aclosing(self._service.stream_all(self._items)) as deltas:
             async for number, delta in deltas:
                 index = number * self._count + delta.index
@@ -166,7 +166,7 @@ def _text(service: Service, prompt: str | list[int]) -> str:
 
 
 def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Log-probabilities of an output's deltas, list by list."""
+    """Returns log-probabilities of an output's deltas, list by list."""
     if known is None or new is None:
         return new
     return {key: known[key] + value if isinstance(value, list) else value for key, value in new.items()}

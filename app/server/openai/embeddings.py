@@ -57,7 +57,7 @@ def _is_image(given: str | list[int]) -> bool:
 
 
 def _shortened(vector: Tensor, body: EmbeddingBody) -> Tensor:
-    """[dimensions] float32: the first values, at unit length again, as OpenAI shortens them."""
+    """Returns [dimensions] float32: the first values, at unit length again, as OpenAI shortens them."""
     if body.dimensions is None:
         return vector
     if body.dimensions > len(vector):

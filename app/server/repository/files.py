@@ -28,7 +28,7 @@ class Tree:
 
     @classmethod
     def from_url(cls, url: str) -> Tree:
-        """InputError where it cannot be reached or holds nothing."""
+        """Lists what lies at a URL. Raises InputError where it cannot be reached or holds nothing."""
         root = location(url)
         with reaching(root):
             stamps = dict(_remote(root) if is_remote(root) else _local(root))
@@ -37,7 +37,7 @@ class Tree:
         return cls(root, stamps)
 
     def folders(self, at: PurePosixPath) -> list[str]:
-        """The names of those in a folder."""
+        """Returns the names of those in a folder."""
         below = (file.relative_to(at).parts for file in self.stamps if file.is_relative_to(at))
         return sorted({parts[0] for parts in below if len(parts) > 1})
 
@@ -52,7 +52,7 @@ class Tree:
         return hashlib.sha256(json.dumps([str(self.root), files]).encode()).hexdigest()[:16]
 
     def local(self, at: PurePosixPath, progress: Progress | None = None) -> Path:
-        """A folder on this disk: itself, or its copy in the cache, which is made when there is none."""
+        """Returns a folder on this disk: itself, or its copy in the cache, which is made when there is none."""
         if not is_remote(self.root):
             return self.root.joinpath(*at.parts)
         from filelock import FileLock

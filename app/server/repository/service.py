@@ -75,7 +75,7 @@ class Service:
 
     @contextmanager
     def acquire_slot(self, count: int) -> Iterator[None]:
-        """Room for so many outputs; Busy where there is none now, LimitError where there never is."""
+        """Holds room for so many outputs. Raises Busy where there is none now, LimitError where there never is."""
         if count > self._max:
             raise LimitError(f"{count} outputs were asked for at once; {self.name} holds {self._max} at most.")
         if self.held + count > self._max:
@@ -88,7 +88,7 @@ class Service:
             self.held -= count
 
     async def stream_all(self, items: list[GenerationInput]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-        """(number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
+        """Yields (number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
         with self.statistics.request(len(items)) as times:
             async with aclosing(merged([self._stream(each, times) for each in items])) as deltas:
@@ -132,7 +132,7 @@ class Services:
         self.by_name: dict[str, Service] = {}
 
     def start(self) -> None:
-        """Within the event loop that will ask them."""
+        """Starts the models within the event loop that will ask them."""
         for service in self:
             service.model.start()
 
@@ -140,7 +140,7 @@ class Services:
         self.by_name[service.name] = service
 
     def remove(self, name: str) -> Service:
-        """It is asked no more. Raises ModelNotFoundError."""
+        """Takes a model away: it is asked no more. Raises ModelNotFoundError."""
         return self.by_name.pop(self[name].name)
 
     def __getitem__(self, name: str) -> Service:
