@@ -20,4 +20,4 @@ def _decoder_alone(model: ModelFiles) -> str:
     return f"is the decoder of an encoder-decoder model alone ({name}); give the whole model (architectures: {whole})"
 
 
-UNSUPPORTED = (Unsupported(_is_decoder_alone, _decoder_alone),)
+UNSUPPORTED = (Unsupported(_is_decoder_alone, _decoder_alone, by_config=True),)

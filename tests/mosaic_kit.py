@@ -19,7 +19,6 @@ from vlm.convert.config_reader import ConfigReader
 from vlm.convert.folder import convert_folder
 from vlm.convert.rules import Rename
 from vlm.layers.context import ModelContext
-from vlm.registry import registry
 from vlm.registry.spec import ChatFormat, FamilySpec, ModelRef, ModelSpec, Role
 
 PATCH, LARGEST = 4, 16
@@ -116,8 +115,8 @@ class Catalog:
 
 def install(monkeypatch: Any) -> None:
     """Adds the families to the installed ones."""
-    installed = registry.catalogs()
-    monkeypatch.setattr(registry, "catalogs", lambda: (*installed, Catalog))
+    installed = catalogs.installed()
+    monkeypatch.setattr(catalogs, "installed", lambda: (*installed, Catalog))
 
 
 def converted(folder: Path, kind: str, theirs: tuple[str, ...]) -> Checkpoint:

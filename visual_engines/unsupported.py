@@ -105,7 +105,7 @@ def _lora(model: ModelFiles) -> str:
 
 UNSUPPORTED = (
     Unsupported(_is_lora, _lora),
-    Unsupported(lambda model: says(model) is not None, lambda model: says(model) or ""),
+    Unsupported(lambda model: says(model) is not None, lambda model: says(model) or "", by_config=True),
 )
 
 

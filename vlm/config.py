@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
-from vlm.options import Range, at_least, errors_of, one_of, option
+from vlm.options import errors_of, option
+from vlm.ranges import Range, at_least, one_of
 
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start them
@@ -70,7 +71,7 @@ class ModelConfig(Config):
 
     @property
     def embedding_size(self) -> int:
-        """Width of an embedding, and of a prompt table's row."""
+        """Returns the width of an embedding, and of a prompt table's row."""
         return self.hidden_size
 
     @property
@@ -173,7 +174,7 @@ class BuildConfig(Config):
             raise ConfigError("; ".join(errors) + ".")
 
     def options(self) -> list[str]:
-        """The words after `vlm build MODEL -o OUT` that ask for the same."""
+        """Returns the words after `vlm build MODEL -o OUT` that ask for the same."""
         values = {**self.to_dict(), "target": ",".join(self.target) or None}
         given = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]

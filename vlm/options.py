@@ -7,98 +7,13 @@ import functools
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import inf
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Protocol
+from typing import Any
 
-from vlm.errors import InputError, listed
+from vlm.errors import InputError
+from vlm.ranges import Allowed, Range
 
 KEY = "option"  # in a field's metadata
-
-
-class Allowed(Protocol):
-    """Which values an option takes."""
-
-    def __str__(self) -> str: ...
-
-    def error(self, value: Any) -> str | None:
-        """Returns what is allowed where a value is not."""
-        ...
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`; an end that is open is not one of them."""
-
-    low: float = -inf
-    high: float = inf
-    low_open: bool = False
-    high_open: bool = False
-    words: str = ""  # what a value must be, in place of the end that it lies beyond
-
-    def error(self, value: Any) -> str | None:
-        """Returns what is allowed where a number does not lie within; NaN never does."""
-        above = self.low < value if self.low_open else self.low <= value
-        below = value < self.high if self.high_open else value <= self.high
-        if above and below:
-            return None
-        return self.words or (f"it must be at most {self.high}" if above else f"it must be at least {self.low}")
-
-    def __str__(self) -> str:
-        low = f"{'(' if self.low_open or self.low == -inf else '['}{_number(self.low)}"
-        return f"{low}, {_number(self.high)}{')' if self.high_open or self.high == inf else ']'}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A few values."""
-
-    values: tuple[Any, ...]
-    words: str
-
-    def error(self, value: Any) -> str | None:
-        """Returns what is allowed where a value is none of them."""
-        return None if value in self.values else self.words
-
-    def __str__(self) -> str:
-        return ", ".join(str(value).lower() for value in self.values)
-
-
-def _number(value: float) -> str:
-    """Returns a number of an interval; large ones as the power of 2 that they are."""
-    if isinstance(value, int) and value > 2**20 and value.bit_count() == 1:
-        return f"2^{value.bit_length() - 1}"
-    return {inf: "∞", -inf: "-∞"}.get(value, f"{value:g}")
-
-
-def between(low: float, high: float, note: str = "") -> Range:
-    """Returns the numbers of an interval with both ends."""
-    return Range(low, high, words=f"it must lie in [{low:g}, {high:g}]{note and f', {note}'}")
-
-
-def share() -> Range:
-    """Returns the part of a whole, of which none at all is not one."""
-    return Range(0, 1, low_open=True, words="it must lie in (0, 1]")
-
-
-def at_least(low: int, words: str = "") -> Range:
-    """Returns the numbers from `low` on."""
-    return Range(low, words=words)
-
-
-def positive(words: str) -> Range:
-    """Returns the finite numbers above 0."""
-    return Range(0, low_open=True, high_open=True, words=words)
-
-
-def count(bits: int) -> Range:
-    """Returns the numbers from 0 on that so many bits hold."""
-    return Range(0, 2**bits, high_open=True, words=f"it must lie in [0, 2^{bits})")
-
-
-def one_of(*values: str) -> Choice:
-    """Returns names of which one is to be given."""
-    return Choice(values, f"allowed are {listed(values)}")
 
 
 @dataclass(frozen=True)
@@ -180,16 +95,23 @@ def flag_of(config: type, name: str) -> str:
     return own.flags[0] if own and own.flags else default_flag(name)
 
 
+def by_flag(config: Any, *names: str) -> dict[str, Any]:
+    """Returns values of a dataclass by what the command line calls their fields."""
+    return {flag_of(type(config), name): getattr(config, name) for name in names}
+
+
 def default_flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
 def errors_of(config: Any, separator: str = ";", *, flags: bool = False) -> Iterator[str]:
-    """Yields what is wrong with each value of a dataclass that its option does not take, and what is allowed; None is
-    taken by every option. `flags`: options are called as on the command line."""
-    for name, allowed in _limited(type(config)):
+    """Yields what is wrong with each value of a dataclass that its option does not take, and what is allowed; None and
+    defaults are taken by every option. `flags`: options are called as on the command line."""
+    for name, default, allowed in _limited(type(config)):
         value = getattr(config, name)
-        if value is not None and (wanted := allowed.error(value)):
+        if value is default or value is None:  # as most are, of each request
+            continue
+        if wanted := allowed.error(value):
             called = flag_of(type(config), name) if flags else name
             yield f"{called} is {repr(value) if isinstance(value, str) else value}{separator} {wanted}"
 
@@ -201,16 +123,19 @@ def check_limits(config: Any, *, flags: bool = False) -> None:
 
 
 def check_each(config: Any) -> None:
-    """Calls the checks of a dataclass's options. Raises InputError."""
-    for name, check in _checked(type(config)):
-        check(getattr(config, name))
+    """Calls the checks of a dataclass's options where a value is not the default. Raises InputError."""
+    for name, default, check in _checked(type(config)):
+        if (value := getattr(config, name)) is not default:
+            check(value)
 
 
 @functools.cache
-def _limited(config: type) -> tuple[tuple[str, Allowed], ...]:
-    return tuple((name, own.allowed) for name, own in options_of(config).items() if own.allowed is not None)
+def _limited(config: type) -> tuple[tuple[str, Any, Allowed], ...]:
+    options, defaults = options_of(config), defaults_of(config)
+    return tuple((n, defaults.get(n), own.allowed) for n, own in options.items() if own.allowed is not None)
 
 
 @functools.cache
-def _checked(config: type) -> tuple[tuple[str, Callable[[Any], None]], ...]:
-    return tuple((name, own.check) for name, own in options_of(config).items() if own.check is not None)
+def _checked(config: type) -> tuple[tuple[str, Any, Callable[[Any], None]], ...]:
+    options, defaults = options_of(config), defaults_of(config)
+    return tuple((n, defaults.get(n), own.check) for n, own in options.items() if own.check is not None)

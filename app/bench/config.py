@@ -10,7 +10,8 @@ from typing import TypedDict
 
 from vlm.config import DTYPES, BuildConfig, Config, RuntimeConfig
 from vlm.errors import InputError, listed
-from vlm.options import at_least, check_limits, option, same_option
+from vlm.options import check_limits, option, same_option
+from vlm.ranges import at_least
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.lists import names, numbers, pairs
 from vlm_app.core.backend_names import measured_names
@@ -59,12 +60,12 @@ class SubjectConfig(Config):
 
     @property
     def measured(self) -> tuple[str, ...]:
-        """The backends, the first one being what is told of as vlm's."""
+        """Returns the backends; the first is told of as vlm's."""
         return self.backends or (BuildConfig.backend,)
 
     @property
     def subject(self) -> str:
-        """What is measured, in words."""
+        """Returns what is measured, in words."""
         return self.model or f"{self.arch}, random weights"
 
 
@@ -123,10 +124,11 @@ class RowsConfig(SubjectConfig):
 
     @property
     def rows(self) -> list[Workload]:
-        return [Workload(lengths, 1, size) for lengths, size in itertools.product(self.lengths, self.batch_sizes)]
+        rows = itertools.product(self.lengths, self.batch_sizes)
+        return [Workload(lengths, num_beams=1, batch_size=size) for lengths, size in rows]
 
     def hf_steps(self, row: Workload) -> int:
-        """Tokens of Hugging Face's run."""
+        """Returns the tokens of Hugging Face's run."""
         return min(self.hf_new_tokens or row.lengths[1], row.lengths[1])
 
 
@@ -148,10 +150,11 @@ class TextBenchConfig(RowsConfig):
 
     @property
     def rows(self) -> list[Workload]:
-        return [Workload(*row) for row in itertools.product(self.lengths, self.num_beams, self.batch_sizes)]
+        rows = itertools.product(self.lengths, self.num_beams, self.batch_sizes)
+        return [Workload(lengths, num_beams=beams, batch_size=size) for lengths, beams, size in rows]
 
     def limits(self, configs: RoleConfigs) -> Limits:
-        """What the engine must hold; a beam takes a sequence's place."""
+        """Returns what the engine must hold; a beam takes a sequence's place."""
         return {
             "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
             "max_seq_len": max(out for _, out in self.lengths) + 1,
@@ -170,7 +173,7 @@ class PromptBenchConfig(RowsConfig):
     images: int | None = option(None, "In each prompt.", default="1 where the model takes any", allowed=at_least(0))
 
     def limits(self, configs: RoleConfigs) -> Limits:
-        """What the engine of these roles must hold. InputError for images that it does not take."""
+        """Returns what the engine of these roles must hold. Raises InputError for images that it does not take."""
         rows, size = self.image_rows(configs), max(self.batch_sizes)
         if configs.encoder is None:
             longest = rows + max(given + made for given, made in self.lengths)

@@ -41,7 +41,7 @@ def decode_floor(
     """Weights once a step; for each of the batch the cross-attention cache, which its beams share, and every beam's
     self-attention cache at its mean length. A decoder alone keeps its prompt's rows, given as `encoder_rows`, in the
     latter. Without the encoder's pass: nothing is as fast as this."""
-    from vlm.registry.registry import model_spec
+    from vlm.registry.catalogs import model_spec
 
     config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
     item = getattr(torch, engine.build.dtype).itemsize
@@ -54,7 +54,7 @@ def decoder_bytes(engine: EngineDir) -> int:
     """Bytes of decoder weights, in the computing type, that every step reads. An embedding table counts where it is the
     output head too."""
     from vlm.convert.roles import module_layout
-    from vlm.registry.registry import model_spec
+    from vlm.registry.catalogs import model_spec
 
     spec, item = model_spec(engine.roles["decoder"]), getattr(torch, engine.build.dtype).itemsize
     layout = module_layout(spec, spec.config.from_dict(engine.config("decoder")))

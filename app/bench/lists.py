@@ -6,7 +6,7 @@ from vlm.errors import InputError
 
 
 def numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
-    """InputError for anything but whole numbers."""
+    """Reads "1;8;32". Raises InputError for anything but whole numbers."""
     try:
         return tuple(int(part) for part in text.split(separator))
     except ValueError:
@@ -14,12 +14,12 @@ def numbers(text: str, option: str, separator: str = ";") -> tuple[int, ...]:
 
 
 def names(text: str | None) -> tuple[str, ...]:
-    """ "torch,onnxruntime" -> its parts"""
+    """Reads "torch,onnxruntime"."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
 
 
 def pairs(text: str, option: str) -> tuple[tuple[int, int], ...]:
-    """Returns two numbers each. Raises InputError for more or fewer."""
+    """Reads "60,20;128,20". Raises InputError for anything but pairs of whole numbers."""
     groups = [numbers(group, option, ",") for group in text.split(";")]
     pairs = tuple((group[0], group[1]) for group in groups if len(group) == 2)
     if len(pairs) < len(groups):

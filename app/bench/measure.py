@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.errors import LimitError, VlmError
-from vlm.registry.registry import model_spec
+from vlm.registry.catalogs import model_spec
 from vlm_app.bench.baselines import Baseline
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig

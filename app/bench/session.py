@@ -20,7 +20,7 @@ from vlm.backends.devices import resolve_device
 from vlm.backends.installed import backend
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
-from vlm.registry.registry import configs_of
+from vlm.registry.catalogs import configs_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig

@@ -23,7 +23,7 @@ from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError, InputError, LimitError, listed
-from vlm.registry.registry import configs_of, family, match_family
+from vlm.registry.catalogs import configs_of, family, match_family
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 from vlm_app.bench.config import Limits, SubjectConfig

@@ -11,7 +11,7 @@ from vlm.errors import InputError
 
 
 def check_writable(out: Path | None) -> None:
-    """Before minutes are spent."""
+    """Raises InputError for a file that cannot be written, before minutes are spent."""
     if out is None:
         return
     try:
@@ -42,7 +42,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def _notes(result: dict[str, Any]) -> Iterator[str]:
-    """What a figure beside ours is worth."""
+    """Yields what a figure beside ours is worth."""
     rows = result.get("rows", ())
     measured = {row["hf"]["measured_tokens"] for row in rows if row["hf"] and row["hf"]["extrapolated"]}
     if measured:

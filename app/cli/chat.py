@@ -36,8 +36,10 @@ class Chat:
         table: np.ndarray | None = None,
         json_lines: bool = False,
     ):
-        """`images` go with the first turn; `table` [rows, hidden] goes before every prompt. InputError for a model that
-        does not converse."""
+        """Begins a conversation: `images` go with the first turn, `table` [rows, hidden] goes before every prompt.
+
+        Raises InputError for a model that does not converse.
+        """
         self.pipeline, self.sampling, self.json_lines = pipeline, sampling, json_lines
         self.fields = {} if table is None else {"prompt_table": table}
         self.conversation = Conversation(())
@@ -131,7 +133,7 @@ def converse(
     json_lines: bool,
     profiling: bool,
 ) -> None:
-    """The whole of --chat; exits with 2 if a turn failed."""
+    """Runs all of --chat; exits with 2 if a turn failed."""
     check_chat_model(pipeline, "--chat")
     [table] = tuned.per_request(1) if tuned is not None else [None]
     chat = Chat(pipeline, sampling, images, table, json_lines)

@@ -33,7 +33,7 @@ def load(model: str, options: LoadOptions, **defaults: Any) -> Pipeline:
 
 
 def _explained(pipeline: Pipeline, dtype: str | None) -> str:
-    """Which backend runs, and why."""
+    """Says which backend runs, and why."""
     from vlm.backends.selection import pick
 
     name, picked = pipeline.engine.build.backend, pick(pipeline.device.type, dtype)
@@ -41,14 +41,14 @@ def _explained(pipeline: Pipeline, dtype: str | None) -> str:
 
 
 def packaged_chat_model() -> str | None:
-    """The packaged model that is asked in words, where there is one."""
+    """Returns the packaged model that takes prompts, where there is one."""
     from vlm.build.store import packaged_models
 
     return DEFAULT_ASKED_MODEL if DEFAULT_ASKED_MODEL in packaged_models() else None
 
 
 def check_chat_model(pipeline: Pipeline, what: str) -> None:
-    """InputError for a model that is not asked in words."""
+    """Raises InputError for a model that takes no prompts."""
     family, able = pipeline.family, pipeline.capabilities
     if not able.takes_prompt:
         other = "vlm run --image FILE" if able.takes_images else 'vlm run --text "A text."'
@@ -56,7 +56,7 @@ def check_chat_model(pipeline: Pipeline, what: str) -> None:
 
 
 def one_prompt(argument: str, verbatim: bool = False) -> str:
-    """An argument, or for `-` all of stdin, without the ends of its last lines unless it is taken `verbatim`."""
+    """Returns an argument, or for `-` all of stdin, without the ends of its last lines unless it is `verbatim`."""
     from vlm_app.text.sources import one_text
 
     text = one_text(argument)

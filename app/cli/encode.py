@@ -105,7 +105,7 @@ def _write(out: Path, found: list[Encoding]) -> None:
 
 
 def _arrays(encoding: Encoding) -> dict[str, np.ndarray]:
-    """What there is of an input, as float32 where it was bfloat16: numpy has no such type."""
+    """Returns the states of an input, as float32 where they were bfloat16: numpy has no such type."""
     import numpy as np
     import torch
 

@@ -25,12 +25,12 @@ REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, e
 
 
 def debugging() -> bool:
-    """`vlm --debug ...` asks for tracebacks."""
+    """Says whether `vlm --debug ...` asks for tracebacks."""
     return bool(os.environ.get("VLM_DEBUG"))
 
 
 def print_error(message: object) -> None:
-    """One line of `vlm: ...` on stderr."""
+    """Prints one line of `vlm: ...` on stderr."""
     print(f"vlm: {printable(str(message))}", file=sys.stderr, flush=True)
 
 
@@ -61,7 +61,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _drop_output() -> None:
-    """Python would complain again when it flushes stdout at exit."""
+    """Sends the rest of stdout nowhere: Python would complain again when it flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

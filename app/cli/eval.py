@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vlm.errors import InputError
+from vlm.options import check_limits, option
+from vlm.ranges import at_least
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
-from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
+from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
 from vlm_app.cli.options import Model, ReferenceDType, check_reference_dtype
 from vlm_app.cli.progress import Progress
 from vlm_app.core.load_options import LoadOptions
@@ -27,31 +30,58 @@ METRICS = {"translate": ("exact", "bleu"), "summarize": ("exact", "rouge")}  # o
 THRESHOLDS = {"bleu": "bleu", "rouge1": "rouge", "exact": "exact"}  # score -> its metric
 HF_BATCH_SIZE = 8
 WARM_UP = 200  # pairs before speed is taken
-Threshold = Annotated[float | None, typer.Option(help="Exit with 1 below this score (0 to 100).")]
+THRESHOLD = "Exit with 1 below this score (0 to 100)."
+AS_IN_TRANSLATE = {"help": "As in vlm translate."}
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Which pairs are scored, by what. Raises InputError for what is unknown or not measured."""
+
+    task: str = option("translate", "translate or summarize.")
+    metric: tuple[str, ...] = option((), "bleu (and chrF), rouge or exact; repeat it.", default="those of the task")
+    limit: int | None = option(None, "The first so many pairs.", allowed=at_least(1))
+    bleu_threshold: float | None = option(None, THRESHOLD)
+    rouge1_threshold: float | None = option(None, THRESHOLD)
+    exact_threshold: float | None = option(None, THRESHOLD)
+
+    def __post_init__(self) -> None:
+        check_limits(self, flags=True)
+        if self.task not in METRICS:
+            raise InputError(f"--task is {self.task!r}; allowed are {', '.join(METRICS)}.")
+        known = sorted({name for names in METRICS.values() for name in names})
+        if unknown := [name for name in self.metrics if name not in known]:
+            raise InputError(f"--metric is {unknown[0]!r}; allowed are {', '.join(known)}.")
+        for name, metric in THRESHOLDS.items():
+            if self.thresholds[name] is not None and metric not in self.metrics:
+                why = f"--metric {' '.join(self.metrics)}" if self.metric else f"--task {self.task}"
+                raise InputError(f"--{name}-threshold does not go with {why}; add --metric {metric}.")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Returns what is measured."""
+        return tuple(dict.fromkeys(self.metric or METRICS[self.task]))
+
+    @property
+    def thresholds(self) -> dict[str, float | None]:
+        """Returns the score that each metric must reach."""
+        return {name: getattr(self, f"{name}_threshold") for name in THRESHOLDS}
 
 
 @command
-@takes(sampling=SAMPLING, options=LOADING)
+@takes(
+    scoring=Group.making(Scoring), sampling=SAMPLING, options=LOADING,
+    framing=Group.making(texts.Framing).changed(src_lang=AS_IN_TRANSLATE, tgt_lang=AS_IN_TRANSLATE),
+)  # fmt: skip
 def evaluate(
     *,
     data: Annotated[Path, typer.Argument(help="A .tsv (text, tab, reference) or .jsonl (text, reference) file.")],
     model: Model = texts.DEFAULT_TEXT_MODEL,
-    task: Annotated[str, typer.Option(help="translate or summarize.")] = "translate",
-    metric: Annotated[
-        list[str] | None, typer.Option(help="bleu (and chrF), rouge or exact; repeat it. [default: those of the task]")
-    ] = None,
-    src_lang: Annotated[str | None, typer.Option(help="As in vlm translate.")] = None,
-    tgt_lang: Annotated[str | None, typer.Option(help="As in vlm translate.")] = None,
-    prefix: texts.Prefix = None,
-    suffix: texts.Suffix = None,
-    truncate: texts.Truncate = False,
+    scoring: Scoring,
+    framing: texts.Framing,
     compare_hf: Annotated[bool, typer.Option("--compare-hf", help="Run Hugging Face on the same texts.")] = False,
     reference_dtype: ReferenceDType = None,
-    limit: Annotated[int | None, typer.Option(help="The first so many pairs.", min=1)] = None,
     sampling: dict[str, Any],
-    bleu_threshold: Threshold = None,
-    rouge1_threshold: Threshold = None,
-    exact_threshold: Threshold = None,
     out: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
     options: LoadOptions,
 ) -> None:
@@ -72,39 +102,22 @@ def evaluate(
     from vlm_app.text.scores import check_installed
 
     check_reference_dtype(reference_dtype, None if compare_hf else "--compare-hf")
-    thresholds = {"bleu": bleu_threshold, "rouge1": rouge1_threshold, "exact": exact_threshold}
-    metrics = _metrics(task, metric, thresholds)
-    check_installed(metrics)
+    check_installed(scoring.metrics)
     if compare_hf:
         from vlm_app.text.evaluation import check_comparable
 
         check_comparable(sampling)
     texts.check_output("--json", out, [data])
-    pairs, errors = read_pairs(data, limit)
+    pairs, errors = read_pairs(data, scoring.limit)
     folder = _hf_folder(model) if compare_hf else None
     pipeline = texts.load_text_model(model, options)
-    framing = (src_lang, tgt_lang, prefix, truncate, suffix)
-    result = {"model": model, **_run(pipeline, task, framing, pairs, sampling, metrics, folder, reference_dtype)}
+    reference = None if folder is None else (folder, reference_dtype or pipeline.engine.build.dtype)
+    result = {"model": model, **_run(pipeline, scoring, framing, pairs, sampling, reference)}
     result["left_out"] = [*errors, *result["left_out"]]
     _print(result)
     if out is not None:
         _write(out, result)
-    _judge(result["vlm"]["scores"], thresholds)
-
-
-def _metrics(task: str, given: list[str] | None, thresholds: dict[str, float | None]) -> tuple[str, ...]:
-    """InputError for names that are unknown and for thresholds of what is not measured."""
-    if task not in METRICS:
-        raise InputError(f"--task is {task!r}; allowed are {', '.join(METRICS)}.")
-    metrics = tuple(dict.fromkeys(given or METRICS[task]))
-    known = sorted({name for names in METRICS.values() for name in names})
-    if unknown := [name for name in metrics if name not in known]:
-        raise InputError(f"--metric is {unknown[0]!r}; allowed are {', '.join(known)}.")
-    for name, metric in THRESHOLDS.items():
-        if thresholds[name] is not None and metric not in metrics:
-            why = f"--metric {' '.join(metrics)}" if given else f"--task {task}"
-            raise InputError(f"--{name}-threshold does not go with {why}; add --metric {metric}.")
-    return metrics
+    _judge(result["vlm"]["scores"], scoring.thresholds)
 
 
 def _hf_folder(model: str) -> Path:
@@ -119,43 +132,39 @@ def _hf_folder(model: str) -> Path:
 
 
 def _run(
-    pipeline: Pipeline, task: str, framing: tuple[Any, ...], pairs: list[Any], sampling: dict[str, Any],
-    metrics: tuple[str, ...], folder: Path | None, reference_dtype: str | None,
+    pipeline: Pipeline, scoring: Scoring, framing: texts.Framing, pairs: list[Any], sampling: dict[str, Any],
+    reference: tuple[Path, str] | None,
 ) -> dict[str, Any]:  # fmt: skip
+    """Returns the figures; `reference`: Hugging Face's folder and the type that it computes in, where it runs, too."""
     from vlm_app.text.evaluation import agreement, outputs, run_hugging_face, run_vlm
 
-    to_input = _to_input(pipeline, task, *framing)
-    if folder is not None:
+    to_input = _to_input(pipeline, scoring.task, framing)
+    if reference is not None:
         run_vlm(pipeline, pairs[:WARM_UP], to_input, sampling)  # kernels and graphs are made at first use
     ours, pairs, errors = run_vlm(pipeline, pairs, to_input, sampling)
     references, theirs = [pair.reference for pair in pairs], None
-    result = {"task": task, "pairs": len(pairs), "left_out": errors, "dtype": pipeline.engine.build.dtype}
+    result = {"task": scoring.task, "pairs": len(pairs), "left_out": errors, "dtype": pipeline.engine.build.dtype}
     result |= {"device": str(pipeline.device), "sampling": sampling}
-    result["vlm"] = {**ours.summary(metrics, references), "batch_size": pipeline.capabilities.max_batch_size}
-    if folder is not None:
-        dtype = reference_dtype or pipeline.engine.build.dtype
+    result["vlm"] = {**ours.summary(scoring.metrics, references), "batch_size": pipeline.capabilities.max_batch_size}
+    if reference is not None:
+        folder, dtype = reference
         theirs = run_hugging_face(folder, pipeline, pairs, to_input, sampling, HF_BATCH_SIZE, dtype)
-        result["hf"] = {**theirs.summary(metrics, references), "batch_size": HF_BATCH_SIZE, "dtype": dtype}
+        result["hf"] = {**theirs.summary(scoring.metrics, references), "batch_size": HF_BATCH_SIZE, "dtype": dtype}
         result["agreement"] = agreement(ours, theirs)
     return result | {"outputs": outputs(pairs, ours, theirs)}
 
 
-def _to_input(
-    pipeline: Pipeline,
-    task: str,
-    source: str | None,
-    target: str | None,
-    prefix: str | None,
-    truncate: bool,
-    suffix: str | None,
-) -> ToInput:
+def _to_input(pipeline: Pipeline, task: str, framing: texts.Framing) -> ToInput:
+    """Returns what makes inputs of texts. Raises InputError for languages of a summary."""
     from vlm_app.text.tasks import summary, translation
 
     if task == "translate":
-        return translation(pipeline, source, target, prefix, truncate, suffix)
-    if source or target:
+        return translation(
+            pipeline, framing.src_lang, framing.tgt_lang, framing.prefix, framing.truncate, framing.suffix
+        )
+    if framing.src_lang or framing.tgt_lang:
         raise InputError("--src-lang and --tgt-lang go with --task translate.")
-    return summary(pipeline, prefix, truncate, suffix)
+    return summary(pipeline, framing.prefix, framing.truncate, framing.suffix)
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -8,34 +8,34 @@ from typing import Annotated, Any
 import typer
 
 from vlm.errors import InputError, listed
+from vlm.options import by_flag
 from vlm_app.cli import decoding
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
+from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
 from vlm_app.cli.options import MODEL_HELP, Json
-from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, attach_prompt_tables
+from vlm_app.cli.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 
 
 @command
-@takes(sampling=SAMPLING, options=LOADING)
+@takes(
+    files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("suffix", "truncate"),
+    sampling=SAMPLING, tuned=SOFT_PROMPTS, options=LOADING,
+)  # fmt: skip
 def generate(
     *,
     prompt: Annotated[list[str] | None, typer.Argument(help="Prompts; - reads stdin, as --file reads a file.")] = None,
-    file: texts.Files = None,
-    input_ids: texts.InputIds = None,
-    out: texts.OutFile = None,
+    files: texts.TextFiles,
     model: Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP)] = None,
     raw_prompt: Annotated[
         bool, typer.Option("--raw-prompt", help="The prompts as they are, not in the model's chat template.")
     ] = False,
-    suffix: texts.Suffix = None,
-    truncate: texts.Truncate = False,
+    framing: texts.Framing,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
-    prompt_table: TableFile = None,
-    tasks: TaskNumbers = None,
+    tuned: SoftPrompts | None,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -59,19 +59,16 @@ def generate(
       vlm generate --chat --model lmsys/vicuna-7b-v1.5
       vlm generate "A review:" "A poem:" --prompt-table tuned.npy --tasks 0,1 --model facebook/opt-2.7b
     """
+    others = {"--raw-prompt": raw_prompt, **by_flag(framing, "suffix", "truncate")}
     if chat:
-        _check_chat({
-            "the prompts": bool(prompt), "--file": bool(file), "--out": out is not None, "--raw-prompt": raw_prompt,
-            "--input-ids": input_ids is not None, "--suffix": suffix is not None, "--truncate": truncate,
-            "--num-return-sequences": sampling.get("num_return_sequences", 1) > 1,
-        })  # fmt: skip
+        several = sampling.get("num_return_sequences", 1) > 1
+        _check_chat({"the prompts": prompt, "--file": files.file, "--out": files.out, "--input-ids": files.input_ids,
+                     **others, "--num-return-sequences": several})  # fmt: skip
         items = iter(())
-    elif input_ids is not None:
-        others = {"--raw-prompt": raw_prompt, "--suffix": suffix, "--truncate": truncate}
-        items = texts.ids_of(input_ids, out, {"prompts": prompt, "--file": file, **others})
+    elif files.input_ids is not None:
+        items = texts.ids_of(files.input_ids, {"prompts": prompt, "--file": files.file, **others}, files.out)
     else:
-        items = texts.items_of(prompt, file, out, of_json=partial(prompt_of, raw=raw_prompt))
-    tuned = SoftPrompts.read(prompt_table, tasks)
+        items = texts.items_of(prompt, files, of_json=partial(prompt_of, raw=raw_prompt))
     name = decoding.packaged_chat_model() if model is None else model
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
@@ -82,16 +79,16 @@ def generate(
 
         converse(pipeline, sampling, [], tuned, as_json, profiling=False)
         return
-    put = {"suffix": suffix, "truncate": truncate}
+    put = {"suffix": framing.suffix, "truncate": framing.truncate}
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
-        pipeline, attach_prompt_tables(tuned, items), lambda text: {key: text, **put}, out,
-        texts.streams(prompt, out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
+        pipeline, attach_prompt_tables(tuned, items), lambda text: {key: text, **put}, files.out,
+        texts.streams(prompt, files.out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
         alone=texts.is_alone(prompt),
     )  # fmt: skip
 
 
-def _check_chat(others: dict[str, bool]) -> None:
-    """--chat asks on stdin and answers on stdout."""
-    if given := [name for name, there in others.items() if there]:
+def _check_chat(others: dict[str, object]) -> None:
+    """Raises InputError for options that were given: --chat asks on stdin and answers on stdout."""
+    if given := [name for name, value in others.items() if value not in (None, False, [], ())]:
         raise InputError(f"--chat is a conversation over stdin and stdout; leave {listed(given)} out.")

@@ -41,7 +41,7 @@ def inspect(
 
 
 def describe_engine(path: Path) -> dict[str, Any]:
-    """What an engine is and needs; EngineError when it is damaged."""
+    """Returns what an engine is and needs. Raises EngineError where it is damaged."""
     from vlm.artifacts.engine_dir import EngineDir
     from vlm.backends.installed import backend_of
 
@@ -68,7 +68,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
 
 
 def describe_checkpoint(path: Path) -> dict[str, Any]:
-    """What a converted checkpoint is."""
+    """Returns what a converted checkpoint is."""
     from vlm.artifacts.checkpoint import Checkpoint
 
     checkpoint = Checkpoint.open(path)
@@ -88,11 +88,11 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def describe_folder(path: Path) -> dict[str, Any]:
-    """What a Hugging Face folder would become; ConfigError when its model is not supported."""
+    """Returns what a Hugging Face folder would become. Raises ConfigError where its model is not supported."""
     from vlm.artifacts.hf_folder import HFFolder
     from vlm.artifacts.weights import PrefixView
     from vlm.convert.roles import named_tensors, partition_tensors, role_configs
-    from vlm.registry.registry import match_family
+    from vlm.registry.catalogs import match_family
 
     folder = HFFolder(path)
     family = match_family(folder.config)
@@ -112,7 +112,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
 
 
 def describe_foreign(path: Path) -> dict[str, Any]:
-    """A folder or file of another program: its converter reads it."""
+    """Returns what reads a folder or file of another program."""
     from vlm.build.kinds import kind_of
 
     return {
@@ -140,7 +140,7 @@ def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
     from vlm.artifacts.weights import TensorFiles
     from vlm.backends.graphs.io import role_of
     from vlm.convert.roles import module_layout
-    from vlm.registry.registry import model_spec
+    from vlm.registry.catalogs import model_spec
 
     name, files = engine.roles[role], engine.manifest.files
     if f"{role}/rank0.safetensors" in files:
@@ -162,7 +162,7 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
 
     from vlm.config import RuntimeConfig
     from vlm.executor.kv_cache import block_bytes, plan_cache
-    from vlm.registry.registry import model_spec
+    from vlm.registry.catalogs import model_spec
 
     runtime = RuntimeConfig()
     if "decoder" not in engine.roles:
@@ -176,8 +176,8 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
 
 
 def _multimodal(engine: EngineDir) -> dict[str, Any]:
-    """How many rows images may take in prompts, of one and of a full batch: follows from the limits."""
-    from vlm.registry.registry import family, model_spec
+    """Returns how many rows images may take in prompts, of one and of a full batch: follows from the limits."""
+    from vlm.registry.catalogs import family, model_spec
 
     if "visual" not in engine.roles or family(engine.family).chat_format is None:
         return {}

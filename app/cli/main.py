@@ -82,13 +82,13 @@ def _options(
 
 
 def _write_utf8() -> None:
-    """A pipe or file gets UTF-8 wherever we run; a terminal that lacks a character shows `?`."""
+    """Writes UTF-8 into a pipe or file wherever we run; a terminal that lacks a character shows `?`."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(**{"errors": "replace"} if sys.stdout.isatty() else {"encoding": "utf-8"})
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The `vlm` command."""
+    """Runs the `vlm` command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if "--debug" in arguments:
         os.environ["VLM_DEBUG"] = "1"

@@ -23,7 +23,7 @@ def models(as_json: Json = False) -> None:
 
 
 def _families() -> list[dict[str, Any]]:
-    from vlm.registry.registry import families
+    from vlm.registry.catalogs import families
 
     return [
         {
@@ -39,7 +39,7 @@ def _families() -> list[dict[str, Any]]:
 
 def _packaged() -> list[dict[str, Any]]:
     from vlm.build.store import packaged_models
-    from vlm.registry.registry import match_family
+    from vlm.registry.catalogs import match_family
 
     found = []
     for name, path in packaged_models().items():

@@ -29,7 +29,7 @@ class Group:
     title: str | None  # None: with the verb's own
     options: Mapping[str, Option]  # by their fields' names
     types: Mapping[str, Any]  # the fields'
-    make: Callable[[dict[str, Any]], Any]  # the values that were given -> what the verb gets
+    make: Callable[[dict[str, Any]], Any]  # the values on the command line -> what the verb gets
 
     @classmethod
     def from_fields(cls, title: str | None, make: Callable[[dict[str, Any]], Any], *configs: type) -> Group:
@@ -46,7 +46,7 @@ class Group:
     @classmethod
     def making(cls, config: type) -> Group:
         """Returns the options of a dataclass, of which one is made for the verb."""
-        return cls.from_fields(None, lambda given: config(**given), config)
+        return cls.from_fields(None, lambda values: config(**values), config)
 
     def only(self, *names: str) -> Group:
         """Returns the group with these fields alone, in this order."""
@@ -66,8 +66,8 @@ class Group:
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Makes of what typer found what the verb gets. Raises a VlmError for a value that is not allowed."""
-        given = {name: values[name] for name in self.options if values[name] not in (None, [])}
-        return self.make({name: self._value(name, value) for name, value in given.items()})
+        named = {name: values[name] for name in self.options if values[name] not in (None, [])}
+        return self.make({name: self._value(name, value) for name, value in named.items()})
 
     def _value(self, name: str, value: Any) -> Any:
         read = self.options[name].read
@@ -137,21 +137,22 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records)
 
 
-def sampling_of(given: dict[str, Any]) -> dict[str, Any]:
-    """Checks sampling options before a model is loaded, as far as they do not depend on the model's own settings."""
-    count = given.get("num_return_sequences", 1)
-    own_beams = {} if given.get("temperature") else {"num_beams": count}  # the model's may be as many
-    SamplingParams(**{**own_beams, **given})
-    return given
+def checked_sampling(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns sampling options. Raises InputError, before a model is loaded, for what is wrong with them whatever the
+    model's own settings are."""
+    count = values.get("num_return_sequences", 1)
+    own_beams = {} if values.get("temperature") else {"num_beams": count}  # the model's may be as many
+    SamplingParams(**{**own_beams, **values})
+    return values
 
 
 RUNTIME = Group.making(RuntimeConfig)
-SAMPLING = Group.from_fields("Decoding", sampling_of, SamplingParams)
+SAMPLING = Group.from_fields("Decoding", checked_sampling, SamplingParams)
 
 
-def build_of(given: dict[str, Any]) -> BuildConfig:
+def build_of(values: dict[str, Any]) -> BuildConfig:
     """Raises ConfigError for a build that the backend never makes."""
-    checked_backend(build := BuildConfig(**given))
+    checked_backend(build := BuildConfig(**values))
     return build
 
 

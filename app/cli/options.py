@@ -15,17 +15,6 @@ _dtypes = ", ".join(DTYPES)
 
 MODEL_HELP = "A packaged name, a Hub id, a Hugging Face folder, a .nemo archive, a checkpoint or an engine."
 Model = Annotated[str, typer.Option("--model", "-m", help=MODEL_HELP)]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-DType = Annotated[
-    str | None,
-    typer.Option(help=f"Computing type: {_dtypes}. [default: float32 on the CPU, bfloat16 on CUDA]"),
-]
-Threads = Annotated[
-    int | None, typer.Option(help="CPU threads at most. [default: $OMP_NUM_THREADS, or the usable cores]")
-]
-MaxNewTokens = Annotated[
-    int | None, typer.Option(help="Tokens to generate at most. [default: as many as the engine holds]")
-]
 ReferenceDType = Annotated[
     str | None,
     typer.Option(
@@ -36,7 +25,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def check_reference_dtype(dtype: str | None, wanted_by: str | None = None) -> None:
-    """InputError for an unknown type, and for any where `wanted_by`, the option that it goes with, is not given."""
+    """Raises InputError for an unknown type, and for any where `wanted_by`, the option that it goes with, is left
+    out."""
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"--reference-dtype is {dtype!r}; allowed are {_dtypes}.")
     if dtype is not None and wanted_by is not None:

@@ -19,14 +19,14 @@ class Printer:
     """Runs inputs and prints what comes. Keeps the inputs that were answered, with their outputs."""
 
     def __init__(self, pipeline: Pipeline, sampling: dict[str, Any], *, raw: bool = False):
-        """`raw`: the texts as decoded."""
+        """Prints texts as decoded where they are to be `raw`."""
         self.pipeline, self.sampling, self.raw = pipeline, sampling, raw
         self.done: list[tuple[dict[str, Any], Output]] = []
         self.failed = 0
         self.profile = Profile()
 
     def stream(self, inputs: list[dict[str, Any]]) -> None:
-        """Pieces as they are decoded."""
+        """Prints texts as they are decoded."""
         for given in inputs:
             try:
                 for piece in self.profile.timed(self.pipeline.stream(given, **self.sampling)):
@@ -39,8 +39,8 @@ class Printer:
                 self._fail(error)
 
     def whole(self, inputs: list[dict[str, Any]], json_lines: bool, places: list[str] | None = None) -> None:
-        """Whole outputs in the order of the inputs, of several outputs one after the other; `places` name the inputs in
-        errors."""
+        """Prints whole outputs in the order of the inputs, of several outputs one after the other; `places` name the
+        inputs in errors."""
         results = self.pipeline.as_completed(inputs, on_error="yield", **self.sampling)
         for index, result in _in_order(results):
             if isinstance(result, VlmError):
@@ -60,7 +60,7 @@ class Printer:
         self.failed += 1
 
     def _report(self, outputs: list[Output]) -> None:
-        """Where the time went."""
+        """Prints where the time went."""
         if not outputs:
             return
         self.profile.add(self.pipeline, outputs)
@@ -81,7 +81,7 @@ def _in_order(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
 
 
 def as_json(given: dict[str, Any], output: Output) -> str:
-    """An object on one line: what was given, then the output."""
+    """Returns an object on one line: the names of the input, then the output."""
     import json
 
     return json.dumps({**_names(given), **output_fields(output)}, ensure_ascii=False)

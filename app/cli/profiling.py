@@ -36,7 +36,7 @@ class Profile:
             self.first.append(first)
 
     def add(self, pipeline: Pipeline, outputs: list[Output]) -> None:
-        """After a call. Where nothing was streamed, the first token's time is that of all that comes before it."""
+        """Adds a call. Where nothing was streamed, the first token's time is that of all that comes before it."""
         times = pipeline.timings
         for name in self.seconds:
             self.seconds[name] += times[name]
@@ -45,7 +45,7 @@ class Profile:
         self.first += [sum(times[name] for name in STAGES[:3]) + step] * (self.requests - len(self.first))
 
     def print(self, encoder: str) -> None:
-        """A table on stderr; `encoder`: what the encoder's time is called."""
+        """Prints a table on stderr; `encoder`: what the encoder's time is called."""
         names = {"preprocess": "preprocess", "encode": encoder, "prefill": "prefill", "decode": "decode"}
         rows = [(shown, f"{self.seconds[name]:9.3f} s") for name, shown in names.items()]
         rows.append(("total", f"{self.seconds['total']:9.3f} s"))

@@ -33,7 +33,7 @@ class Progress:
             self._say(description, note)
 
     def _say(self, description: str, note: str) -> None:
-        """A line at the first call, and where there is a note every few seconds."""
+        """Prints a line at the first call, and where there is a note every few seconds."""
         now = time.monotonic()
         if description not in self._tasks or (note and now - self._tasks[description] >= SECONDS_BETWEEN_LINES):
             self._tasks[description] = now

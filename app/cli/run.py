@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
+from vlm.options import option
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import USER_ERROR, command
-from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
-from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, Json, ReferenceDType, check_reference_dtype
+from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, ReferenceDType, check_reference_dtype
 from vlm_app.cli.outputs import Printer
 from vlm_app.cli.profiling import print_profile
 from vlm_app.cli.progress import Progress
-from vlm_app.cli.run_inputs import RunInputs
-from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, prepend
-from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, InputIds, Suffix, Truncate
+from vlm_app.cli.run_inputs import RunInputs, RunSources
+from vlm_app.cli.soft_prompts import SOFT_PROMPTS, SoftPrompts, prepend
+from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, Framing
 from vlm_app.core.load_options import LoadOptions
 
 
+@dataclass(frozen=True)
+class Shown:
+    """What is printed of the outputs."""
+
+    as_json: bool = option(False, "Print JSON.", flags=("--json",))
+    raw: bool = option(False, "The text as decoded, without post-processing.")
+    run_profiling: bool = option(False, "Print where the time went.")
+
+
 @command
-@takes(sampling=SAMPLING, options=LOADING)
+@takes(
+    sources=Group.making(RunSources), framing=Group.making(Framing).only("suffix", "truncate"), sampling=SAMPLING,
+    tuned=SOFT_PROMPTS, shown=Group.making(Shown), options=LOADING,
+)  # fmt: skip
 def run(
     *,
-    image: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--image",
-            "-i",
-            help="An image or PDF file, or - for stdin; repeat it for several, which belong to one prompt (for nougat,"
-            " which takes no prompt about them: to a request each, as do a PDF's pages).",
-        ),
-    ] = None,
-    pages: Annotated[
-        str | None,
-        typer.Option("--pages", "--page", help="Of every PDF and TIFF, as in vlm ocr: 3 or 1-4,7. [default: all]"),
-    ] = None,
-    text: Annotated[
-        list[str] | None,
-        typer.Option("--text", "-t", help="For a model of texts: its input, or - for stdin, all of it; repeat it."),
-    ] = None,
+    sources: RunSources,
     model: Annotated[
         str | None,
         typer.Option(
@@ -50,24 +48,11 @@ def run(
             f" {DEFAULT_TEXT_MODEL}]",
         ),
     ] = None,
-    prompt: Annotated[
-        str | None,
-        typer.Option(
-            help="What to do, or - for stdin, in the model's own template; <image> says where an image stands. A family"
-            " that takes no text (nougat) continues it: the start of the output."
-        ),
-    ] = None,
-    raw_prompt: Annotated[str | None, typer.Option(help="The prompt as the model reads it, in no template.")] = None,
-    input_ids: InputIds = None,
-    suffix: Suffix = None,
-    truncate: Truncate = False,
+    framing: Framing,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
-    prompt_table: TableFile = None,
-    tasks: TaskNumbers = None,
-    as_json: Json = False,
-    raw: Annotated[bool, typer.Option("--raw", help="The text as decoded, without post-processing.")] = False,
-    run_profiling: Annotated[bool, typer.Option("--run-profiling", help="Print where the time went.")] = False,
+    tuned: SoftPrompts | None,
+    shown: Shown,
     check_accuracy: Annotated[
         bool, typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels, greedily.")
     ] = False,
@@ -95,9 +80,7 @@ def run(
       vlm run --image page.png --check-accuracy --run-profiling --dtype float32
     """
     check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
-    framing = {"suffix": suffix, "truncate": truncate or None}
-    run_inputs = RunInputs.from_options(image or [], text or [], prompt, raw_prompt, chat, input_ids, framing, pages)
-    tuned = SoftPrompts.read(prompt_table, tasks)
+    run_inputs = RunInputs.from_options(sources, framing, chat=chat)
     name = run_inputs.default_model() if model is None else model
     folder = None
     if check_accuracy:
@@ -112,15 +95,15 @@ def run(
         from vlm_app.cli.chat import converse
 
         run_inputs.check_pages(pipeline)
-        converse(pipeline, sampling, run_inputs.images, tuned, as_json, run_profiling)
+        converse(pipeline, sampling, run_inputs.images, tuned, shown.as_json, shown.run_profiling)
         return
-    printer = Printer(pipeline, sampling, raw=raw)
+    printer = Printer(pipeline, sampling, raw=shown.raw)
     inputs = prepend(tuned, run_inputs.inputs(pipeline))
-    if not as_json and sampling.get("num_return_sequences", 1) == 1 and (raw or sys.stdout.isatty()):
+    if not shown.as_json and sampling.get("num_return_sequences", 1) == 1 and (shown.raw or sys.stdout.isatty()):
         printer.stream(inputs)
     else:
-        printer.whole(inputs, as_json, run_inputs.places)
-    if run_profiling and printer.done:
+        printer.whole(inputs, shown.as_json, run_inputs.places)
+    if shown.run_profiling and printer.done:
         print_profile(printer.profile, pipeline)
     if folder is not None and printer.done:
         inputs, outputs = zip(*printer.done, strict=True)

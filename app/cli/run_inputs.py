@@ -8,14 +8,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
+from vlm.options import by_flag, option, same_option
 from vlm_app.cli.decoding import check_chat_model, one_prompt, packaged_chat_model
 from vlm_app.cli.options import DEFAULT_MODEL
-from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, ids_of
+from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, Framing, TextFiles, ids_of
 from vlm_app.text.token_ids import without_padding
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
     from vlm_app.text.sources import Item
+
+
+@dataclass(frozen=True)
+class RunSources:
+    """What the command line gives to a model, beside a conversation."""
+
+    image: tuple[str, ...] = option(
+        (), "An image or PDF file, or - for stdin; repeat it for several, which belong to one prompt (for nougat, which"
+        " takes no prompt about them: to a request each, as do a PDF's pages).", flags=("--image", "-i"),
+    )  # fmt: skip
+    pages: str | None = option(
+        None, "Of every PDF and TIFF, as in vlm ocr: 3 or 1-4,7.", flags=("--pages", "--page"), default="all"
+    )
+    text: tuple[str, ...] = option(
+        (), "For a model of texts: its input, or - for stdin, all of it; repeat it.", flags=("--text", "-t")
+    )
+    prompt: str | None = option(
+        None, "What to do, or - for stdin, in the model's own template; <image> says where an image stands. A family"
+        " that takes no text (nougat) continues it: the start of the output.",
+    )  # fmt: skip
+    raw_prompt: str | None = option(None, "The prompt as the model reads it, in no template.")
+    input_ids: Path | None = same_option(TextFiles, "input_ids")
 
 
 @dataclass(frozen=True)
@@ -32,58 +55,34 @@ class RunInputs:
     long_document: str | None = None  # one of several pages, of which no --pages were named
 
     @classmethod
-    def from_options(
-        cls,
-        images: list[str],
-        texts: list[str],
-        prompt: str | None,
-        raw_prompt: str | None,
-        chat: bool,
-        ids: Path | None = None,
-        framing: dict[str, Any] | None = None,
-        pages: str | None = None,
-    ) -> RunInputs:
-        """InputError, before a model is loaded, for what does not go together."""
-        words = {"--prompt": prompt is not None, "--raw-prompt": raw_prompt is not None, "--chat": chat}
-        given = [name for name, there in words.items() if there]
-        framing = {name: value for name, value in (framing or {}).items() if value is not None}
-        if ids is not None:
-            others = {
-                "--image": images,
-                "--text": texts,
-                "--pages": pages,
-                **words,
-                **{f"--{n}": True for n in framing},
-            }
-            return cls([], [], None, None, False, ids=ids_of(ids, None, others))
-        if chat and framing:
-            raise InputError(f"{listed(f'--{name}' for name in framing)} is for single requests; leave --chat out.")
-        if (images and texts) or not (images or texts or given):
-            raise InputError('give --image FILE, --prompt TEXT, --chat or --text "A text.", one kind at a time.')
-        if len(given) > 1 or (texts and set(given) - {"--prompt"}):
-            raise InputError(f"{listed(given + ['--text'] * bool(texts))} were given together; give one of them.")
-        if [*images, *texts, prompt, raw_prompt].count("-") + chat * images.count("-") > 1:
-            raise InputError("stdin (-) is asked for twice; it can be read once.")
-        if pages is not None and not images:
-            raise InputError("--pages names pages of the documents of --image; give one, or leave --pages out.")
-        found = [_pages_of(_bytes_of_stdin() if source == "-" else source, pages) for source in images]
+    def from_options(cls, sources: RunSources, framing: Framing, *, chat: bool) -> RunInputs:
+        """Reads what the options name. Raises InputError, before a model is loaded, for what does not go together."""
+        if sources.input_ids is not None:
+            others = by_flag(sources, "image", "text", "pages", "prompt", "raw_prompt")
+            others |= {"--chat": chat, **by_flag(framing, "suffix", "truncate")}
+            return cls([], [], None, None, False, ids=ids_of(sources.input_ids, others))
+        beside = {"suffix": framing.suffix, "truncate": framing.truncate or None}
+        beside = {name: value for name, value in beside.items() if value is not None}
+        _check_kinds(sources, beside, chat)
+        found = [_pages_of(_bytes_of_stdin() if name == "-" else name, sources.pages) for name in sources.image]
+        long = next((each[0].name for each in found if len(each) > 1), None)
         return cls(
             [one for each in found for one in each],
-            [one_prompt(text, verbatim=True) for text in texts],
-            None if prompt is None else one_prompt(prompt),
-            None if raw_prompt is None else one_prompt(raw_prompt, verbatim=True),
+            [one_prompt(text, verbatim=True) for text in sources.text],
+            None if sources.prompt is None else one_prompt(sources.prompt),
+            None if sources.raw_prompt is None else one_prompt(sources.raw_prompt, verbatim=True),
             chat,
-            framing=framing,
-            long_document=None if pages else next((each[0].name for each in found if len(each) > 1), None),
+            framing=beside,
+            long_document=None if sources.pages else long,
         )
 
     @property
     def places(self) -> list[str] | None:
-        """What rows of token ids are called."""
+        """Returns what rows of token ids are called."""
         return [item.place for item in self.ids] or None
 
     def default_model(self) -> str:
-        """What answers where no model is named."""
+        """Returns what answers where no model is named. Raises InputError where nothing packaged does."""
         if self.texts or self.ids:
             return DEFAULT_TEXT_MODEL
         in_words = self.chat or self.prompt is not None or self.raw_prompt is not None
@@ -98,7 +97,7 @@ class RunInputs:
             raise InputError("--check-accuracy is for single requests; leave --chat out.")
 
     def check_pages(self, pipeline: Pipeline) -> None:
-        """InputError where all pages of a long document would stand in one prompt, unasked."""
+        """Raises InputError where all pages of a long document would stand in one prompt without a word."""
         if pipeline.capabilities.takes_prompt and self.long_document:
             raise InputError(
                 f"{self.long_document} has several pages, and {pipeline.family.name} takes them all in one prompt; say"
@@ -106,7 +105,7 @@ class RunInputs:
             )
 
     def inputs(self, pipeline: Pipeline) -> list[dict[str, Any]]:
-        """One for all images and the prompt, where the family is asked in words; else one an image, or a text."""
+        """Returns one for all images and the prompt, where the family takes prompts; else one an image, or a text."""
         if self.ids:
             items = without_padding(self.ids, pipeline.config.pad_token_id)
             return [{"input_ids": item.given.get("input_ids", [])} for item in items]
@@ -121,6 +120,23 @@ class RunInputs:
             return [{"images": [source], "prompt": self.prompt} for source in self.images]
         given = {"images": self.images or None, "prompt": self.prompt, "raw_prompt": self.raw_prompt}
         return [{name: value for name, value in {**given, **self.framing}.items() if value is not None}]
+
+
+def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> None:
+    """Raises InputError for options that do not go together, or where there is nothing to do."""
+    images, texts = sources.image, sources.text
+    words = {**by_flag(sources, "prompt", "raw_prompt"), "--chat": chat or None}
+    given = [name for name, value in words.items() if value is not None]
+    if chat and framing:
+        raise InputError(f"{listed(f'--{name}' for name in framing)} is for single requests; leave --chat out.")
+    if (images and texts) or not (images or texts or given):
+        raise InputError('give --image FILE, --prompt TEXT, --chat or --text "A text.", one kind at a time.')
+    if len(given) > 1 or (texts and set(given) - {"--prompt"}):
+        raise InputError(f"{listed(given + ['--text'] * bool(texts))} were given together; give one of them.")
+    if [*images, *texts, sources.prompt, sources.raw_prompt].count("-") + chat * images.count("-") > 1:
+        raise InputError("stdin (-) is asked for twice; it can be read once.")
+    if sources.pages is not None and not images:
+        raise InputError("--pages names pages of the documents of --image; give one, or leave --pages out.")
 
 
 def _pages_of(source: str | bytes, pages: str | None) -> list[Any]:

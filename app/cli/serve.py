@@ -70,7 +70,7 @@ def serve(
 
 
 def _named(model: str) -> tuple[str, str]:
-    """NAME=MODEL, or a model by the last part of its path."""
+    """Returns (name, model) of NAME=MODEL, or of a model that is called by the last part of its path."""
     name, equals, path = model.partition("=")
     if not equals:
         name, path = model.rstrip("/").rpartition("/")[2], model
@@ -82,7 +82,7 @@ def _named(model: str) -> tuple[str, str]:
 def _loaded(
     models: dict[str, str], urls: list[str], options: LoadOptions, warm: bool | None, progress: Progress
 ) -> tuple[dict[str, Pipeline], Repositories]:
-    """A model that was named must load; of one in a repository that does not, a sentence says why."""
+    """Loads the models. One that was named must load; of one in a repository that does not, a sentence says why."""
     from vlm_app.server.repository.control import Repositories
     from vlm_app.server.repository.loading import Loader
 

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import open_regular
 from vlm.errors import InputError
+from vlm.options import option
+from vlm_app.cli.option_groups import Group
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 BASE = -1  # the task of a request without rows
 
-TableFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompt-table", help="Tuned prompts, a .npy file of floats [tasks, rows, hidden] or [rows, hidden]."
-    ),
-]
-TaskNumbers = Annotated[
-    str | None,
-    typer.Option(
-        "--tasks", help="Whose rows go before the text: one number, or one for each: 0,1,0; -1: none, the base model."
-    ),
-]
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Tuned prompts, as the command line has them."""
+
+    prompt_table: Path | None = option(
+        None, "Tuned prompts, a .npy file of floats [tasks, rows, hidden] or [rows, hidden]."
+    )
+    tasks: str | None = option(
+        None, "Whose rows go before the text: one number, or one for each: 0,1,0; -1: none, the base model."
+    )
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,8 @@ class SoftPrompts:
 
     @classmethod
     def read(cls, file: Path | None, tasks: str | None) -> SoftPrompts | None:
-        """None where there is no file. InputError, before a model is loaded, for what is no table or no task of it."""
+        """Reads a table; None where there is no file. Raises InputError, before a model is loaded, for what is no table
+        or no task of it."""
         if file is None:
             if tasks is not None:
                 raise InputError("--tasks says whose rows of a prompt table are used; add --prompt-table FILE.npy.")
@@ -60,8 +60,8 @@ class SoftPrompts:
         return cls(tables, numbers)
 
     def per_request(self, count: int) -> list[np.ndarray | None]:
-        """Each request's rows [rows, hidden], None for the base model. InputError unless there is a task for each, or
-        one for all."""
+        """Returns each request's rows [rows, hidden], None for the base model. Raises InputError unless there is a task
+        for each, or one for all."""
         if len(self.tasks) not in (1, count):
             raise InputError(f"--tasks names {len(self.tasks)} tasks for {count} requests; give one for each, or one.")
         tasks = self.tasks * count if len(self.tasks) == 1 else self.tasks
@@ -69,7 +69,7 @@ class SoftPrompts:
 
 
 def prepend(tuned: SoftPrompts | None, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The inputs with their rows."""
+    """Returns the inputs with their rows."""
     if tuned is None:
         return inputs
     rows = tuned.per_request(len(inputs))
@@ -78,8 +78,8 @@ def prepend(tuned: SoftPrompts | None, inputs: list[dict[str, Any]]) -> list[dic
 
 
 def attach_prompt_tables(tuned: SoftPrompts | None, items: Iterable[Item]) -> Iterable[Item]:
-    """The items with their rows; they are read at once where each has a task of its own. InputError unless there is one
-    for each, or one for all."""
+    """Returns the items with their rows; they are read at once where each has a task of its own. Raises InputError
+    unless there is one for each, or one for all."""
     if tuned is None:
         return items
     if len(tuned.tasks) == 1:
@@ -101,7 +101,7 @@ def _numbers(tasks: str) -> tuple[int, ...]:
 
 
 def _read(file: Path) -> np.ndarray:
-    """[tasks, rows, hidden]"""
+    """Reads [tasks, rows, hidden]. Raises InputError for a file of anything else."""
     import numpy as np
 
     option = f"--prompt-table {file}"
@@ -121,3 +121,10 @@ def _read(file: Path) -> np.ndarray:
             " give floats [tasks, rows, hidden] or [rows, hidden]."
         )
     return (found if found.ndim == 3 else found[None]).astype(np.float32)
+
+
+def _from_options(given: dict[str, Any]) -> SoftPrompts | None:
+    return SoftPrompts.read(given.get("prompt_table"), given.get("tasks"))
+
+
+SOFT_PROMPTS = Group.from_fields(None, _from_options, TableOptions)

@@ -6,30 +6,29 @@ from typing import Annotated, Any
 
 import typer
 
+from vlm.options import by_flag
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
+from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
 from vlm_app.cli.options import Json, Model
-from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, attach_prompt_tables
+from vlm_app.cli.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
 from vlm_app.core.load_options import LoadOptions
 
 
 @command
-@takes(sampling=SAMPLING, options=LOADING)
+@takes(
+    files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("prefix", "suffix", "truncate"),
+    sampling=SAMPLING, tuned=SOFT_PROMPTS, options=LOADING,
+)  # fmt: skip
 def summarize(
     *,
     text: texts.Texts = None,
-    file: texts.Files = None,
-    input_ids: texts.InputIds = None,
-    out: texts.OutFile = None,
+    files: texts.TextFiles,
     model: Model = texts.DEFAULT_TEXT_MODEL,
     by_line: Annotated[bool, typer.Option("--lines", help="A document a line, not one a file.")] = False,
-    prefix: texts.Prefix = None,
-    suffix: texts.Suffix = None,
-    truncate: texts.Truncate = False,
+    framing: texts.Framing,
     sampling: dict[str, Any],
-    prompt_table: TableFile = None,
-    tasks: TaskNumbers = None,
+    tuned: SoftPrompts | None,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -48,15 +47,15 @@ def summarize(
       vlm summarize --file article.txt --model openai-community/gpt2 --truncate --suffix " TL;DR:" --max-new-tokens 60
       vlm summarize --file notices.jsonl --prompt-table tuned.npy --tasks 0 --model ./tuned-t5
     """
-    if input_ids is not None:
-        others = {"--lines": by_line, "--prefix": prefix, "--suffix": suffix, "--truncate": truncate}
-        items = texts.ids_of(input_ids, out, {"texts": text, "--file": file, **others})
+    if files.input_ids is not None:
+        others = {"--lines": by_line, **by_flag(framing, "prefix", "suffix", "truncate")}
+        items = texts.ids_of(files.input_ids, {"texts": text, "--file": files.file, **others}, files.out)
     else:
-        items = texts.items_of(text, file, out, whole=not by_line)
-    items = attach_prompt_tables(SoftPrompts.read(prompt_table, tasks), items)
+        items = texts.items_of(text, files, whole=not by_line)
+    items = attach_prompt_tables(tuned, items)
     pipeline = texts.load_text_model(model, options)
     from vlm_app.text.tasks import summary
 
-    to_input = summary(pipeline, prefix, truncate, suffix)
-    stream = texts.streams(text, out, as_json, sampling)
-    texts.run_job(pipeline, items, to_input, out, stream, sampling=sampling, as_json=as_json)
+    to_input = summary(pipeline, framing.prefix, framing.truncate, framing.suffix)
+    stream = texts.streams(text, files.out, as_json, sampling)
+    texts.run_job(pipeline, items, to_input, files.out, stream, sampling=sampling, as_json=as_json)

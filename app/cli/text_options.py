@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from vlm.errors import InputError, listed
+from vlm.options import option
 from vlm_app.cli import decoding
 from vlm_app.cli.errors import PARTLY_FAILED, print_error
 from vlm_app.cli.progress import Progress
@@ -28,58 +30,68 @@ DEFAULT_TEXT_MODEL = "mini-t5"
 ONE: Mapping[str, Any] = {}  # sampling options that ask for one output
 
 Texts = Annotated[list[str] | None, typer.Argument(help="Texts; - reads stdin, as --file reads a file.")]
-Files = Annotated[list[Path] | None, typer.Option("--file", "-f", help="Read this file; repeat it.")]
-OutFile = Annotated[Path | None, typer.Option("--out", "-o", help="Write here. [default: stdout]")]
-Prefix = Annotated[str | None, typer.Option(help="What is put before each text, in place of T5's own words.")]
-Suffix = Annotated[str | None, typer.Option(help='What is put after each text, as it is: " TL;DR:".')]
-Truncate = Annotated[
-    bool,
-    typer.Option(
-        "--truncate",
-        help="Cut texts that are too long, at the side that the model's tokenizer says (truncation_side; mostly the"
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """Where texts come from beside arguments, and where outputs go."""
+
+    file: tuple[Path, ...] = option((), "Read this file; repeat it.", flags=("--file", "-f"))
+    input_ids: Path | None = option(
+        None, "Instead of texts: token ids, a row an input, of a .csv, .npy or .jsonl file."
+    )
+    out: Path | None = option(None, "Write here.", flags=("--out", "-o"), default="stdout")
+
+
+@dataclass(frozen=True)
+class Framing:
+    """What goes with each text."""
+
+    src_lang: str | None = option(None, "Of the texts: en, or a model's own code such as en_XX.")
+    tgt_lang: str | None = option(None, "Of the translations.")
+    prefix: str | None = option(None, "What is put before each text, in place of T5's own words.")
+    suffix: str | None = option(None, 'What is put after each text, as it is: " TL;DR:".')
+    truncate: bool = option(
+        False, "Cut texts that are too long, at the side that the model's tokenizer says (truncation_side; mostly the"
         " end). A suffix stays; a prompt leaves room for --max-new-tokens.",
-    ),
-]
-InputIds = Annotated[
-    Path | None,
-    typer.Option("--input-ids", help="Instead of texts: token ids, a row an input, of a .csv, .npy or .jsonl file."),
-]
+    )  # fmt: skip
 
 
 def items_of(
     texts: list[str] | None,
-    files: list[Path] | None,
-    out: Path | None,
+    files: TextFiles,
+    *,
     whole: bool = False,
     of_json: Callable[[Item], Item] | None = None,
 ) -> Iterator[Item]:
-    """The texts of arguments, or of files, whose lines of JSON `of_json` reads. InputError, before a model is loaded,
-    unless one of both is given, for a file that is not there, and for an output that cannot be written."""
+    """Returns the texts of arguments, or of files, whose lines of JSON `of_json` reads. Raises InputError, before a
+    model is loaded, unless one of both is given, for a file that is not there, and for an output that cannot be
+    written."""
     from vlm_app.text.sources import from_arguments, from_file, text_of
 
-    if bool(texts) == bool(files):
+    if bool(texts) == bool(files.file):
         raise InputError('give texts or files: "A text.", - for stdin, or --file FILE.')
-    for file in files or ():
+    for file in files.file:
         _check_readable(file)
-    check_output("--out", out, files or ())
-    if files:
-        return chain.from_iterable(from_file(file, whole, of_json or text_of) for file in files)
+    check_output("--out", files.out, files.file)
+    if files.file:
+        return chain.from_iterable(from_file(file, whole, of_json or text_of) for file in files.file)
     return from_arguments(texts, whole)
 
 
-def ids_of(file: Path, out: Path | None, others: Mapping[str, object]) -> list[Item]:
-    """The token ids of a file. InputError, before a model is loaded, for what is none, and for the `others`, options of
-    texts by their names, that were given."""
+def ids_of(file: Path, others: Mapping[str, object], out: Path | None = None) -> list[Item]:
+    """Returns the token ids of a file. Raises InputError, before a model is loaded, for what is none, and for the
+    `others`, options of texts by their names, that were given."""
     from vlm_app.text.token_ids import read_token_ids
 
-    if unsupported := [name for name, value in others.items() if value not in (None, False, [])]:
+    if unsupported := [name for name, value in others.items() if value not in (None, False, [], ())]:
         raise InputError(f"--input-ids stands for the texts as the model reads them; leave {listed(unsupported)} out.")
     check_output("--out", out, [file])
     return read_token_ids(file)
 
 
 def _check_readable(file: Path) -> None:
-    """A pipe will do, too."""
+    """Raises InputError for a file that is not there or cannot be read; a pipe will do, too."""
     from vlm_app.text.sources import check_ends
 
     if file.is_dir() or not file.exists():
@@ -93,7 +105,7 @@ def _check_readable(file: Path) -> None:
 
 
 def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> None:
-    """InputError for a file that cannot be written or that is read; leaves nothing behind."""
+    """Raises InputError for a file that cannot be written or that is read; leaves nothing behind."""
     if out is None:
         return
     new = not os.path.lexists(out)
@@ -110,13 +122,13 @@ def check_output(option: str, out: Path | None, inputs: Sequence[Path] = ()) -> 
 
 
 def streams(texts: list[str] | None, out: Path | None, as_json: bool, sampling: Mapping[str, Any] = ONE) -> bool:
-    """A lone text's only output on a terminal appears as it is decoded."""
+    """Says whether an output appears as it is decoded: a lone text's only one, on a terminal."""
     several = sampling.get("num_return_sequences", 1) > 1
     return is_alone(texts) and not as_json and not several and _on_terminal(out)
 
 
 def is_alone(texts: list[str] | None) -> bool:
-    """Is it one text, not a file's or stdin's?"""
+    """Says whether it is one text, not a file's or stdin's."""
     return texts is not None and len(texts) == 1 and texts != ["-"]
 
 
@@ -173,7 +185,7 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
 
 
 def load_text_model(model: str, options: LoadOptions) -> Pipeline:
-    """InputError for a model that takes no text."""
+    """Loads a model. Raises InputError for one that takes no text."""
     pipeline = decoding.load(model, options)
     if not pipeline.capabilities.takes_text:
         raise InputError(f"{model} takes {pipeline.family.inputs[0]}, not text; vlm models lists what takes text.")

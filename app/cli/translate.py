@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from vlm.options import by_flag
 from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import LOADING, SAMPLING, takes
+from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
 from vlm_app.cli.options import Json, Model
-from vlm_app.cli.soft_prompts import SoftPrompts, TableFile, TaskNumbers, attach_prompt_tables
+from vlm_app.cli.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
 from vlm_app.core.load_options import LoadOptions
 
 
 @command
-@takes(sampling=SAMPLING, options=LOADING)
+@takes(
+    files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing), sampling=SAMPLING, tuned=SOFT_PROMPTS,
+    options=LOADING,
+)  # fmt: skip
 def translate(
     *,
     text: texts.Texts = None,
-    file: texts.Files = None,
-    input_ids: texts.InputIds = None,
-    out: texts.OutFile = None,
+    files: texts.TextFiles,
     model: Model = texts.DEFAULT_TEXT_MODEL,
-    src_lang: Annotated[str | None, typer.Option(help="Of the texts: en, or a model's own code such as en_XX.")] = None,
-    tgt_lang: Annotated[str | None, typer.Option(help="Of the translations.")] = None,
-    prefix: texts.Prefix = None,
-    suffix: texts.Suffix = None,
-    truncate: texts.Truncate = False,
+    framing: texts.Framing,
     sampling: dict[str, Any],
-    prompt_table: TableFile = None,
-    tasks: TaskNumbers = None,
+    tuned: SoftPrompts | None,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -49,18 +44,20 @@ def translate(
       vlm translate --input-ids ids.npy --model facebook/bart-base --early-stopping never --num-beams 6
       vlm translate --file lines.txt --prompt-table tuned.npy --tasks 2 --model ./tuned-t5 --prefix ""
     """
-    if input_ids is not None:
-        others = {"--src-lang": src_lang, "--prefix": prefix, "--suffix": suffix, "--truncate": truncate}
-        items = texts.ids_of(input_ids, out, {"texts": text, "--file": file, **others})
+    if files.input_ids is not None:
+        others = by_flag(framing, "src_lang", "prefix", "suffix", "truncate")
+        items = texts.ids_of(files.input_ids, {"texts": text, "--file": files.file, **others}, files.out)
     else:
-        items = texts.items_of(text, file, out)
-    items = attach_prompt_tables(SoftPrompts.read(prompt_table, tasks), items)
+        items = texts.items_of(text, files)
+    items = attach_prompt_tables(tuned, items)
     pipeline = texts.load_text_model(model, options)
     from vlm_app.text.tasks import translation, translation_of_ids
 
-    if input_ids is None:
-        to_input = translation(pipeline, src_lang, tgt_lang, prefix, truncate, suffix)
+    if files.input_ids is None:
+        to_input = translation(
+            pipeline, framing.src_lang, framing.tgt_lang, framing.prefix, framing.truncate, framing.suffix
+        )
     else:
-        to_input = translation_of_ids(pipeline, tgt_lang)
-    stream = texts.streams(text, out, as_json, sampling)
-    texts.run_job(pipeline, items, to_input, out, stream, sampling=sampling, as_json=as_json)
+        to_input = translation_of_ids(pipeline, framing.tgt_lang)
+    stream = texts.streams(text, files.out, as_json, sampling)
+    texts.run_job(pipeline, items, to_input, files.out, stream, sampling=sampling, as_json=as_json)

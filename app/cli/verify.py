@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm_app.cli.errors import command, print_error
-from vlm_app.cli.options import Device, Json, ReferenceDType, Threads, check_reference_dtype
+from vlm_app.cli.option_groups import RUNTIME, takes
+from vlm_app.cli.options import Json, ReferenceDType, check_reference_dtype
 from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
@@ -21,7 +23,9 @@ DIFFERS = 1
 
 
 @command
+@takes(runtime=RUNTIME.only("device", "threads"))
 def verify(
+    *,
     engine: Annotated[str, typer.Argument(help="An engine directory; or what `vlm run --model` takes.")],
     against: Annotated[str, typer.Option("--against", help="The Hugging Face folder (or Hub id) it was made of.")],
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate for each input.")] = 24,
@@ -34,8 +38,7 @@ def verify(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     reference_dtype: ReferenceDType = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    runtime: RuntimeConfig,
     as_json: Json = False,
 ) -> None:
     """Compare an engine with Hugging Face, token by token, on random prompts, texts and images, all in one batch.
@@ -61,14 +64,13 @@ def verify(
     if tolerance is not None and not 0 <= tolerance < math.inf:
         raise InputError(f"--tolerance is {tolerance}; it must be 0 or a positive number.")
     import vlm
-    from vlm.config import RuntimeConfig
     from vlm_app.reference.huggingface import folder_of
     from vlm_app.reference.verification import Allowed
     from vlm_app.reference.verification import verify as compare
 
     with Progress() as progress:
         folder = folder_of(against, progress=progress)
-        pipeline = vlm.load(engine, runtime=RuntimeConfig(device, threads=threads), progress=progress)
+        pipeline = vlm.load(engine, runtime=runtime, progress=progress)
     build = pipeline.engine.build
     allowed = Allowed.for_build(build, tolerance)
     found = compare(pipeline, folder, new_tokens, seed, reference_dtype)

@@ -21,7 +21,7 @@ def read_arch(arch: str) -> str | dict[str, Any]:
 
 def hf_config(arch: str) -> dict[str, Any]:
     """The Hugging Face configuration of either; ConfigError for an unknown name."""
-    from vlm.registry.registry import architecture
+    from vlm.registry.catalogs import architecture
 
     shape = read_arch(arch)
     return shape if isinstance(shape, dict) else architecture(shape)[1]

@@ -6,7 +6,7 @@ import functools
 import html
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline, TextDelta
     from vlm.processing.workers import ImageFile
 
-Handler = Callable[..., AsyncIterator[Any]]
+Handler = Callable[..., AsyncGenerator[Any, None]]
 log = logging.getLogger("vlm.demo")
 ENDINGS = {"length": "it reached the most tokens allowed", "loop": "it began to repeat itself"}
 
@@ -60,7 +60,7 @@ class Clock:
 
 async def answers(
     model: AsyncPipeline, source: dict[str, Any], files: list[ImageFile], sampling: dict[str, Any]
-) -> AsyncIterator[tuple[str, str]]:
+) -> AsyncGenerator[tuple[str, str], None]:
     """(text so far, timing) of one input; leaving it early aborts the request. Raises InputError and its kin."""
     clock, text = Clock(), ""
     request = await model.request(source, files, **sampling)
@@ -75,7 +75,7 @@ def guarded(handler: Handler) -> Handler:
     """Shows a mistake as its one sentence, and of our own ones no more than where to look."""
 
     @functools.wraps(handler)
-    async def shown(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+    async def shown(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         try:
             async with aclosing(handler(*args, **kwargs)) as states:
                 async for state in states:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from vlm_app.demo import examples
 from vlm_app.demo.answers import answers, guarded
 from vlm_app.demo.documents import UploadedPage
 from vlm_app.demo.models import Models, takes_images
-from vlm_app.demo.parts import LATEX, Controls, given, model_choice, sampling_controls, timing_line
+from vlm_app.demo.parts import LATEX, UNLISTED, Controls, given, model_choice, sampling_controls, timing_line
 
 NOTHING = {"text": "", "files": []}
 
@@ -62,11 +62,10 @@ class AskTab:
         shown = [chat, timing, turns, box]
         submission = box.submit(
             guarded(self.answer), [box, turns, model], shown,
-            inputs_kwargs=sampling, show_progress_on=timing, api_name="ask",
+            inputs_kwargs={**sampling}, show_progress_on=timing, api_name="ask",
         )  # fmt: skip
-        private = {"cancels": [submission], "api_visibility": "private", "show_progress": "hidden"}
-        stop.click(None, **private)
-        gr.on([new.click, chat.clear], forgotten, outputs=shown, **private)
+        stop.click(None, cancels=[submission], **UNLISTED)
+        gr.on([new.click, chat.clear], forgotten, outputs=shown, cancels=[submission], **UNLISTED)
 
     def _conversation(self) -> tuple[gr.Chatbot, gr.MultimodalTextbox]:
         hint = "Attach or paste an image and ask about it" if self.sees else "Ask something"
@@ -88,7 +87,7 @@ class AskTab:
 
     async def answer(
         self, question: dict[str, Any], turns: tuple[Turn, ...], model: str, **sampling: Any
-    ) -> AsyncIterator[tuple[list[dict[str, Any]], str, tuple[Turn, ...], dict[str, Any]]]:
+    ) -> AsyncGenerator[tuple[list[dict[str, Any]], str, tuple[Turn, ...], dict[str, Any]], None]:
         """The conversation with the answer as it grows, and the timing. A question that fails is as if it had not been
         asked."""
         turns = (*turns, _question_turn(question))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vlm.options import at_least, check_limits, option, positive
+from vlm.options import check_limits, option
 from vlm.processing.worker_process import Budget
+from vlm.ranges import at_least, positive
 from vlm_app.core.listening import check_names, check_port, listener
 
 

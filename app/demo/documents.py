@@ -18,7 +18,7 @@ PREVIEW_WIDTH = 900  # pixels
 
 @dataclass(frozen=True)
 class UploadedPage:
-    """Returns a page, counted from 1, which is drawn where its pixel values are made."""
+    """Names a page, counted from 1, which is drawn where its pixel values are made."""
 
     path: str | None
     page: float | None
@@ -27,13 +27,15 @@ class UploadedPage:
         return page_image(self.path, self.page)
 
 
-def num_pages(path: str | None) -> int:
+def num_pages(path: str) -> int:
     with closing(_opened(path)) as document:
         return document.num_pages
 
 
 def page_image(path: str | None, page: float | None) -> Image.Image:
-    """A page, counted from 1. Raises DocumentError and ImageError that name the file as it was uploaded."""
+    """Returns a page, counted from 1. Raises DocumentError and ImageError that name the file as it was uploaded."""
+    if path is None:
+        raise InputError("there is no document yet; choose a PDF or an image, or take an example.")
     with closing(_opened(path)) as document:
         if page is None or not 1 <= page <= document.num_pages:
             have = "1 page" if document.num_pages == 1 else f"{document.num_pages} pages"
@@ -59,9 +61,7 @@ def uploaded_name(path: str) -> str:
     return Path(path).name
 
 
-def _opened(path: str | None) -> Document:
-    if path is None:
-        raise InputError("there is no document yet; choose a PDF or an image, or take an example.")
+def _opened(path: str) -> Document:
     try:
         return open_document(path)
     except InputError as error:
@@ -69,5 +69,5 @@ def _opened(path: str | None) -> Document:
 
 
 def _with_own_name(error: InputError, path: str) -> InputError:
-    """Without the folder that uploads are kept in."""
+    """Returns an error that does not tell the folder that uploads are kept in."""
     return type(error)(str(error).replace(path, uploaded_name(path)), error.kind)

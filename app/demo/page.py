@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gradio as gr
+from gradio import themes
 
 from vlm_app.demo.ask import AskTab
 from vlm_app.demo.models import ASK, READ, WRITE, Models, models_of
@@ -29,9 +30,9 @@ ABOUT = {  # what the packaged models are good for; they answer all the same
 }
 
 
-def theme() -> gr.themes.Base:
+def theme() -> themes.Base:
     """Fonts of the system: nothing is fetched."""
-    return gr.themes.Default(
+    return themes.Default(
         primary_hue="blue",
         font=["system-ui", "sans-serif"],
         font_mono=["ui-monospace", "monospace"],

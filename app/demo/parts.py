@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import gradio as gr
+from gradio.components import Component
 
 from vlm.requests.sampling_params import SamplingParams
 
-Controls = dict[str, gr.components.Component]  # by the fields of SamplingParams that they set
+Controls = dict[str, Component]  # by the fields of SamplingParams that they set
+
+
+class Unlisted(TypedDict):
+    """How an event is bound that is part of the page alone."""
+
+    api_visibility: Literal["private"]
+    show_progress: Literal["hidden"]
+
+
+UNLISTED: Unlisted = {"api_visibility": "private", "show_progress": "hidden"}
 # as Nougat writes them; a dollar is money
 LATEX = [
     {"left": "\\(", "right": "\\)", "display": False},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -12,7 +12,7 @@ from vlm.processing.documents import IMAGE_SUFFIXES, PDF_SUFFIX
 from vlm_app.demo import documents, examples
 from vlm_app.demo.answers import answers, guarded
 from vlm_app.demo.models import Models
-from vlm_app.demo.parts import LATEX, given, model_choice, sampling_controls, timing_line
+from vlm_app.demo.parts import LATEX, UNLISTED, given, model_choice, sampling_controls, timing_line
 
 
 class ReadTab:
@@ -35,14 +35,13 @@ class ReadTab:
                 text = self._markdown()
         gr.Examples([[path] for path in examples.pages()], document, label="Examples")
         sampling = sampling_controls()
-        private = {"api_visibility": "private", "show_progress": "hidden"}
-        document.change(guarded(self.open), document, [page, picture, text, timing], **private)
-        page.input(guarded(self.turn), [document, page], picture, **private)
+        document.change(guarded(self.open), document, [page, picture, text, timing], **UNLISTED)
+        page.input(guarded(self.turn), [document, page], picture, **UNLISTED)
         reading = read.click(
             guarded(self.read), [document, page, model], [text, timing],
-            inputs_kwargs=sampling, show_progress_on=timing, api_name="read",
+            inputs_kwargs={**sampling}, show_progress_on=timing, api_name="read",
         )  # fmt: skip
-        stop.click(None, cancels=[reading], **private)
+        stop.click(None, cancels=[reading], **UNLISTED)
 
     def _document(self) -> tuple[gr.File, gr.Number]:
         kinds = sorted({*IMAGE_SUFFIXES, PDF_SUFFIX})
@@ -57,21 +56,21 @@ class ReadTab:
             elem_classes="page",
         )  # fmt: skip
 
-    async def open(self, document: str | None) -> AsyncIterator[tuple[Any, ...]]:
+    async def open(self, document: str | None) -> AsyncGenerator[tuple[Any, ...], None]:
         """The first page of a new document, after nothing has been left of the last one."""
         yield gr.update(value=1, label="Page"), None, "", ""
         if document is not None:
             count, picture = await self._draw(documents.first_page, document)
             yield gr.update(value=1, label=f"Page (of {count})"), picture, "", ""
 
-    async def turn(self, document: str | None, page: int | None) -> AsyncIterator[Any]:
+    async def turn(self, document: str | None, page: int | None) -> AsyncGenerator[Any, None]:
         """Another page of it."""
         if document is not None and page is not None:
             yield await self._draw(documents.preview, document, page)
 
     async def read(
         self, document: str | None, page: int | None, model: str, **sampling: Any
-    ) -> AsyncIterator[tuple[str, str]]:
+    ) -> AsyncGenerator[tuple[str, str], None]:
         """The page's markdown as it grows, and the timing."""
         files = [documents.UploadedPage(document, page)]
         async with aclosing(answers(self.models[model], {}, files, given(sampling))) as states:

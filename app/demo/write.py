@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -12,7 +12,7 @@ from vlm.errors import InputError
 from vlm_app.demo import examples
 from vlm_app.demo.answers import answers, guarded
 from vlm_app.demo.models import Models
-from vlm_app.demo.parts import given, model_choice, sampling_controls, timing_line
+from vlm_app.demo.parts import UNLISTED, given, model_choice, sampling_controls, timing_line
 from vlm_app.text.tasks import NAMES, summary, translation
 
 TRANSLATE, SUMMARIZE = "Translate", "Summarize"
@@ -35,14 +35,13 @@ class WriteTab:
         lines = [[line, TRANSLATE] for line in examples.SENTENCES] + [[n, SUMMARIZE] for n in examples.notices()]
         gr.Examples(lines, [text, task], label="Examples")
         sampling = sampling_controls()
-        private = {"api_visibility": "private", "show_progress": "hidden"}
-        gr.on([task.change, model.change], self.choices, [task, model], [source, target], **private)
+        gr.on([task.change, model.change], self.choices, [task, model], [source, target], **UNLISTED)
         writing = gr.on(
             [run.click, text.submit], guarded(self.write), [text, task, source, target, truncate, model],
             [result, timing],
-            inputs_kwargs=sampling, show_progress_on=timing, api_name="write",
+            inputs_kwargs={**sampling}, show_progress_on=timing, api_name="write",
         )  # fmt: skip
-        stop.click(None, cancels=[writing], **private)
+        stop.click(None, cancels=[writing], **UNLISTED)
 
     def _settings(self) -> tuple[gr.Dropdown, gr.Radio, gr.Dropdown, gr.Dropdown, gr.Checkbox]:
         known = self.languages(next(iter(self.models)))
@@ -54,20 +53,21 @@ class WriteTab:
         return model, task, *languages, truncate
 
     def _texts(self) -> tuple[gr.Textbox, gr.Textbox]:
-        size = {"lines": 8, "max_lines": 16}
         with gr.Row(equal_height=True):
-            text = gr.Textbox(label="Text", placeholder="Type or paste a text", **size)
-            return text, gr.Textbox(label="Result", interactive=False, buttons=["copy"], **size)
+            text = gr.Textbox(label="Text", placeholder="Type or paste a text", lines=8, max_lines=16)
+            result = gr.Textbox(label="Result", interactive=False, buttons=["copy"], lines=8, max_lines=16)
+        return text, result
 
     def choices(self, task: str, model: str) -> tuple[Any, Any]:
         """The languages of a model, where it is told them."""
         known = self.languages(model)
         visible = task == TRANSLATE and bool(known)
-        return tuple(gr.update(choices=_choices(known), value=_nth(known, n), visible=visible) for n in (0, 1))
+        source, target = (gr.update(choices=_choices(known), value=_nth(known, n), visible=visible) for n in (0, 1))
+        return source, target
 
     async def write(
         self, text: str, task: str, source: str | None, target: str | None, truncate: bool, model: str, **sampling: Any
-    ) -> AsyncIterator[tuple[str, str]]:
+    ) -> AsyncGenerator[tuple[str, str], None]:
         """The translation or summary as it grows, and the timing."""
         if not text.strip():
             raise InputError("the text is empty; type one, or take an example.")

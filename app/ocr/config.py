@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlm.errors import InputError
-from vlm.options import Range, at_least, check_limits, option, same_option
+from vlm.options import check_limits, option, same_option
+from vlm.ranges import Range, at_least
 from vlm.requests.sampling_params import SamplingParams
 
 
@@ -30,8 +31,8 @@ class JobConfig:
         check_limits(self, flags=True)
 
     def sampling(self, attempt: int) -> dict[str, Any]:
-        """Greedy at first. A page that loops would loop again: further attempts draw, ever more freely, and give the
-        same text whenever they are made."""
+        """Returns the settings of an attempt, greedy at first. A page that loops would loop again: further attempts
+        draw, ever more freely, and give the same text whenever they are made."""
         first = {"max_new_tokens": self.max_new_tokens}
         if not attempt:
             return first

@@ -10,7 +10,7 @@ import torch
 from vlm.artifacts.files import read_json
 from vlm.build.store import locate
 from vlm.errors import InputError
-from vlm.registry.registry import converter_of
+from vlm.registry.catalogs import converter_of
 
 
 def quiet() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vlm.artifacts.files import read_json
 from vlm.errors import InputError
-from vlm.registry.registry import match_family
+from vlm.registry.catalogs import match_family
 from vlm_app.reference.accuracy import fitting_beside, greedy
 from vlm_app.reference.random_inputs import RandomInputs
 from vlm_app.reference.reference import Reference

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
@@ -60,7 +60,7 @@ def _end(suffix: str | None) -> dict[str, str]:
 
 
 def _with_codes(
-    ids: dict[str, int],
+    ids: Mapping[str, int],
     source: str | None,
     target: str | None,
     prefix: str | None,
@@ -76,7 +76,7 @@ def _with_codes(
     return lambda text: {"text": text, **fields}
 
 
-def _check_codes(ids: dict[str, int], *codes: str | None) -> None:
+def _check_codes(ids: Mapping[str, int], *codes: str | None) -> None:
     for code in codes:
         if code is not None and code not in ids:
             raise InputError(f"language {code!r} is unknown; this model knows {listed(sorted(ids), 60)}.")

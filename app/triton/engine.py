@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import Future
 from contextlib import aclosing
 from typing import Any
@@ -72,7 +72,7 @@ class Engine:
             sender.send(failure(error))
         sender.send(flags=final)
 
-    async def _tensors(self, inputs: Tensors, every: bool) -> AsyncIterator[Tensors]:
+    async def _tensors(self, inputs: Tensors, every: bool) -> AsyncGenerator[Tensors, None]:
         """A request's outputs: all of them when they have ended, or at every step the ones so far."""
         items = read_batch(self._processor, inputs)
         found = PartialOutputs(items)
@@ -83,7 +83,7 @@ class Engine:
         if not every:
             yield write_batch(self._processor, items, found.rows)
 
-    async def _stream(self, item: GenerationInput) -> AsyncIterator[TextDelta]:
+    async def _stream(self, item: GenerationInput) -> AsyncGenerator[TextDelta, None]:
         request = await self._model.request(item.source, item.files, **item.sampling)
         async with aclosing(self._model.stream(request)) as deltas:
             async for delta in deltas:

@@ -32,7 +32,7 @@ from vlm.artifacts.weights import TensorSource
 from vlm.convert.roles import module_layout
 from vlm.convert.rules import Drop, Rename, apply_rules
 from vlm.errors import CheckpointError, ConfigError, listed
-from vlm.registry.registry import model_spec
+from vlm.registry.catalogs import model_spec
 
 WANTED = re.compile(rf".+\.pt|dict(\..+)?\.txt|{CODES.pattern}|{SENTENCEPIECE.pattern}")  # of an archive's files
 GENERATION = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}

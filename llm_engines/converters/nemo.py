@@ -27,7 +27,7 @@ from vlm.artifacts.weights import TensorSource
 from vlm.convert.roles import module_layout
 from vlm.convert.rules import apply_rules
 from vlm.errors import CheckpointError, ConfigError, VlmError
-from vlm.registry.registry import model_spec
+from vlm.registry.catalogs import model_spec
 
 CONFIG = "model_config.yaml"
 MOST_YAML = 2**20  # bytes

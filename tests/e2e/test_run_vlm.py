@@ -14,7 +14,7 @@ import vlm
 from tests import tiny
 from tests.prompted_kit import ASKED_WITH_IMAGES, DECODERS, call, ids, pictures, saved, text, tuned_continued
 from vlm.build.store import ASSETS
-from vlm.registry import registry
+from vlm.registry import catalogs
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "10")
 
@@ -27,7 +27,7 @@ def cache(tmp_path_factory, monkeypatch):
 @pytest.fixture(scope="module", params=ASKED_WITH_IMAGES)
 def asked(request, tmp_path_factory):
     """A model that takes images in its prompts: its name, its folder, its pipeline."""
-    if request.param not in registry.families():
+    if request.param not in catalogs.families():
         pytest.skip(f"no installed catalog brings the family {request.param} yet")
     folder = tmp_path_factory.mktemp(request.param)
     saved(request.param, folder)
@@ -36,7 +36,7 @@ def asked(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory):
-    if "llava" not in registry.families():
+    if "llava" not in catalogs.families():
         pytest.skip("no installed catalog brings the family llava yet")
     folder = tmp_path_factory.mktemp("llava")
     saved("llava", folder)

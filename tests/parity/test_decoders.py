@@ -7,6 +7,7 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
+from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, LimitError
@@ -16,25 +17,32 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq
           "original_max_position_embeddings": 32}  # fmt: skip
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 MODELS = {
-    "llama": lambda: tiny.llama(),
-    "llama: grouped queries, biases": lambda: tiny.llama(
-        seed=1, num_key_value_heads=2, attention_bias=True, mlp_bias=True),
-    "llama: heads of their own width, tied": lambda: tiny.llama(head_dim=12, tie_word_embeddings=True),
-    "llama: linear": lambda: tiny.llama(rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
-    "llama: dynamic": lambda: tiny.llama(
-        rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}),
-    "llama 3.1": lambda: tiny.llama(rope_parameters=LLAMA3, num_key_value_heads=1),
-    "llama: yarn": lambda: tiny.llama(rope_parameters=YARN),
-    "mistral": lambda: tiny.llama(kind="mistral", num_key_value_heads=2, sliding_window=None, hidden_act="gelu"),
-    "opt": lambda: tiny.opt(),
-    "opt-350m: norms after, projected": lambda: tiny.opt(
-        seed=1, do_layer_norm_before=False, word_embed_proj_dim=20),
-    "opt: no biases, gelu": lambda: tiny.opt(enable_bias=False, activation_function="gelu"),
-    "gpt2": lambda: tiny.gpt2(),
-    "gpt2: wide, relu, unscaled, own head": lambda: tiny.gpt2(
-        n_inner=20, activation_function="relu", scale_attn_weights=False, tie_word_embeddings=False, spread=0.15),
-    "starcoder": lambda: tiny.gpt2(multi_query=True),
-    "gpt_bigcode of many heads": lambda: tiny.gpt2(multi_query=False),
+    "llama": {
+        "llama": lambda: tiny.llama(),
+        "llama: grouped queries, biases": lambda: tiny.llama(
+            seed=1, num_key_value_heads=2, attention_bias=True, mlp_bias=True),
+        "llama: heads of their own width, tied": lambda: tiny.llama(head_dim=12, tie_word_embeddings=True),
+        "llama: linear": lambda: tiny.llama(
+            rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}),
+        "llama: dynamic": lambda: tiny.llama(
+            rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}),
+        "llama 3.1": lambda: tiny.llama(rope_parameters=LLAMA3, num_key_value_heads=1),
+        "llama: yarn": lambda: tiny.llama(rope_parameters=YARN),
+        "mistral": lambda: tiny.llama(kind="mistral", num_key_value_heads=2, sliding_window=None, hidden_act="gelu"),
+    },
+    "opt": {
+        "opt": lambda: tiny.opt(),
+        "opt-350m: norms after, projected": lambda: tiny.opt(
+            seed=1, do_layer_norm_before=False, word_embed_proj_dim=20),
+        "opt: no biases, gelu": lambda: tiny.opt(enable_bias=False, activation_function="gelu"),
+    },
+    "gpt2": {
+        "gpt2": lambda: tiny.gpt2(),
+        "gpt2: wide, relu, unscaled, own head": lambda: tiny.gpt2(
+            n_inner=20, activation_function="relu", scale_attn_weights=False, tie_word_embeddings=False, spread=0.15),
+        "starcoder": lambda: tiny.gpt2(multi_query=True),
+        "gpt_bigcode of many heads": lambda: tiny.gpt2(multi_query=False),
+    },
 }  # fmt: skip
 
 
@@ -46,11 +54,13 @@ def inputs_of(prompts):
     return [{"decoder_prompt_token_ids": prompt} for prompt in prompts]
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_greedy_tokens_and_log_probabilities(make, tmp_path):
-    model = make()
+@pytest.mark.parametrize("case", parity(MODELS))
+def test_greedy_tokens_and_log_probabilities(case, tmp_path):
+    model = case.make()
     prompts = tiny.prompts(model, LENGTHS)
-    found = pipeline(model, tmp_path).generate(inputs_of(prompts), max_new_tokens=20)
+    pipe = pipeline(model, tmp_path)
+    assert pipe.family.name == case.family
+    found = pipe.generate(inputs_of(prompts), max_new_tokens=20)
     assert [out.token_ids for out in found] == [tiny.hf_continued(model, p, 20) for p in prompts]
     assert len({tuple(out.token_ids) for out in found}) > 3, "the prompts make no difference"
     for prompt, out in zip(prompts, found, strict=True):

@@ -11,6 +11,7 @@ from transformers import MT5EncoderModel, T5EncoderModel
 import vlm
 from tests import tiny
 from tests.engines import engine_dir
+from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
@@ -18,6 +19,7 @@ from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, EngineError, InputError, LimitError
+from vlm.registry.catalogs import match_family
 
 LENGTHS = (14, 3, 21, 1, 7)
 CPU = RuntimeConfig(device="cpu")
@@ -31,14 +33,15 @@ KINDS = {"t5": (lambda: tiny.t5(seed=1), T5EncoderModel), "t5 v1.1": (t5_v1_1, T
          "mt5": (lambda: tiny.t5(multilingual=True, tied=False), MT5EncoderModel)}  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=parity({"t5-encoder": KINDS}))
 def subject(request, tmp_path_factory):
     """(Hugging Face's encoder, the folder that it is saved in, and that of the whole model)"""
-    make, kind = KINDS[request.param]
+    make, kind = request.param.make
     folder = tmp_path_factory.mktemp("encoder")
     make().save_pretrained(folder / "whole")
     encoder = kind.from_pretrained(folder / "whole").eval()
     encoder.save_pretrained(folder / "alone")
+    assert match_family(encoder.config.to_dict()).name == request.param.family
     return encoder, folder / "alone", folder / "whole"
 
 

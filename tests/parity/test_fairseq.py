@@ -8,6 +8,7 @@ import torch
 import vlm
 from llm_engines.converters.fairseq import parse
 from tests.fairseq_kit import Published
+from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
@@ -37,12 +38,14 @@ SHAPES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("options", "written"), SHAPES.values(), ids=SHAPES)
-def test_tokens_and_log_probabilities(options, written, tmp_path):
+@pytest.mark.parametrize("case", parity({"fairseq": SHAPES}))
+def test_tokens_and_log_probabilities(case, tmp_path):
+    options, written = case.make
     model = Published(seed=5, **options)
     folder = model.write(tmp_path / "fairseq", **written)
     engine = build_engine(convert_folder(folder, tmp_path / "ckpt"), tmp_path / "engine", BuildConfig())
     pipe = Pipeline(engine, RuntimeConfig(device="cpu", burst=3, max_batch_size=3))
+    assert pipe.family.name == case.family
     found = pipe.generate(TEXTS, max_new_tokens=12)
     for text, out in zip(TEXTS, found, strict=True):
         ids = [4 + int(word[1:]) if word != "unheard" else 3 for word in text.split()] + [2]

@@ -7,9 +7,9 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
+from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
-from vlm.registry import registry
 from vlm.requests.image import Image
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -28,30 +28,15 @@ def cpu(**options) -> RuntimeConfig:
     return RuntimeConfig(device="cpu", **options)
 
 
-def test_every_family_has_a_parity_case():
-    assert set(registry.families()) == {
-        "nougat",
-        "t5",
-        "t5-encoder",
-        "bart",
-        "fairseq",
-        "llama",
-        "opt",
-        "gpt2",
-        "llava",
-        "blip2-opt",
-        "blip2-t5",
-        "vila",
-    }, "a new family needs its parity file; then name it here"
-
-
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-def test_tokens_and_log_probabilities(shape, tmp_path):
-    model = tiny.nougat(seed=3, spread=0.15, **shape)
+@pytest.mark.parametrize("case", parity({"nougat": SHAPES}))
+def test_tokens_and_log_probabilities(case, tmp_path):
+    model = tiny.nougat(seed=3, spread=0.15, **case.make)
     images = tiny.images(model, 5)
     want = tiny.hf_tokens(model, images, 24)
-    found = pipeline(model, tmp_path).generate([{"pixel_values": image} for image in images], max_new_tokens=24,
-                                               loop_detection=False)  # fmt: skip
+    pipe = pipeline(model, tmp_path)
+    assert pipe.family.name == case.family
+    inputs = [{"pixel_values": image} for image in images]
+    found = pipe.generate(inputs, max_new_tokens=24, loop_detection=False)
     assert [out.token_ids for out in found] == want
     for image, out in zip(images, found, strict=True):
         ids = torch.tensor([[0, *out.token_ids]])

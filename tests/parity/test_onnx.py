@@ -11,6 +11,7 @@ from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.parity import test_decoders as decoders
 from tests.parity import test_vision_language as seeing
+from tests.parity.cases import flat
 from tests.parity.test_beam_search import check, hf_beams
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
@@ -48,7 +49,7 @@ def of_texts(texts):
 
 # --- decoders alone ---
 @pytest.mark.slow
-@pytest.mark.parametrize("make", decoders.MODELS.values(), ids=decoders.MODELS)
+@pytest.mark.parametrize("make", flat(decoders.MODELS).values(), ids=flat(decoders.MODELS))
 def test_decoders(make, tmp_path):
     model = make()
     prompts = tiny.prompts(model, decoders.LENGTHS)
@@ -176,7 +177,7 @@ def test_nougat(tmp_path):
     assert len({tuple(out.token_ids) for out in found}) > 1, "the images make no difference"
 
 
-@pytest.mark.parametrize("make", mostly_slow(seeing.MODELS, ("llava",)))
+@pytest.mark.parametrize("make", mostly_slow(flat(seeing.MODELS), ("llava",)))
 def test_images_in_prompts(make, tmp_path):
     """Prompts with no, one and three images in one batch, greedily and by beams."""
     case = seeing.Case(make(), tmp_path)

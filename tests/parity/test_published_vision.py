@@ -16,7 +16,7 @@ from tests.parity.test_published import TOKENS, engine_of, one_thread, pipeline,
 from vlm.convert.folder import convert_folder
 from vlm.errors import VlmError
 from vlm.processing.image_processor import ImageProcessor
-from vlm.registry.registry import match_family
+from vlm.registry.catalogs import match_family
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NEW = 8

@@ -7,6 +7,7 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, pipeline
+from tests.parity.cases import flat, parity
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, LimitError
@@ -14,22 +15,26 @@ from vlm.requests.sampling_params import SamplingParams
 
 LENGTHS = (5, 17, 1, 33, 9, 2, 24)
 MODELS = {
-    "t5 v1.0, tied, scaled head": lambda: tiny.t5(),
-    "t5 v1.1, untied": lambda: tiny.t5(seed=1, tied=False, feed_forward_proj="gated-gelu"),
-    "t5 v1.1, saved as tied": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
-    "ul2: gated silu": lambda: tiny.t5(seed=1, tied=False, feed_forward_proj="gated-silu"),
-    "wide heads, deep decoder": lambda: tiny.t5(d_kv=12, num_heads=3, num_layers=1, num_decoder_layers=3),
-    "narrow heads, shallow decoder": lambda: tiny.t5(d_kv=4, num_heads=2, num_layers=3, num_decoder_layers=1),
-    "few buckets, short distance": lambda: tiny.t5(
-        relative_attention_num_buckets=8, relative_attention_max_distance=20),
-    "mt5": lambda: tiny.t5(seed=1, multilingual=True, tied=False),
-    "bart": lambda: tiny.bart(),
-    "bart, unequal sides, scaled, relu": lambda: tiny.bart(
-        encoder_layers=1, decoder_layers=3, encoder_attention_heads=2, decoder_attention_heads=8, encoder_ffn_dim=20,
-        scale_embedding=True, activation_function="relu",
-    ),
-    "bart with a bias of the logits": lambda: tiny.bart(seed=1, logits_bias=True),
-    "mbart": lambda: tiny.bart(multilingual=True, scale_embedding=True),
+    "t5": {
+        "t5 v1.0, tied, scaled head": lambda: tiny.t5(),
+        "t5 v1.1, untied": lambda: tiny.t5(seed=1, tied=False, feed_forward_proj="gated-gelu"),
+        "t5 v1.1, saved as tied": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
+        "ul2: gated silu": lambda: tiny.t5(seed=1, tied=False, feed_forward_proj="gated-silu"),
+        "wide heads, deep decoder": lambda: tiny.t5(d_kv=12, num_heads=3, num_layers=1, num_decoder_layers=3),
+        "narrow heads, shallow decoder": lambda: tiny.t5(d_kv=4, num_heads=2, num_layers=3, num_decoder_layers=1),
+        "few buckets, short distance": lambda: tiny.t5(
+            relative_attention_num_buckets=8, relative_attention_max_distance=20),
+        "mt5": lambda: tiny.t5(seed=1, multilingual=True, tied=False),
+    },
+    "bart": {
+        "bart": lambda: tiny.bart(),
+        "bart, unequal sides, scaled, relu": lambda: tiny.bart(
+            encoder_layers=1, decoder_layers=3, encoder_attention_heads=2, decoder_attention_heads=8,
+            encoder_ffn_dim=20, scale_embedding=True, activation_function="relu",
+        ),
+        "bart with a bias of the logits": lambda: tiny.bart(seed=1, logits_bias=True),
+        "mbart": lambda: tiny.bart(multilingual=True, scale_embedding=True),
+    },
 }  # fmt: skip
 
 
@@ -41,11 +46,13 @@ def inputs_of(texts, **more):
     return [{"encoder_input_ids": text, **more} for text in texts]
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_greedy_tokens_and_log_probabilities(make, tmp_path):
-    model = make()
+@pytest.mark.parametrize("case", parity(MODELS))
+def test_greedy_tokens_and_log_probabilities(case, tmp_path):
+    model = case.make()
     texts = tiny.texts(model, LENGTHS)
-    found = pipeline(model, tmp_path).generate(inputs_of(texts), max_new_tokens=20)
+    pipe = pipeline(model, tmp_path)
+    assert pipe.family.name == case.family
+    found = pipe.generate(inputs_of(texts), max_new_tokens=20)
     assert [out.token_ids for out in found] == [tiny.hf_text(model, text, 20) for text in texts]
     assert len({tuple(out.token_ids) for out in found}) > 3, "the texts make no difference"
     start = model.generation_config.decoder_start_token_id
@@ -164,7 +171,7 @@ def test_more_beams_than_the_engine_decodes_at_once(ragged):
         Pipeline(engine, cpu()).generate(encoder_input_ids=texts[0], num_beams=10)
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("make", flat(MODELS).values(), ids=flat(MODELS))
 def test_the_encoder_alone(make, tmp_path):
     """Last hidden states, all of them, and attentions, of ragged texts in passes of any size."""
     model = make()

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import CLIPVisionConfig, CLIPVisionModel, SiglipVisionConfig, SiglipVisionModel
 
 from tests import tiny
+from tests.parity.cases import parity
 from tests.published_kit import facts
 from visual_engines.families.image_processors import SIGLIP, preferring
 from vlm.api.pipeline import Pipeline
@@ -155,11 +156,11 @@ def check(model, folder, tmp_path):
     return pipe
 
 
-@pytest.mark.parametrize("make", SHAPES.values(), ids=SHAPES)
-def test_folders_in_parts(make, tmp_path):
-    model = make()
+@pytest.mark.parametrize("case", parity({"vila": SHAPES}))
+def test_folders_in_parts(case, tmp_path):
+    model = case.make()
     pipe = check(model, model.write(tmp_path / "vila"), tmp_path)
-    assert pipe.family.name == "vila"
+    assert pipe.family.name == case.family
 
 
 def test_the_published_configuration(tmp_path):

@@ -7,21 +7,28 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir
+from tests.parity.cases import parity
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, LimitError
 
 PLACEHOLDER = 59
 MODELS = {
-    "llava": lambda: tiny.llava(seed=3),
-    "llava: SigLIP, all rows, last layer": lambda: tiny.llava(
-        seed=7, tower={"siglip": True}, vision_feature_select_strategy="full", vision_feature_layer=-1),
-    "llava: two layers joined, relu": lambda: tiny.llava(
-        seed=5, vision_feature_layer=[-3, 2], projector_hidden_act="relu", multimodal_projector_bias=False),
-    "blip2-opt": lambda: tiny.blip2("opt", seed=1),
-    "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
-    "blip2-opt: every layer looks, other image sizes": lambda: tiny.blip2(
-        "opt", seed=2, queries={"cross_attention_frequency": 1}, tower={"image_size": 28, "qkv_bias": False}),
+    "llava": {
+        "llava": lambda: tiny.llava(seed=3),
+        "llava: SigLIP, all rows, last layer": lambda: tiny.llava(
+            seed=7, tower={"siglip": True}, vision_feature_select_strategy="full", vision_feature_layer=-1),
+        "llava: two layers joined, relu": lambda: tiny.llava(
+            seed=5, vision_feature_layer=[-3, 2], projector_hidden_act="relu", multimodal_projector_bias=False),
+    },
+    "blip2-opt": {
+        "blip2-opt": lambda: tiny.blip2("opt", seed=1),
+        "blip2-opt: every layer looks, other image sizes": lambda: tiny.blip2(
+            "opt", seed=2, queries={"cross_attention_frequency": 1}, tower={"image_size": 28, "qkv_bias": False}),
+    },
+    "blip2-t5": {
+        "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
+    },
 }  # fmt: skip
 
 
@@ -83,9 +90,11 @@ class _Ids:
         vocab_size, eos_token_id = 58, 5
 
 
-@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS)
+@pytest.fixture(scope="module", params=parity(MODELS))
 def case(request, tmp_path_factory):
-    return Case(request.param(), tmp_path_factory.mktemp("vlm"))
+    case = Case(request.param.make(), tmp_path_factory.mktemp("vlm"))
+    assert case.engine.family == request.param.family
+    return case
 
 
 def test_features(case):

@@ -15,7 +15,7 @@ from vlm.config import ModelConfig, VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
 from vlm.layers.context import ModelContext
-from vlm.registry import registry
+from vlm.registry import catalogs
 from vlm.registry.images import ImageProcessorSpec
 from vlm.registry.spec import FamilySpec, ModelSpec, Role
 
@@ -127,8 +127,8 @@ class Catalog:
 
 def install(monkeypatch: Any) -> None:
     """Puts the toy catalog in the place of the installed ones."""
-    monkeypatch.setattr(registry, "catalogs", lambda: (Catalog,))
-    registry.model_spec.cache_clear()
+    monkeypatch.setattr(catalogs, "installed", lambda: (Catalog,))
+    catalogs.model_spec.cache_clear()
 
 
 def hf_tensors(layers: int = 2) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, EngineError
-from vlm.registry.registry import model_spec
+from vlm.registry.catalogs import model_spec
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, LimitError
-from vlm.registry.registry import match_family
+from vlm.registry.catalogs import match_family
 from vlm_app.bench import prompt as prompts
 from vlm_app.bench import session, subject
 from vlm_app.bench.baselines import PromptBaseline

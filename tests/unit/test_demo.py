@@ -11,7 +11,7 @@ import pytest
 
 from vlm.build.store import packaged_models
 from vlm.errors import InputError
-from vlm.registry import registry
+from vlm.registry import catalogs
 from vlm_app.cli.main import main
 from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig
@@ -19,13 +19,13 @@ from vlm_app.demo.models import ASK, PACKAGED, READ, WRITE, models_of, tab_of
 
 
 def test_every_family_has_a_tab():
-    found = {name: tab_of(family) for name, family in registry.families().items()}
+    found = {name: tab_of(family) for name, family in catalogs.families().items()}
     assert {found[name] for name in ("llava", "vila", "blip2-opt", "blip2-t5", "llama", "opt", "gpt2")} == {ASK}
     assert (found["nougat"], found["t5"], found["bart"], found["fairseq"]) == (READ, WRITE, WRITE, WRITE)
 
 
 def test_a_tab_has_its_models_in_the_order_given():
-    families = registry.families()
+    families = catalogs.families()
     named = {"b": "llava", "page": "nougat", "a": "opt"}
     models = {name: SimpleNamespace(pipeline=SimpleNamespace(capabilities=families[f])) for name, f in named.items()}
     assert list(models_of(ASK, models)) == ["b", "a"] and list(models_of(READ, models)) == ["page"]

@@ -13,7 +13,7 @@ pytest.importorskip("gradio", reason="pip install 'vlm-runtime[demo]'")
 
 from vlm.errors import DocumentError, ImageError, InputError
 from vlm.processing.conversation import ImagePart
-from vlm.registry import registry
+from vlm.registry import catalogs
 from vlm_app.demo import documents
 from vlm_app.demo.answers import Clock
 from vlm_app.demo.ask import AskTab, Turn, input_of
@@ -76,7 +76,7 @@ def test_documents_that_cannot_be_read_are_named_without_their_folder(tmp_path):
             documents.num_pages(str(tmp_path / name))
         assert str(tmp_path) not in str(raised.value)
     with pytest.raises(InputError, match="no document yet"):
-        documents.num_pages(None)
+        documents.page_image(None, 1)
 
 
 def test_a_preview_is_no_larger_than_what_is_shown(tmp_path):
@@ -89,7 +89,7 @@ def test_a_preview_is_no_larger_than_what_is_shown(tmp_path):
 
 def fake(name: str, supports_chat: bool = False):
     """An asynchronous pipeline, as far as tabs look at it."""
-    family = registry.families()[name]
+    family = catalogs.families()[name]
     capabilities = SimpleNamespace(takes_images=family.takes_images, supports_chat=supports_chat)
     tokenizer = SimpleNamespace(languages=None)
     return SimpleNamespace(pipeline=SimpleNamespace(family=family, tokenizer=tokenizer, capabilities=capabilities))

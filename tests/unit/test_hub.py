@@ -8,7 +8,7 @@ from tests.unit.hub_server import COMMIT, Hub, serve
 from vlm.artifacts import hub as hub_module
 from vlm.artifacts.hub import CANONICAL, download, is_repo_id, needed_files, repo_id
 from vlm.errors import ModelNotFoundError, UnsupportedModelError
-from vlm.registry.registry import check_files
+from vlm.registry.catalogs import check_files
 
 FILES = {
     "config.json": b'{"model_type": "x"}',

@@ -24,10 +24,10 @@ from vlm.layers.heads import Head, TiedHead
 from vlm.layers.linear import Linear
 from vlm.layers.quant.base import ParameterSpec
 from vlm.parallel.mapping import Mapping
-from vlm.registry.registry import catalogs, families, model_spec
+from vlm.registry.catalogs import families, installed, model_spec
 from vlm.requests.adapters import NO_ADAPTER
 
-NETWORKS = sorted(ref.name for catalog in catalogs() for ref in catalog.MODELS)
+NETWORKS = sorted(ref.name for catalog in installed() for ref in catalog.MODELS)
 DECODERS = ["bart", "gpt2", "llama", "opt", "t5"]
 TWO = ModelContext(mapping=Mapping(tp=2, rank=1))
 

@@ -33,7 +33,7 @@ from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_packing import neighbours
 from vlm.ops import slot_attention as slots
 from vlm.ops.prefill_attention import tiles_of
-from vlm.registry.registry import model_spec
+from vlm.registry.catalogs import model_spec
 from vlm.registry.role_configs import RoleConfigs
 from vlm.requests.request import Request
 from vlm.requests.sequence import PrefillChunk, Sequence

@@ -23,7 +23,7 @@ from vlm.backends.onnxruntime import check as graph_check
 from vlm.build.store import packaged_models
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
-from vlm.registry.registry import model_spec
+from vlm.registry.catalogs import model_spec
 
 
 @pytest.fixture(scope="module")

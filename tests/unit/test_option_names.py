@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from pathlib import Path
 
@@ -35,6 +36,8 @@ OF_SOME = {
 }
 
 
+DEFAULT = re.compile(r"\[default: (.*?)\]")
+MACHINES = {"--preprocess-workers <int>"}  # whose defaults are the machine's
 OF_RUN = {"--model", "--model-repository"}  # "What --model of `vlm run` takes", "`vlm serve --model-repository`"
 
 
@@ -45,6 +48,20 @@ def commands(group=None, before="") -> dict[str, set[str]]:
         if hasattr(command, "commands"):
             found |= commands(command, f"{before}{name} ")
         found[before + name] = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "--debug"}
+    return found
+
+
+def shown(group=None, before="") -> dict[str, dict[str, str | None]]:
+    """What the help of each verb says: its options, and their defaults in words."""
+    found = {}
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        if hasattr(command, "commands"):
+            found |= shown(command, f"{before}{name} ")
+            continue
+        with command.make_context(name, [], resilient_parsing=True) as context:
+            records = [record for p in command.get_params(context) if (record := p.get_help_record(context))]
+        defaults = {names: DEFAULT.search(" ".join(text.split())) for names, text in records}
+        found[before + name] = {names: match and match[1] for names, match in defaults.items()}
     return found
 
 
@@ -117,3 +134,13 @@ def test_a_verbs_own_file_names_its_own_options():
             others = {flag for verb, rest in COMMAND.findall(text) if verb != name for flag in FLAG.findall(rest)}
             wrong += [f"{name}:{line}: {flag}" for flag in set(FLAG.findall(text)) - others - options - OF_RUN]
     assert not wrong, "\n".join(wrong)
+
+
+def test_options_keep_their_names_and_defaults():
+    """Whoever wrote a script has them; options may be added. `cli_options.json` is of the day before they were made of
+    the configurations' fields."""
+    now, kept = shown(), json.loads((Path(__file__).parent / "cli_options.json").read_text("utf-8"))
+    for verb, options in kept.items():
+        assert options.keys() <= now[verb].keys(), (verb, options.keys() - now[verb].keys())
+        changed = {n: (o, now[verb][n]) for n, o in options.items() if now[verb][n] != o and n not in MACHINES}
+        assert not changed, (verb, changed)

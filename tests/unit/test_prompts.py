@@ -16,7 +16,7 @@ from vlm.errors import EngineError, InputError
 from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import Tokenizer
-from vlm.registry.registry import families
+from vlm.registry.catalogs import families
 from vlm.registry.spec import ChatFormat
 
 WORDS = ["<unk>", "<s>", "</s>", "<pad>", "USER", "ASSISTANT", ":", "what", "is", "this", "?", "a", "cat", "and", ".",

@@ -9,7 +9,7 @@ import pytest
 from vlm.build.store import locate
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
-from vlm.registry.registry import match_family
+from vlm.registry.catalogs import match_family
 from vlm_app.cli.main import main
 
 LORA = {"peft_type": "LORA", "base_model_name_or_path": "gpt2", "r": 8, "target_modules": ["c_attn"]}

@@ -11,7 +11,7 @@ from visual_engines.catalog import MODELS
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.base import ParameterSpec
-from vlm.registry.registry import model_spec
+from vlm.registry.catalogs import model_spec
 
 VILA = {
     "vision_tower": {"model_type": "siglip_vision_model", "hidden_size": 24, "intermediate_size": 40,

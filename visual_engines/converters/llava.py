@@ -28,7 +28,7 @@ from vlm.artifacts.weights import MergedView, PrefixView
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, ConfigError, ModelNotFoundError
-from vlm.registry.registry import check_files, family
+from vlm.registry.catalogs import check_files, family
 
 INNER_TOWER = "model.vision_tower.vision_tower."
 PROJECTOR = "model.mm_projector."

@@ -14,7 +14,7 @@ from vlm.artifacts.hf_folder import HFFolder
 from vlm.artifacts.weights import MergedView
 from vlm.convert.roles import convert_roles, role_configs
 from vlm.errors import CheckpointError, listed
-from vlm.registry.registry import family
+from vlm.registry.catalogs import family
 
 
 def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:

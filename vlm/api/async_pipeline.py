@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -50,7 +50,7 @@ class AsyncPipeline:
         """
         return await asyncio.to_thread(self.pipeline.request, await self._fields(source, files), **sampling)
 
-    async def stream(self, request: Request) -> AsyncIterator[TextDelta]:
+    async def stream(self, request: Request) -> AsyncGenerator[TextDelta, None]:
         """Texts of a request's outputs as they are decoded; leaving the iteration early aborts it."""
         requests = samples_of(request)
         texts = [self._text_stream(request) for _ in requests]

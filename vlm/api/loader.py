@@ -19,7 +19,7 @@ from vlm.errors import LimitError, OutOfMemoryError
 from vlm.executor.create import create_encoders, create_executor
 from vlm.executor.executor import Executor
 from vlm.executor.memory import is_out_of_memory
-from vlm.registry import registry
+from vlm.registry import catalogs
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -42,7 +42,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
         networks = backend.load(engine, runtime, device)
         if not engine.generates:
             encoders = create_encoders(backend.layout, networks, runtime, **kind)
-            return EncoderEngine(registry.configs_of(engine).writer, encoders, limits, name=engine.family)
+            return EncoderEngine(catalogs.configs_of(engine).writer, encoders, limits, name=engine.family)
         executor = create_executor(backend.layout, networks, limits, runtime, **kind)
     ends = _ends(engine.generation.get("eos_token_id", executor.config.eos_token_id))
     return LLMEngine(executor, _scheduler(executor, limits, runtime), limits, eos_token_ids=ends)

@@ -39,9 +39,9 @@ class TorchBackend(Backend):
 def load_module(engine: EngineDir, role: str, device: torch.device) -> nn.Module:
     """Loads one role's network with its weights on `device`; nothing is initialized twice. Raises EngineError."""
     from vlm.errors import EngineError
-    from vlm.registry import registry
+    from vlm.registry import catalogs
 
-    spec = registry.model_spec(engine.roles[role])
+    spec = catalogs.model_spec(engine.roles[role])
     try:
         return spec.loaded(spec.config.from_dict(engine.config(role)), engine.weights(role, device=device), device)
     except RuntimeError as error:

@@ -20,7 +20,7 @@ from vlm.config import BuildConfig, Config, EngineLimits
 from vlm.convert.roles import module_layout
 from vlm.convert.values import invalid_values
 from vlm.errors import CheckpointError, EngineError, listed
-from vlm.registry.registry import configs_of, family, model_spec
+from vlm.registry.catalogs import configs_of, family, model_spec
 from vlm.registry.spec import FamilySpec
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vlm.artifacts.checkpoint import is_checkpoint
 from vlm.artifacts.engine_dir import is_engine
-from vlm.registry.registry import converter_of
+from vlm.registry.catalogs import converter_of
 
 
 def kind_of(path: str | Path) -> str | None:

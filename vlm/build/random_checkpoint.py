@@ -15,7 +15,7 @@ from vlm.artifacts.weights import TensorSource
 from vlm.config import DTYPES, Config
 from vlm.convert.roles import module_layout, role_configs
 from vlm.errors import ConfigError, listed
-from vlm.registry.registry import architecture, match_family, model_spec
+from vlm.registry.catalogs import architecture, match_family, model_spec
 from vlm.registry.spec import Role
 
 

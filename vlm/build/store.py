@@ -25,7 +25,7 @@ from vlm.backends.installed import backend, backend_of, checked_backend
 from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
-from vlm.registry.registry import check_files, check_model, families
+from vlm.registry.catalogs import check_files, check_model, families
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 

@@ -13,7 +13,7 @@ from vlm.convert.roles import convert_roles, named_tensors, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.convert.values import invalid_values
 from vlm.errors import InputError, listed
-from vlm.registry.registry import check_model, converter_of, converters, match_family
+from vlm.registry.catalogs import check_model, converter_of, converters, match_family
 from vlm.registry.spec import FamilySpec
 
 
@@ -22,7 +22,7 @@ def convert_folder(
 ) -> Checkpoint:
     """A Hugging Face model folder (or what a converter takes) -> our checkpoint at `out`, written whole or not at all.
 
-    `tokenizer`: what splits texts before BPE, for a converter that takes it where a folder does not say. Raises
+    `tokenizer`: what splits texts before BPE where a folder does not say, for a converter that takes it. Raises
     ConfigError for a model or field that is not supported; one CheckpointError with every reason why the weights do not
     fit, or for a folder that is damaged.
     """

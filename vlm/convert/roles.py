@@ -13,7 +13,7 @@ from vlm.artifacts.weights import Layout, MergedView, PrefixView, TensorSource
 from vlm.config import Config
 from vlm.convert.rules import apply_rules
 from vlm.errors import CheckpointError, ConfigError, listed
-from vlm.registry.registry import model_spec
+from vlm.registry.catalogs import model_spec
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec, ModelSpec, Role
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from vlm.processing.image_processor import ImageProcessor
-from vlm.registry.registry import families
+from vlm.registry.catalogs import families
 
 torch.set_num_threads(1)
 with contextlib.suppress(ImportError):  # a PDF then says what it needs

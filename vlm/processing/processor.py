@@ -13,7 +13,7 @@ from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.prompts import Prompts
 from vlm.processing.request_builder import RequestBuilder
 from vlm.processing.tokenization import Tokenizer
-from vlm.registry import registry
+from vlm.registry import catalogs
 from vlm.registry.spec import FamilySpec
 from vlm.requests.loops import loop_period, without_loop
 
@@ -40,7 +40,7 @@ class Processor:
     @classmethod
     def from_engine(cls, engine: EngineDir) -> Processor:
         """Raises EngineError for a damaged processor."""
-        family, configs = registry.family(engine.family), registry.configs_of(engine)
+        family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
         encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None

@@ -23,6 +23,7 @@ class Unsupported:
 
     matches: Callable[[ModelFiles], bool]
     says: Callable[[ModelFiles], str]  # what it is and what to do next: follows its name, without the full stop
+    by_config: bool = False  # known by its configuration alone: not said of what another catalog's family takes
 
 
 def check_supported(model: ModelFiles, rows: Iterable[Unsupported]) -> None:

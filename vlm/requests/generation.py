@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from vlm.errors import InputError, listed
@@ -67,17 +68,18 @@ def check_options(names: Any, others: tuple[str, ...] = ()) -> None:
         raise InputError(f"{listed(unknown)} is no {what}; options are {listed(known, 80)}.")
 
 
-def sampling_params(given: dict[str, Any], generation: dict[str, Any], *, loop_detection: bool) -> SamplingParams:
-    """What a caller gives, over what the model sets. A default gives way where it contradicts what is given.
+def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, loop_detection: bool) -> SamplingParams:
+    """Returns what a request says, over what the model sets. A default gives way where the request contradicts it.
 
     Raises InputError for an unknown or impossible option.
     """
-    check_options(given)
-    do_sample, given = given.get("do_sample"), _renamed(given)
+    check_options(request)
+    do_sample, settings = request.get("do_sample"), _renamed(request)
     defaults = model_defaults(generation, do_sample)
-    given = {name: value for name, value in given.items() if value is not None or name not in defaults}
-    _give_way(defaults, given, generation, do_sample)
-    merged = {**defaults, **given}
+    settings = {name: value for name, value in settings.items() if value is not None or name not in defaults}
+    _settle_choice(defaults, settings, generation, do_sample=do_sample)
+    _settle_lengths(defaults, settings)
+    merged = {**defaults, **settings}
     if do_sample is False:
         merged["temperature"] = 0.0
     if merged.get("loop_detection") is None:
@@ -86,40 +88,48 @@ def sampling_params(given: dict[str, Any], generation: dict[str, Any], *, loop_d
     return SamplingParams(**{name: (options[name].convert or to_tuples)(value) for name, value in merged.items()})
 
 
-def _renamed(given: dict[str, Any]) -> dict[str, Any]:
-    """Names of Hugging Face's generate -> ours."""
-    found = {name: value for name, value in given.items() if name not in OTHER_NAMES}
-    if given.get("stop_strings") is not None:
-        found["stop"] = (*(found.get("stop") or ()), *to_strings(given["stop_strings"]))
-    if (ends := given.get("eos_token_id")) is not None:
+def _renamed(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a request's settings with the names of Hugging Face's generate as ours."""
+    settings = {name: value for name, value in request.items() if name not in OTHER_NAMES}
+    if request.get("stop_strings") is not None:
+        settings["stop"] = (*to_strings(settings.get("stop") or ()), *to_strings(request["stop_strings"]))
+    if (ends := request.get("eos_token_id")) is not None:
         ends = tuple(ends) if isinstance(ends, list | tuple) else (ends,)
-        found |= {"stop_token_ids": (*(found.get("stop_token_ids") or ()), *ends), "ignore_eos": True}
-    return found
+        settings |= {"stop_token_ids": (*(settings.get("stop_token_ids") or ()), *ends), "ignore_eos": True}
+    return settings
 
 
-def _give_way(
-    defaults: dict[str, Any], given: dict[str, Any], generation: dict[str, Any], do_sample: bool | None
+def _settle_choice(
+    defaults: dict[str, Any], settings: dict[str, Any], generation: dict[str, Any], *, do_sample: bool | None
 ) -> None:
-    """Drops what the model sets and the request excludes."""
-    drop = lambda *names: [defaults.pop(name, None) for name in names]  # noqa: E731
-    if given.get("temperature") or do_sample:
-        drop("num_beams")
+    """Drops of the model's defaults the beams of a request that draws, and the draws of one that does not."""
+    if settings.get("temperature") or do_sample:
+        _drop(defaults, "num_beams")
         defaults |= {name: value for name, value in _settings(generation, drawn=True).items() if name not in defaults}
-    elif given.get("num_beams", 1) > 1 or given.get("temperature") == 0:
-        drop(*model_keys(drawn=True))
-    beams = given.get("num_beams", defaults.get("num_beams", 1))
-    sampled = given.get("temperature", defaults.get("temperature", 0.0)) > 0
+    elif settings.get("num_beams", 1) > 1 or settings.get("temperature") == 0:
+        _drop(defaults, *model_keys(drawn=True))
+    beams = settings.get("num_beams", defaults.get("num_beams", 1))
+    sampled = settings.get("temperature", defaults.get("temperature", 0.0)) > 0
     if defaults.get("num_return_sequences", 1) > beams and not sampled:
-        drop("num_return_sequences")
+        _drop(defaults, "num_return_sequences")
     if beams > 1:
-        drop("stop")
-    if given.get("max_length") is not None:
-        drop("default_max_new_tokens")
-    if given.get("min_new_tokens") is not None:
-        drop("min_length")
-    if (most := given.get("max_new_tokens")) is not None:
-        drop("max_length", "default_max_new_tokens")
+        _drop(defaults, "stop")
+
+
+def _settle_lengths(defaults: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Drops of the model's lengths those that the request says in another way."""
+    if settings.get("max_length") is not None:
+        _drop(defaults, "default_max_new_tokens")
+    if settings.get("min_new_tokens") is not None:
+        _drop(defaults, "min_length")
+    if (most := settings.get("max_new_tokens")) is not None:
+        _drop(defaults, "max_length", "default_max_new_tokens")
         defaults["min_new_tokens"] = min(defaults.get("min_new_tokens", 0), most)
+
+
+def _drop(defaults: dict[str, Any], *names: str) -> None:
+    for name in names:
+        defaults.pop(name, None)
 
 
 def warn_of_what_is_not_applied(name: str, generation: dict[str, Any]) -> None:

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from vlm.limits import MAX_TOP_LOGPROBS
-from vlm.options import Choice, Offer, Range, at_least, between, count, option, positive, share
+from vlm.options import Offer, option
+from vlm.ranges import Choice, Range, at_least, between, count, positive, share
 from vlm.requests import sampling_values as values
 
 MODELS = "the model's"  # what a model's generation_config.json may set

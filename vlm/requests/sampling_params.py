@@ -18,7 +18,7 @@ class SamplingParams(SamplingOptions):
 
     @cached_property
     def needs_processors(self) -> bool:
-        """Does anything but temperature and the filters of a draw shape the choice?"""
+        """Says whether anything but temperature and the filters of a draw shapes the choice."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         lengths = self.min_new_tokens or self.min_length or self.exponential_decay_length_penalty
         return penalties != (1.0, 0.0, 0.0) or bool(
@@ -39,7 +39,7 @@ class SamplingParams(SamplingOptions):
 
     @cached_property
     def names_tokens(self) -> bool:
-        """Are there rules about certain tokens or sequences of them?"""
+        """Says whether there are rules about certain tokens or sequences of them."""
         several_ends = isinstance(self.forced_eos_token_id, tuple)
         of_prompt = self.encoder_repetition_penalty != 1.0 or self.encoder_no_repeat_ngram_size
         named = self.bad_words_ids or self.suppress_tokens or self.begin_suppress_tokens or self.allowed_token_ids
@@ -52,12 +52,12 @@ class SamplingParams(SamplingOptions):
 
     @cached_property
     def rare(self) -> bool:
-        """Are there settings that change the logits last of all?"""
+        """Says whether settings change the logits last of all."""
         return bool(self.exponential_decay_length_penalty or self.remove_invalid_values or self.renormalize_logits)
 
     @cached_property
     def filtered(self) -> bool:
-        """Does a draw go by entropy or by probabilities alone, after top-k, top-p and min-p?"""
+        """Says whether a draw goes by entropy or by probabilities alone, after top-k, top-p and min-p."""
         return self.temperature > 0 and (
             self.typical_p < 1.0 or bool(self.epsilon_cutoff or self.eta_cutoff or self.top_h)
         )

@@ -18,7 +18,7 @@ from vlm_app.ocr.documents.pages import OpenDocument
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm_app.ocr.pages import Pages
+    from vlm_app.ocr.documents.pages import Pages
 
 SECONDS = 120.0  # for opening a document, or drawing a page
 KEPT_OPEN = 4  # documents, in each worker

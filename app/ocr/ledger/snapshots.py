@@ -17,7 +17,7 @@ from vlm_app.core.storage import key, reaching
 from vlm_app.ocr.ledger.ledger import Ledger
 
 if TYPE_CHECKING:
-    from vlm_app.storage import RemotePath
+    from vlm_app.core.storage import RemotePath
 
 SECONDS_BETWEEN = 30.0
 SHARE = 0.05  # of the time may go into copies

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
-from vlm.options import at_least, check_limits, option, positive
+from vlm.options import check_limits, option
 from vlm.processing.worker_process import Budget
+from vlm.ranges import at_least, positive
 from vlm_app.core.listening import check_names, check_port
 
 SECONDS = positive("it must be a number above 0")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """(number of the stream, item) as they come; all end when one fails or the iteration is left."""
     results: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
 
-    async def drain(number: int, stream: AsyncIterator[T]) -> None:
+    async def drain(number: int, stream: AsyncGenerator[T, None]) -> None:
         try:
             async with aclosing(stream):
                 async for item in stream:

@@ -8,6 +8,7 @@ import logging
 import socket
 import struct
 import sys
+from collections.abc import Iterable
 from enum import IntEnum
 from http import HTTPStatus
 from typing import Any
@@ -183,7 +184,7 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         """Ends the connection that has waited longest of those that the server does no work for, else this one."""
-        others = [each for each in self.connections if each is not self and not each.transport.is_closing()]
+        others = [each for each in timed(self.connections) if each is not self and not each.transport.is_closing()]
         waiting = [each for each in others if each.stage is not Stage.ANSWER]
         if waiting:
             min(waiting, key=lambda each: (each.stage, each.since)).cut_off(FULL)
@@ -192,6 +193,11 @@ class Connection(H11Protocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """Whoever offers HTTP/2 as an upgrade (Java's client does) is served without it, and that is all."""
+
+
+def timed(connections: Iterable[object]) -> list[Connection]:
+    """Returns the connections of a server as what they are: uvicorn knows only that they are of some protocol."""
+    return [each for each in connections if isinstance(each, Connection)]
 
 
 def answer(status: int, sentence: str, line: bytes) -> bytes:

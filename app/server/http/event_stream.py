@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -22,12 +22,16 @@ Item = dict[str, Any]
 class EventStream(StreamingResponse):
     """Ends its source at once when the client goes."""
 
+    def __init__(self, events: AsyncGenerator[str, None]):
+        super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        self._events = events
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self.body_iterator):
+        async with aclosing(self._events):
             await super().__call__(scope, receive, send)
 
 
-async def event_stream(http: Request, items: AsyncIterator[Item], last: str = "") -> EventStream:
+async def event_stream(http: Request, items: AsyncGenerator[Item, None], last: str = "") -> EventStream:
     """Returns a response of an event an item, and `last` at its end.
 
     Raises what comes before the first item: the status can still say what is wrong with the request.
@@ -37,11 +41,10 @@ async def event_stream(http: Request, items: AsyncIterator[Item], last: str = ""
     except BaseException:
         await items.aclose()
         raise
-    events = _events(first, items, http.url.path, last)
-    return EventStream(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+    return EventStream(_events(first, items, http.url.path, last))
 
 
-async def _events(first: Item, items: AsyncIterator[Item], path: str, last: str) -> AsyncIterator[str]:
+async def _events(first: Item, items: AsyncGenerator[Item, None], path: str, last: str) -> AsyncGenerator[str, None]:
     """Yields an error after the first item as an event, too."""
     try:
         async with aclosing(items):

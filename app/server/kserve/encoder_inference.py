@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class EncoderInference(Inference):
                     found += await self._service.encode(rows, [[] for _ in rows], self._attentions)
         return await asyncio.to_thread(self._padded, found)
 
-    async def responses(self) -> AsyncIterator[Response]:
+    async def responses(self) -> AsyncGenerator[Response, None]:
         """Yields the one response that there is."""
         yield Response(await self.outputs(), last=True)
 

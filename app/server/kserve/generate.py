@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -71,7 +71,7 @@ class Generation:
         stop = _stop(given.pop("stop", None))
         self.inference = read_inference(service, request_from(self._head(given), memoryview(b"")), stop=stop)
 
-    async def responses(self) -> AsyncIterator[dict[str, Any]]:
+    async def responses(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields what there is after each burst; with `stream` false, and of models that are not decoupled, once."""
         if self.stream is False:
             yield self.shown(await self.inference.outputs())
@@ -102,10 +102,14 @@ def _read(body: bytes) -> dict[str, Any]:
     inner = given.pop("parameters", None) or {} if isinstance(given, dict) else None
     if not isinstance(inner, dict):
         raise InputError('the request must be an object: {"text_input": …, "parameters": {…}}.')
-    names = [ALIASES.get(name, name) for name in (*given, *inner)]
+    names = [_own_name(name) for name in (*given, *inner)]
     if twice := min((name for name, count in Counter(names).items() if count > 1), default=None):
         raise InputError(f"{twice} is given twice; give it once.")
-    return {ALIASES.get(name, name): value for name, value in (given | inner).items()}
+    return {_own_name(name): value for name, value in (given | inner).items()}
+
+
+def _own_name(name: str) -> str:
+    return ALIASES.get(name, name)
 
 
 def _tensor(spec: TensorSpec, value: Any) -> dict[str, Any]:

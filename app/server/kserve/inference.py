@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -51,7 +51,7 @@ class Inference:
             outputs = await self._service.outputs(self.items)
         return await asyncio.to_thread(self._written, outputs)
 
-    async def responses(self) -> AsyncIterator[Response]:
+    async def responses(self) -> AsyncGenerator[Response, None]:
         """Yields a response a burst where the model is decoupled, else one. Raises as `outputs`."""
         if not self._service.decoupled:
             yield Response(await self.outputs(), last=True)

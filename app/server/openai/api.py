@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -84,7 +84,7 @@ class Texts:
                 " max_tokens, n or top_logprobs."
             )
 
-    async def deltas(self) -> AsyncIterator[tuple[int, TextDelta, dict[str, Any] | None]]:
+    async def deltas(self) -> AsyncGenerator[tuple[int, TextDelta, dict[str, Any] | None], None]:
         """(choice, delta, its log-probabilities), of all inputs as they come."""
         async with aclosing(self._service.stream_all(self._items)) as deltas:
             async for number, delta in deltas:
@@ -108,7 +108,7 @@ class Texts:
             self.answer.choice(place, outputs[index], logprobs[index], self._echo(index)) for place, index in places
         ])  # fmt: skip
 
-    async def chunks(self, options: StreamOptions) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, options: StreamOptions) -> AsyncGenerator[dict[str, Any], None]:
         opened, usage = set(), self.answer.usage
         more = {"usage": None} if options.include_usage else {}
         async with aclosing(self.deltas()) as deltas:

@@ -58,7 +58,7 @@ def refusal(name: str, sentence: str) -> PydanticCustomError:
 
 
 def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
-    """True is no 1 and 0 is not False here."""
+    """Says whether a value is one of these; True is no 1 and 0 is not False here."""
     return any(type(value) is type(each) and value == each for each in allowed)
 
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from vlm.limits import MAX_LOGIT_BIAS, MAX_STOP_IDS
-from vlm.options import Choice, Offer, Option, Range, options_of, without_none
+from vlm.options import Offer, Option, options_of, without_none
+from vlm.ranges import Choice, Range
 from vlm.requests.sampling_params import SamplingParams
 
 Int32 = Annotated[int, Field(ge=0, lt=2**31)]

@@ -132,7 +132,7 @@ class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **bod
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One or several, each as text or as ids."""
+        """Returns one or several, each as text or as ids."""
         return _several(self.prompt)
 
 

@@ -97,15 +97,15 @@ class Control:
             if name in self._services.by_name:
                 if entry.stamp == repositories.loaded[name].stamp:
                     return
-                await self._unload(name)
+                await self._unload(repositories, name)
             pipeline = await asyncio.to_thread(repositories.load, name)
             self._serve(name, pipeline)
 
     async def unload(self, name: str) -> None:
         """When what runs has ended, or the time to drain is over."""
-        self._checked(name)
+        repositories = self._checked(name)
         async with self._lock:
-            await self._unload(name)
+            await self._unload(repositories, name)
 
     def _checked(self, name: str) -> Repositories:
         if not self._allowed:
@@ -114,12 +114,12 @@ class Control:
             raise InputError(f"model {name!r} is not of a model repository; it stays as the server was started.")
         return self._repositories
 
-    async def _unload(self, name: str) -> None:
+    async def _unload(self, repositories: Repositories, name: str) -> None:
         service = self._services.remove(name)
-        del self._repositories.loaded[name]
+        del repositories.loaded[name]
         await service.close(self._drain_seconds)
         del service
-        await asyncio.to_thread(self._repositories.loader.freed)
+        await asyncio.to_thread(repositories.loader.freed)
 
 
 def _row(name: str, version: str, ready: bool, reason: str) -> dict[str, str]:

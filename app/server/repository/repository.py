@@ -88,8 +88,9 @@ def _config(tree: Tree, name: str) -> Any:
 
 def _steps(config: Any) -> list[str]:
     """Returns the names of an ensemble's models."""
-    is_one = config is not None and not isinstance(config, VlmError) and config.platform == "ensemble"
-    return [step.model_name for step in config.ensemble_scheduling.step] if is_one else []
+    if config is None or isinstance(config, VlmError) or config.platform != "ensemble":
+        return []
+    return [step.model_name for step in config.ensemble_scheduling.step]
 
 
 def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
@@ -140,7 +141,7 @@ def _version(tree: Tree, name: str, config: Any) -> str:
     found = [v for v in tree.folders(PurePosixPath(name)) if v.isdecimal() and not v.startswith("0")]
     if config is not None and config.version_policy.WhichOneof("policy_choice") == "specific":
         found = [v for v in found if int(v) in config.version_policy.specific.versions]
-    if not found and _names_checkpoint(config) and not config.HasField("version_policy"):
+    if not found and config is not None and _names_checkpoint(config) and not config.HasField("version_policy"):
         return "1"  # its folder may be empty, and is not seen then
     if not found:
         raise ModelNotFoundError(f"{tree.root / name} holds no version to serve; put the model into {name}/1/.")

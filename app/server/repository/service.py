@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
@@ -85,7 +85,7 @@ class Service:
         finally:
             self.held -= count
 
-    async def stream_all(self, items: list[GenerationInput]) -> AsyncIterator[tuple[int, TextDelta]]:
+    async def stream_all(self, items: list[GenerationInput]) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """(number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
         with self.statistics.request(len(items)) as times:
@@ -93,7 +93,7 @@ class Service:
                 async for numbered in deltas:
                     yield numbered
 
-    async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncIterator[TextDelta]:
+    async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncGenerator[TextDelta, None]:
         watch = Stopwatch(self._metrics, self.name)
         with self.acquire_slot(item.count):
             request = await self.model.request(item.source, item.files, **item.sampling)

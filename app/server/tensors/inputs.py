@@ -20,7 +20,7 @@ from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS, settings_of
 from vlm_app.server.tensors.specs import IDS_IN, TEXT_IN, checked
 
-Row = dict[str, np.ndarray]  # one request's part of each tensor
+Row = dict[str, Any]  # one request's part of each tensor: an array, or the one value of a scalar
 
 
 def read_batch(processor: Processor, inputs: dict[str, np.ndarray]) -> list[GenerationInput]:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vlm.options import Offer, Option, Range, options_of, without_none
+from vlm.options import Offer, Option, options_of, without_none
+from vlm.ranges import Range
 from vlm.requests.sampling_params import SamplingParams
 
 OTHERS = {"is_return_log_probs": "BOOL", "start_id": "UINT32", "end_id": "UINT32"}  # no settings of SamplingParams

@@ -133,10 +133,10 @@ def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str):
         raise InputError("an input has no name.")
-    kind, shape = entry.get("datatype"), entry.get("shape")
+    kind = entry.get("datatype")
     if not isinstance(kind, str) or kind not in DTYPES:
         raise InputError(f"input {name} is of datatype {kind!r}; allowed are {listed(DTYPES, 20)}.")
-    _check_shape(name, kind, shape)
+    shape = _shape(name, kind, entry.get("shape"))
     used = _parameters(entry).get("binary_data_size")
     if used is None:
         values = _from_json(name, kind, entry.get("data"))
@@ -149,7 +149,8 @@ def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
     return name, values.reshape(shape), used or 0
 
 
-def _check_shape(name: str, kind: str, shape: Any) -> None:
+def _shape(name: str, kind: str, shape: Any) -> list[int]:
+    """Returns what an input says of its sizes. Raises InputError for what are none, LimitError for too many."""
     if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < 2**31 for size in shape):
         raise InputError(f"input {name} needs a shape, a list of sizes.")
     if len(shape) > MAX_AXES:
@@ -159,6 +160,7 @@ def _check_shape(name: str, kind: str, shape: Any) -> None:
         raise LimitError(f"input {name} has shape {shape}, more values than are taken; send less at once.")
     if kind == "BYTES" and math.prod(shape) > MAX_STRINGS:
         raise LimitError(f"input {name} has shape {shape}; at most {MAX_STRINGS:,} elements of BYTES are taken.")
+    return shape
 
 
 def _from_json(name: str, kind: str, data: Any) -> np.ndarray:

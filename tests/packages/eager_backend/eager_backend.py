@@ -70,9 +70,9 @@ class EagerBackend(Backend):
         import numpy as np
         import torch
 
-        from vlm.registry import registry
+        from vlm.registry import catalogs
 
-        spec = registry.model_spec(engine.roles[role])
+        spec = catalogs.model_spec(engine.roles[role])
         with np.load(engine.path / role / "weights.npz") as arrays:
             weights = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
         return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device)

@@ -13,7 +13,7 @@ from vlm.backends.graphs.io import graphs_of, role_of
 from vlm.backends.graphs.network import Network
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.config import RuntimeConfig
-from vlm.registry import registry
+from vlm.registry import catalogs
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -45,12 +45,12 @@ def write_graphs(job: BuildJob, folder: Path, *, caches_grow: bool) -> list[Path
 def _network(job: BuildJob, role: str) -> nn.Module:
     source, model = job.roles[role].source, job.roles[role].model
     weights = {name: source.read(name) for name in source.layout}
-    return registry.model_spec(model).loaded(job.configs[role], weights, torch.device("cpu"))
+    return catalogs.model_spec(model).loaded(job.configs[role], weights, torch.device("cpu"))
 
 
 def load_graphs(engine: EngineDir, runtime: RuntimeConfig) -> dict[str, Network]:
     """Loads every graph, by its name, with the configuration of its role."""
-    configs, dtype = registry.configs_of(engine), getattr(torch, engine.build.dtype)
+    configs, dtype = catalogs.configs_of(engine), getattr(torch, engine.build.dtype)
     return {
         name: Network(configs[role_of(name)], OnnxGraph(engine.path / name / FILE, io, runtime.threads))
         for name, io in graphs_of(configs, engine.limits, dtype, caches_grow=True).items()

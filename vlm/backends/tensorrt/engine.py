@@ -18,7 +18,7 @@ from vlm.backends.tensorrt.library import installed, named
 from vlm.backends.tensorrt.plan_info import Machine, PlanInfo, check_runnable
 from vlm.backends.tensorrt.session import PlanGraph
 from vlm.config import EngineLimits, RuntimeConfig
-from vlm.registry import registry
+from vlm.registry import catalogs
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -38,7 +38,7 @@ def load_plans(engine: EngineDir, device: torch.device) -> dict[str, Network]:
     machine cannot run them: said before any is opened."""
     info = check_plans(engine, device)
     library = named(info.library, installed())
-    configs, dtype = registry.configs_of(engine), getattr(torch, engine.build.dtype)
+    configs, dtype = catalogs.configs_of(engine), getattr(torch, engine.build.dtype)
     built = EngineLimits.from_manifest(engine.manifest.limits)  # a plan's caches have one size
     return {
         name: Network(configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))

@@ -45,9 +45,11 @@ class Receiver(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return None
+        assert handler.request_deserializer is not None  # every call of the service has a message
         read, write = or_error(handler.request_deserializer), handler.response_serializer
-        if handler.request_streaming:
+        if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(handler.stream_stream, read, write)
+        assert handler.unary_unary is not None
         # as a stream's: else the time that a request takes to come is nobody's
         return grpc.stream_unary_rpc_method_handler(_received(handler.unary_unary), read, write)
 

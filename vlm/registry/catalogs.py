@@ -8,6 +8,7 @@ may bring another one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +27,12 @@ CATALOG_GROUP = "vlm.catalogs"
 
 
 @functools.cache
-def catalogs() -> tuple[Any, ...]:
+def installed() -> tuple[Any, ...]:
     return tuple(entry.load() for entry in sorted(entry_points(group=CATALOG_GROUP), key=lambda e: e.name))
 
 
 def families() -> dict[str, FamilySpec]:
-    return {family.name: family for catalog in catalogs() for family in catalog.FAMILIES}
+    return {family.name: family for catalog in installed() for family in catalog.FAMILIES}
 
 
 def family(name: str) -> FamilySpec:
@@ -44,7 +45,7 @@ def family(name: str) -> FamilySpec:
 
 @functools.cache
 def model_spec(name: str) -> ModelSpec:
-    for catalog in catalogs():
+    for catalog in installed():
         for ref in catalog.MODELS:
             if ref.name == name:
                 return ref.load()
@@ -58,7 +59,7 @@ def configs_of(model: Checkpoint | EngineDir) -> RoleConfigs:
 
 
 def converters() -> tuple[ConverterRef, ...]:
-    return tuple(ref for catalog in catalogs() for ref in getattr(catalog, "CONVERTERS", ()))
+    return tuple(ref for catalog in installed() for ref in getattr(catalog, "CONVERTERS", ()))
 
 
 def converter_of(path: Path) -> ConverterRef | None:
@@ -66,15 +67,18 @@ def converter_of(path: Path) -> ConverterRef | None:
     return next((ref for ref in converters() if ref.matches(path)), None)
 
 
-def unsupported() -> tuple[Unsupported, ...]:
-    """Returns every kind of model that is known and not served; a catalog's own come before the common ones."""
-    own = (row for catalog in catalogs() for row in getattr(catalog, "UNSUPPORTED", ()))
-    return (*own, *ROWS)
-
-
 def check_files(model: ModelFiles) -> None:
     """Raises UnsupportedModelError for a kind of model that is known and not served."""
-    check_supported(model, unsupported())
+    check_supported(model, _unsupported(model))
+
+
+def _unsupported(model: ModelFiles) -> Iterator[Unsupported]:
+    """Yields the kinds that are known and not served, a catalog's own before the common ones."""
+    for catalog in installed():
+        others = (family for other in installed() if other is not catalog for family in other.FAMILIES)
+        is_served = any(family.matches(model.config) for family in others)
+        yield from (row for row in getattr(catalog, "UNSUPPORTED", ()) if not (row.by_config and is_served))
+    yield from ROWS
 
 
 def check_model(path: Path) -> None:

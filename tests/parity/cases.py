@@ -1,0 +1,45 @@
+"""Which families have cases of parity: those that a test of parity is parametrized with, and no others."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from vlm.registry import catalogs
+
+CASES: dict[str, set[str]] = {}  # family -> the names of its cases
+
+
+class Case(NamedTuple):
+    """What a test of parity compares: `make` is what the test makes its reference model of."""
+
+    family: str
+    make: Any
+
+
+def parity(cases: Mapping[str, Mapping[str, Any]]) -> list[Any]:
+    """Takes cases by family and name -> the parameters of a test or fixture, and counts them as the families' cases.
+
+    The test asserts that the model it converts is of `case.family`.
+    """
+    for family, named in cases.items():
+        CASES.setdefault(family, set()).update(named)
+    return [
+        pytest.param(Case(family, make), id=name) for family, named in cases.items() for name, make in named.items()
+    ]
+
+
+def flat(cases: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns cases by name, whatever their family."""
+    return {name: make for named in cases.values() for name, make in named.items()}
+
+
+def families_without_case() -> list[str]:
+    """Returns the registered families that no test of parity is parametrized with."""
+    for module in sorted(Path(__file__).parent.glob("test_*.py")):
+        importlib.import_module(f"tests.parity.{module.stem}")
+    return sorted(set(catalogs.families()) - {family for family, named in CASES.items() if named})

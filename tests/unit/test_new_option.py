@@ -1,0 +1,114 @@
+"""A sampling option is one field: all that offers options has it then, and the page on options is up to date."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vlm.artifacts.generation_config import FIELDS
+from vlm.options import defaults_of, options_of
+from vlm.requests.generation import NOT_APPLIED
+from vlm.requests.sampling_params import SamplingParams
+from vlm_app.options_page import PARTS, page
+
+ROOT = Path(__file__).parents[2]
+# the field, in place of an edit of vlm/requests/sampling_options.py; then what everybody makes of it
+TOY = """
+import json
+from dataclasses import dataclass
+from vlm.options import Offer, option
+from vlm.ranges import between
+from vlm.requests import sampling_params
+
+@dataclass(frozen=True)
+class WithToy(sampling_params.SamplingParams):
+    toy_factor: float = option(
+        0.25, "Makes it a toy.", allowed=between(0, 1), openai=Offer(), kserve=Offer("runtime_toy"), section="Drawing",
+        model_key="toy",
+    )
+
+sampling_params.SamplingParams = WithToy
+
+import numpy as np
+import typer.main
+from pydantic import ValidationError
+from typer.testing import CliRunner
+from vlm.errors import InputError
+from vlm.requests.generation import sampling_params as resolve
+from vlm_app.cli.main import app
+from vlm_app.options_page import PARTS, page
+from vlm_app.server.openai.schema import ChatBody, CompletionBody
+from vlm_app.server.tensors.inputs import _sampling
+from vlm_app.server.tensors.parameters import check, with_options
+from vlm_app.server.tensors.specs import IDS_IN
+
+def error(kind, function, *args, **values):
+    try:
+        function(*args, **values)
+    except kind as found:
+        return str(found)
+
+help = CliRunner().invoke(app, ["run", "--help"]).stdout
+tensors = with_options({"input_ids": np.ones((2, 3), np.uint32)}, check({"runtime_toy": 0.5}).options)
+chat = {"model": "m", "messages": [{}]}
+print(json.dumps({
+    "help": " ".join(help.split()),
+    "exit": CliRunner().invoke(app, ["run", "--text", "a", "--toy-factor", "2"]).stderr,
+    "chat": ChatBody(**chat, toy_factor=0.5).sampling()["toy_factor"],
+    "completions": CompletionBody(model="m", prompt="a", toy_factor=0.75).sampling()["toy_factor"],
+    "schema": ChatBody.model_json_schema()["properties"]["toy_factor"]["anyOf"],
+    "refused": error(ValidationError, ChatBody, **chat, toy_factor=2),
+    "tensor": [spec.datatype for spec in IDS_IN if spec.name == "runtime_toy"],
+    "rows": [_sampling({name: array[i] for name, array in tensors.items()})["toy_factor"] for i in range(2)],
+    "model": resolve({}, {"toy": 0.125}, loop_detection=False).toy_factor,
+    "request": resolve({"toy_factor": 0.5}, {"toy": 0.125}, loop_detection=False).toy_factor,
+    "python": error(InputError, WithToy, toy_factor=-1.0),
+    "page": [line for line in page().splitlines() if "toy" in line],
+}))
+"""
+
+
+def test_a_new_field_is_an_option_everywhere():
+    output = subprocess.check_output([sys.executable, "-c", TOY], text=True, cwd=ROOT)
+    found = json.loads(output.splitlines()[-1])
+    assert "--toy-factor <float> Makes it a toy. [default: 0.25]" in found["help"]
+    assert found["exit"] == "vlm: toy_factor is 2.0; it must lie in [0, 1].\n"
+    assert (found["chat"], found["completions"]) == (0.5, 0.75)
+    assert {"maximum": 1.0, "minimum": 0.0, "type": "number"} in found["schema"]
+    assert "less than or equal to 1" in found["refused"]
+    assert found["tensor"] == ["FP32"] and found["rows"] == [0.5, 0.5]
+    assert (found["model"], found["request"]) == (0.125, 0.5)
+    assert found["python"] == "toy_factor is -1.0; it must lie in [0, 1]."
+    assert found["page"] == ["| `toy_factor` | `--toy-factor` | `toy_factor` | `runtime_toy` | `toy` | 0.25 | [0, 1] |"
+                             " Makes it a toy. |"]  # fmt: skip
+
+
+def test_every_field_of_a_request_is_an_option():
+    assert options_of(SamplingParams).keys() == {field.name for field in dataclasses.fields(SamplingParams)}
+
+
+@pytest.mark.parametrize("config", [SamplingParams, *(config for *_, config in PARTS)])
+def test_defaults_are_allowed(config):
+    """They are not looked at when one is made."""
+    for name, value in defaults_of(config).items():
+        option = options_of(config)[name]
+        assert value is None or option.allowed is None or option.allowed.error(value) is None, name
+        if option.check is not None:
+            option.check(value)
+
+
+def test_what_a_model_may_set_is_read_of_its_folder():
+    """Every key that transformers reads and that changes the tokens is a setting, or known not to be applied."""
+    keys = {own.model_key for own in options_of(SamplingParams).values() if own.model_key}
+    ours = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "do_sample"}
+    assert keys | NOT_APPLIED.keys() | ours == FIELDS and not keys & NOT_APPLIED.keys()
+
+
+def test_the_page_on_options_is_up_to_date():
+    written = (ROOT / "docs" / "options.md").read_text("utf-8")
+    assert written == page(), "write it again: python -m vlm_app.options_page > docs/options.md"
