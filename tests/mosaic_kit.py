@@ -19,6 +19,7 @@ from vlm.convert.config_reader import ConfigReader
 from vlm.convert.folder import convert_folder
 from vlm.convert.rules import Rename
 from vlm.layers.context import ModelContext
+from vlm.registry import catalogs
 from vlm.registry.spec import ChatFormat, FamilySpec, ModelRef, ModelSpec, Role
 
 PATCH, LARGEST = 4, 16
