@@ -81,7 +81,7 @@ def test_what_is_dropped_ends_as_aborted(t5):
 def test_nothing_is_held_of_a_prompt_that_is_computed_or_dropped(steps):
     """The rows of its images are on the device while it is computed, and no longer."""
     llava = vlm.load("mini-llava", runtime=RuntimeConfig("cpu", max_prefill_tokens=3, burst=2))
-    loop, held = EngineLoop(llava.llm), llava.llm.executor._tables
+    loop, held = EngineLoop(llava.llm), llava.llm.executor._prompt_embeds
     source = {"pixel_values": torch.zeros(3, *llava.processor.vision.image_size), "prompt": "What is this?"}
     ids = loop.add([llava.request(source, max_new_tokens=3)])
     loop.step()

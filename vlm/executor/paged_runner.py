@@ -16,7 +16,7 @@ from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import PackedChunks, PackedTexts, packed
 from vlm.executor.prompt_embeds import gather_prompt_embeds
-from vlm.executor.runner import Tables
+from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
@@ -59,9 +59,9 @@ class PagedRunner:
         """Does nothing: the pool stays as it is, and torch's own cache is emptied with the encoders'."""
 
     # --- prompts ---
-    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], tables: Tables) -> None:
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         packed_chunks = PackedChunks.from_prefills(prefills)
-        parts = [(tables.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
+        parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
@@ -76,10 +76,10 @@ class PagedRunner:
         slots, positions = packed([(s.slot, s.num_features) for s in sequences], self.device)
         self.decoder.write_cross_kv(features, self._batch(slots, positions))
 
-    def encode_texts(self, sequences: list[Sequence], tables: Tables) -> None:
+    def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.from_texts([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
-        parts = [(tables.get(s.id), s.request.encoder_input_ids) for s in sequences]
+        parts = [(embeds.get(s.id), s.request.encoder_input_ids) for s in sequences]
         prompt_embeds = gather_prompt_embeds(parts, self.encoder.config.vocab_size, self.device)
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
             self._encode_packed(*texts.tensors(self.device), *(prompt_embeds or ()))

@@ -12,7 +12,7 @@ from vlm.executor.sampler import DecodeRows
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.requests.sequence import PrefillChunk, Sequence
 
-Tables = Mapping[int, Tensor]  # prompt tables [n, hidden], by the id of their sequence
+Embeds = Mapping[int, Tensor]  # prompt embeddings [n, hidden], by the id of their sequence
 
 
 class Runner(Protocol):
@@ -26,13 +26,13 @@ class Runner(Protocol):
     def reserve(self, sequences: list[Sequence]) -> None:
         """Makes room for newly admitted sequences."""
 
-    def encode_texts(self, sequences: list[Sequence], tables: Tables) -> None:
+    def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences and writes their cross K/V."""
 
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
         """Encoder output of these sequences, one after the other -> their cross K/V. features [R, hidden]"""
 
-    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], tables: Tables) -> None:
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         """Puts chunks of prompts into the cache."""
 
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
