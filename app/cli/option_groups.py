@@ -150,9 +150,9 @@ RUNTIME = Group.making(RuntimeConfig)
 SAMPLING = Group.from_fields("Decoding", checked_sampling, SamplingParams)
 
 
-def build_of(given: dict[str, Any]) -> BuildConfig:
+def build_of(values: dict[str, Any]) -> BuildConfig:
     """Raises ConfigError for a build that the backend never makes."""
-    checked_backend(build := BuildConfig(**given))
+    checked_backend(build := BuildConfig(**values))
     return build
 
 

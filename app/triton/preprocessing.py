@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from vlm.config import VisionConfig
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaPool
+from vlm.processing.media_reading import pixels
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.server.core.config import ServerConfig
@@ -24,16 +25,16 @@ class Preprocessing:
     def initialize(self, args: Mapping[str, str]) -> None:
         self._config, self._processor = config_of(args), processor_of(args)
         self._pool, self._loop = ThreadPoolExecutor(), Loop()
-        self._workers = ImageWorkers(ServerConfig().preprocess_workers, MediaLimits())
+        self._media = MediaPool(ServerConfig().media)
         if self._processor.vision:
-            self._workers.start()
+            self._media.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return list(self._pool.map(self._answer, requests))
 
     def finalize(self) -> None:
         self._pool.shutdown()
-        self._workers.close()
+        self._media.close()
         self._loop.close()
 
     def _answer(self, request: Any) -> Any:
@@ -56,7 +57,7 @@ class Preprocessing:
     def _request(self, row: Row) -> Request:
         source, files = read_text(self._processor, row)
         if files:
-            images = self._loop.submit(self._workers.pixels(files, self._processor.image_source)).result()
+            images = self._loop.submit(pixels(self._media, files, self._processor.image_source)).result()
             source = self._processor.with_pixels(source, images)
         return self._processor.request_builder.build(source, SamplingParams())
 

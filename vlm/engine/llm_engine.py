@@ -15,7 +15,7 @@ from vlm.executor.executor import Executor
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence
-from vlm.requests.token_update import Hypothesis, TokenUpdate
+from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ class LLMEngine:
         if self._aborted:
             self._updates += self._drop_aborted()
         plan = self._schedule()
+        for sequence in plan.preempted:
+            self.executor.release(sequence)
         if plan.admitted:
             self._at_work = plan.admitted
             self._admit(plan.admitted)
@@ -114,7 +116,7 @@ class LLMEngine:
         self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
             self._forget(sequence, "memory")
-            self._updates.append(sequence.update(0))
+            self._updates.append(self._update(sequence, 0))
         if not self.scheduler.idle:
             raise EngineError("the KV cache was not whole again after the device had run out of memory.")
         return self._reported()
@@ -160,14 +162,14 @@ class LLMEngine:
         sequence.logprobs += row.logprobs[:new]
         sequence.top_logprobs += row.top[:new]
         if row.logits is not None:
-            sequence.generation_logits += row.logits[:new]
+            self.executor.logits.keep(sequence.id, row.logits[:new])
         if (keep := _end_of(sequence, known)) is not None:
             new, code = keep - known, STOP
             del sequence.tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:]
-            del sequence.top_logprobs[keep:], sequence.generation_logits[keep:]
+            del sequence.top_logprobs[keep:]
         if code:
             self._end(sequence, self._reason(sequence, code))
-        return sequence.update(new)
+        return self._update(sequence, new)
 
     def _end_searches(self, sequences: list[Sequence]) -> list[TokenUpdate]:
         """Beam searches bring their tokens at their end, the best hypothesis' as the sequence's own."""
@@ -178,7 +180,7 @@ class LLMEngine:
             best = sequence.hypotheses[0]
             sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
             self._end(sequence, best.finish_reason)
-        return [sequence.update(sequence.num_generated) for sequence in sequences]
+        return [self._update(sequence, sequence.num_generated) for sequence in sequences]
 
     def _hypothesis_reason(self, sequence: Sequence, hypothesis: Hypothesis) -> str:
         """Returns why a hypothesis of this search ended."""
@@ -191,26 +193,35 @@ class LLMEngine:
         ended_by_eos = reason == "stop" and (sequence.tokens[-1] if last is None else last) in self.eos_token_ids
         return "eos" if ended_by_eos and not sequence.request.params.ignore_eos else reason
 
+    def _update(self, sequence: Sequence, num_new: int) -> TokenUpdate:
+        return sequence.update(num_new, self._completion(sequence) if sequence.finished else None)
+
+    def _completion(self, sequence: Sequence) -> Completion:
+        if not sequence.request.params.returns_logits:
+            return sequence.completion()
+        return sequence.completion(*self.executor.logits.take(sequence))
+
     def _end(self, sequence: Sequence, reason: str) -> None:
-        sequence.finish_reason = reason
         self.scheduler.release(sequence)
+        self.executor.release(sequence)
+        sequence.finish(reason)
         del self._sequences[sequence.id]
 
     def _forget(self, sequence: Sequence, reason: str) -> None:
         """Ends one that waits."""
         self.scheduler.waiting.remove(sequence)
-        sequence.finish_reason = reason
+        sequence.finish(reason)
         del self._sequences[sequence.id]
 
     def _drop_aborted(self) -> list[TokenUpdate]:
         updates = self._collect()
         for request_id in self._aborted & self._sequences.keys():
             sequence = self._sequences[request_id]
-            if not sequence.slots:
+            if sequence.queued:
                 self._forget(sequence, "abort")
             else:
                 self._end(sequence, "abort")
-            updates.append(sequence.update(0))
+            updates.append(self._update(sequence, 0))
         self._aborted.clear()
         return updates
 

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from vlm.api.async_pipeline import TextDelta
 from vlm.engine.llm_engine import EngineUsage
-from vlm.processing.worker_pool import WorkerPool
+from vlm.processing.media_pool import MediaPool
 from vlm.requests.token_update import Completion
 
 Usages = Callable[[], dict[str, EngineUsage | None]]  # of each model; None of an encoder alone
@@ -48,7 +48,7 @@ class Metrics:
         """Shows how full these are whenever it is asked."""
         self.registry.register(_Occupancy(usages))
 
-    def watch_workers(self, pool: WorkerPool) -> None:
+    def watch_workers(self, pool: MediaPool) -> None:
         """Shows what the processes that read images do."""
         self.registry.register(_Workers(pool))
 
@@ -88,7 +88,7 @@ class _Occupancy(Collector):
 
 
 class _Workers(Collector):
-    def __init__(self, pool: WorkerPool):
+    def __init__(self, pool: MediaPool):
         self._pool = pool
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

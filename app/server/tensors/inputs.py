@@ -12,8 +12,8 @@ import numpy as np
 
 from vlm.api.outputs import Output
 from vlm.errors import InputError
+from vlm.processing.media_reading import ImageFile
 from vlm.processing.processor import Processor
-from vlm.processing.workers import ImageFile
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
 from vlm_app.server.tensors.ft_tensors import without_neutral
