@@ -18,7 +18,8 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError, LengthError
 from vlm.executor.encoders import Encoders
 from vlm.executor.torch_encoders import MAX_GRAPH_SHAPES, TorchEncoders
-from vlm.processing.workers import MediaLimits, read_pixels
+from vlm.processing.media_pool import MediaConfig
+from vlm.processing.media_reading import read_pixels
 from vlm.requests.image import Image
 from vlm.requests.prompt_table import content_keys
 from vlm_app.server.tensors.inputs import read_batch
@@ -113,7 +114,7 @@ def test_pictures_become_as_many_rows_as_their_size_says(chat):
     arrays = [drawn.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((8, 16), (12, 4))]
     request = pipe.request({"prompt": "<image> w1 <image>", "images": [Picture.fromarray(x) for x in arrays]})
     assert [image.rows for image in request.images] == [8, 3]
-    read = read_pixels(arrays, pipe.processor.image_source, MediaLimits())
+    read = read_pixels(arrays, pipe.processor.image_source, MediaConfig())
     source = pipe.processor.with_pixels({"prompt": "<image> w1 <image>"}, read)
     assert [image.key for image in pipe.request(source).images] == [image.key for image in request.images]
     with pytest.raises(InputError, match=r"shape \(3, 6, 8\); this model takes \(3, height, width\)"):
