@@ -181,7 +181,7 @@ def _multimodal(engine: EngineDir) -> dict[str, Any]:
 
     if "visual" not in engine.roles or family(engine.family).chat_format is None:
         return {}
-    features = configs_of(engine).visual.max_rows
+    features = configs_of(engine)["visual"].max_rows
     limits = engine.limits
     images = (limits.max_encoder_input_len or limits.max_seq_len - 1) // features
     return {"images": {"features_per_image": features, "max_images_per_prompt": images,

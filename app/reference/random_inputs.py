@@ -11,6 +11,7 @@ from vlm.errors import InputError
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
+    from vlm.config import VisionConfig
 
 LENGTHS = (17, 3, 1, 40, 9)  # of random prompts and texts; longer ones are cut to what the engine takes
 FIRST_ID = 3  # below are special tokens, in most vocabularies
@@ -31,23 +32,24 @@ class RandomInputs:
     def all(self) -> list[tuple[str, dict[str, Any]]]:
         """Returns pairs of what it is and the input"""
         if self.visual is not None and not self.takes_prompt:
-            return [(f"image {i}", {"pixel_values": self._pixels(1)[0]}) for i in range(1, 4)]
+            visual = self.visual
+            return [(f"image {i}", {"pixel_values": self._pixels(visual, 1)[0]}) for i in range(1, 4)]
         texts = [self._ids(min(length, self.room)) for length in LENGTHS]
         found = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]
-        return found + (self._with_images(texts[0]) if self.visual is not None else [])
+        return found + (self._with_images(self.visual, texts[0]) if self.visual is not None else [])
 
-    def _with_images(self, ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
+    def _with_images(self, visual: VisionConfig, ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
         """Returns a text after one image and after two, as far as they fit."""
         found = []
         for images in (1, 2):
-            rows = list(range(self.vocab, self.vocab + images * self.visual.max_rows))
+            rows = list(range(self.vocab, self.vocab + images * visual.max_rows))
             if len(rows) + len(ids) <= self.room:
                 name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
-                found.append((name, {self.key: rows + ids, "pixel_values": self._pixels(images)}))
+                found.append((name, {self.key: rows + ids, "pixel_values": self._pixels(visual, images)}))
         return found
 
-    def _pixels(self, images: int) -> Tensor:
-        return torch.randn(images, self.visual.num_channels, *self.visual.image_size, generator=self.generator)
+    def _pixels(self, visual: VisionConfig, images: int) -> Tensor:
+        return torch.randn(images, visual.num_channels, *visual.image_size, generator=self.generator)
 
     def _ids(self, length: int) -> list[int]:
         low = min(FIRST_ID, self.vocab - 1)

@@ -46,8 +46,9 @@ def weights_file(folder: Path) -> Path:
     found = sorted(folder.glob("*.pt"))
     if len(found) == 1:
         return found[0]
-    if found and all(ENSEMBLE.fullmatch(path.name) for path in found):
-        first = min(found, key=lambda path: int(ENSEMBLE.fullmatch(path.name)[2]))
+    numbered = [match for path in found if (match := ENSEMBLE.fullmatch(path.name))]
+    if found and len(numbered) == len(found):
+        first = folder / min(numbered, key=lambda match: int(match[2])).string
         warnings.warn(
             f"{folder.name} is an ensemble of {len(found)} models; {first.name} alone is taken (another: a folder with"
             " that .pt, the dictionaries and the codes).",

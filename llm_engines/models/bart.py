@@ -219,7 +219,7 @@ class BartDecoder(Stack):
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Puts every layer's keys and values of an encoder's output [R, hidden_size] into the cache."""
-        for block in self.blocks:
+        for block in cast("Iterable[DecoderBlock]", self.blocks):
             block.cross_attention.write(features, batch)
 
 

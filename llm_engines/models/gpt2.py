@@ -106,7 +106,7 @@ def _parse_hf(hf: dict[str, Any]) -> GPT2Config:
     return GPT2Config(**config)
 
 
-def _ends(hf: dict[str, Any], default: int) -> dict[str, int]:
+def _ends(hf: dict[str, Any], default: int) -> dict[str, Any]:
     eos = token_id(hf, "eos_token_id", default)
     bos = token_id(hf, "bos_token_id", eos)
     pad = token_id(hf, "pad_token_id", eos)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import PatchEmbed
+from timm.layers.patch_embed import PatchEmbed
 from timm.models.swin_transformer import get_relative_position_index, window_partition, window_reverse
 from torch import Tensor, nn
 
@@ -153,10 +153,8 @@ class WindowAttention(nn.Module):
     def _shift_mask(self, device: torch.device) -> Tensor:
         """Returns [windows, area, area]: cells that were apart before the cyclic shift must not see each other."""
         dtype = self.relative_position_bias_table.dtype
-        rows, columns = (
-            sum((torch.arange(side, device=device) >= side - edge).to(dtype) for edge in (self.window, self.shift))
-            for side in self.padded_grid
-        )
+        past = lambda side, edge: (torch.arange(side, device=device) >= side - edge).to(dtype)  # noqa: E731
+        rows, columns = (past(side, self.window) + past(side, self.shift) for side in self.padded_grid)
         region = (rows[:, None] * 3 + columns[None])[None, :, :, None]
         region = window_partition(region, (self.window, self.window)).flatten(1)
         return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(dtype)
@@ -252,7 +250,7 @@ class Stage(nn.Module):
         delta = None
         for block in self.blocks:
             x, delta = block(x, delta)
-        return self.downsample(x + delta)
+        return self.downsample(x if delta is None else x + delta)
 
 
 class SwinEncoder(nn.Module):
@@ -263,7 +261,7 @@ class SwinEncoder(nn.Module):
         self.config = config
         self.patch_embed = PatchEmbed(
             img_size=config.image_size,
-            patch_size=config.patch_size,
+            patch_size=config.patch_size,  # pyright: ignore[reportArgumentType] - pairs are taken, too
             in_chans=config.num_channels,
             embed_dim=config.embed_dim,
             norm_layer=LayerNorm,

@@ -51,8 +51,9 @@ def _window_attention(
         region = low * 3 + right
         scores += tl.where(region[:, None] != region[None, :], -100.0, 0.0)
     scores = tl.where(cell[None, :], scores, float("-inf"))
-    weights = tl.exp(scores - tl.max(scores, 1)[:, None])
-    weights = weights / tl.sum(weights, 1)[:, None]
+    # pyright: triton's reductions are tensors here, their types say more
+    weights = tl.exp(scores - tl.max(scores, 1)[:, None])  # pyright: ignore[reportCallIssue, reportArgumentType]
+    weights = weights / tl.sum(weights, 1)[:, None]  # pyright: ignore[reportArgumentType]
     found = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     tl.store(out_ptr + token[:, None] * C + channel[None, :], found.to(out_ptr.dtype.element_ty), mask=there)
 

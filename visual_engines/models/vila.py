@@ -52,9 +52,10 @@ class VilaVisionConfig(VisionConfig):
     @property
     def linears(self) -> int:
         """Counts the projector's Linear layers."""
-        if self.projector == "linear":
-            return 1
-        return 2 if self.projector == DOWNSAMPLE else int(DEPTH.fullmatch(self.projector)[1])
+        if self.projector == DOWNSAMPLE:
+            return 2
+        depth = DEPTH.fullmatch(self.projector)
+        return int(depth[1]) if depth else 1  # "linear"
 
 
 def parse(config: dict[str, Any]) -> VilaVisionConfig:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import PatchEmbed
+from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
 from visual_engines.layers import ACTIVATIONS, Mlp

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 
@@ -62,7 +62,7 @@ def load(
     them. Raises a VlmError with one sentence.
     """
     runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
-    limits = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
+    limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
     found = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
     path = engine_of(model, resolve_device(runtime.device).type, progress=progress, **found, **limits)
     engine = EngineDir.open(path).limited(**limits)
@@ -190,6 +190,14 @@ class Pipeline:
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
+    @overload
+    def as_completed(
+        self, inputs: Iterable[Any], *, window: int | None = None, on_error: Literal["raise"] = "raise", **sampling: Any
+    ) -> Iterator[tuple[int, Output]]: ...
+    @overload
+    def as_completed(
+        self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
+    ) -> Iterator[tuple[int, Output | VlmError]]: ...
     def as_completed(
         self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
     ) -> Iterator[tuple[int, Output | VlmError]]:
@@ -265,7 +273,7 @@ class Pipeline:
         encoders = self.llm.encoders
         if encoders.encoder is None:
             return iter(batched(requests, encoders.max_encoder_batch_size))
-        return batched_by_tokens(requests, encoders.max_encoder_tokens, lambda r: len(r.encoder_input_ids))
+        return batched_by_tokens(requests, encoders.max_encoder_tokens, lambda r: len(r.source_ids))
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
@@ -280,10 +288,10 @@ class Pipeline:
         if encoders.encoder is None:
             if hidden_states or attentions:
                 raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
-            features = encoders.encode_pixels([r.encoder_image.pixels for r in requests])
+            features = encoders.encode_pixels([r.source_image.pixels for r in requests])
             return [Encoding(x.cpu()) for x in features]
         recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
-        texts = [r.encoder_input_ids for r in requests]
+        texts = [r.source_ids for r in requests]
         last = encoders.encode_texts(requests, recorder)
         if recorder is None:
             return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]

@@ -19,11 +19,11 @@ def resolve_limits(build: BuildConfig, configs: RoleConfigs) -> EngineLimits:
     if source is not None:
         defaults["max_encoder_input_len"] = source.max_positions
         allowed["max_encoder_input_len"] = source.position_limit
-    elif decoder.cross_attention:
-        limit = build.max_encoder_input_len
-        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = vision.max_rows
-        if limit is not None and limit < vision.min_rows:
-            errors.append(f"max_encoder_input_len is {limit}, but one image takes {vision.min_rows} rows")
+    elif configs["decoder"].cross_attention:
+        limit, image = build.max_encoder_input_len, configs["visual"]
+        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = image.max_rows
+        if limit is not None and limit < image.min_rows:
+            errors.append(f"max_encoder_input_len is {limit}, but one image takes {image.min_rows} rows")
     elif build.max_encoder_input_len is not None:
         errors.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
     if vision is not None and not vision.fixed_size and not backend(build.backend).takes_image_sizes:

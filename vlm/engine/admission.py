@@ -34,12 +34,12 @@ class Admission:
                 f"or give --max-batch-size {params.num_beams} or more",
             )
         _check_ids(request.decoder_prompt_token_ids, self.config.vocab_size, 0 if self.encoder else len(table))
-        if request.encoder_input_ids is not None:
+        if request.encoder_input_ids is not None and self.encoder is not None:
             _check_ids(request.encoder_input_ids, self.encoder.vocab_size, len(table))
         _check_ids(_named_ids(params), self.config.vocab_size, 0)
         tokens = list(request.decoder_prompt_token_ids)
         sequence = Sequence(number, request, length, features, tokens, num_stop_ids=num_stop_ids, content_keys=table)
-        if request.images and self.encoder is None:
+        if request.images and self.encoder is None and self.vision is not None:
             sequence.image_token_id = self.vision.image_token_id
             sequence.first_image_row = self.config.vocab_size + len(request.prompt_table or ())
         return sequence
@@ -47,16 +47,17 @@ class Admission:
     def _num_features(self, request: Request) -> int:
         """Rows of encoder output that the decoder will see."""
         image, ids, output = request.encoder_image, request.encoder_input_ids, request.encoder_output
-        is_given = not (image is None and ids is None and output is None)
         if not self.config.cross_attention:
-            if is_given:
+            if not (image is None and ids is None and output is None):
                 raise InputError("this model has no encoder besides that of images: its prompt is all it takes.")
             return 0
-        if not is_given:
-            raise InputError("a request to this model needs pixel_values, encoder_input_ids or encoder_output.")
         if (image is not None and self.vision is None) or (ids is not None and self.encoder is None):
             raise InputError("this model's encoder does not take this kind of input.")
-        return image.rows if image is not None else len(output if ids is None else ids)
+        if image is not None:
+            return image.rows
+        if (rows := output if ids is None else ids) is None:
+            raise InputError("a request to this model needs pixel_values, encoder_input_ids or encoder_output.")
+        return len(rows)
 
     def _contents(self, request: Request) -> list[bytes]:
         """What the rows of a request's prompt table are made of."""

@@ -58,7 +58,8 @@ class BatchState:
             loop_runs=ints(MAX_PERIOD),
         )
         self.sampling = SamplingState.empty(size, device)
-        self.top: torch.Tensor | None = None  # [S, max_seq_len, 2, MAX_TOP_LOGPROBS] int32: ids, values (bits)
+        # [S, max_seq_len, 2, MAX_TOP_LOGPROBS] int32: ids, values (bits)
+        self.top = ints(0, 2, MAX_TOP_LOGPROBS)
         self.beams = BeamState.empty(size, max_seq_len, device)
         self.penalties = PenaltyState.empty(size, device)
         self.rules = RuleTable(self.padding_slot, device)
@@ -189,9 +190,10 @@ class BatchState:
             self.self_tables[slots, columns] = blocks.int()
 
     def allocate_top(self) -> None:
-        """Room for the likeliest tokens of each place, taken when a request first asks for them."""
+        """Makes room for the likeliest tokens of each place, when a request first asks for them."""
         size = (*self.slots.tokens.shape, 2, MAX_TOP_LOGPROBS)
-        self.top = torch.zeros(size, dtype=torch.int32, device=self.device)
+        if self.top.shape != size:
+            self.top = torch.zeros(size, dtype=torch.int32, device=self.device)
 
     def _index(self, slots: list[int]) -> Tensor:
         return torch.tensor(slots).to(self.device, non_blocking=True)

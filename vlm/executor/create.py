@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from vlm.backends.base import Layout
 from vlm.backends.graphs.io import CACHED, CROSSED
@@ -56,7 +55,7 @@ def create_encoders(
 
 
 def _paged_runner(
-    networks: Mapping[str, nn.Module], limits: EngineLimits, runtime: RuntimeConfig, encoders: TorchEncoders
+    networks: Mapping[str, Any], limits: EngineLimits, runtime: RuntimeConfig, encoders: TorchEncoders
 ) -> PagedRunner:
     """Returns what runs modules, by role, over a paged cache of what memory is left."""
     decoder, device, dtype = networks["decoder"], encoders.device, encoders.dtype
@@ -70,7 +69,7 @@ def _paged_runner(
 
 
 def _slot_runner(
-    networks: Mapping[str, Network], limits: EngineLimits, runtime: RuntimeConfig, encoders: SlotEncoders
+    networks: Mapping[str, Network[Any]], limits: EngineLimits, runtime: RuntimeConfig, encoders: SlotEncoders
 ) -> SlotRunner:
     """Returns what runs compiled graphs, by name, over linear caches: a slot is one block that holds a whole
     sequence."""
@@ -92,7 +91,7 @@ def _sampler(config: ModelConfig, limits: EngineLimits, shape: CacheShape, encod
     return Sampler(state, LogitsRecorder(size + 1, device))
 
 
-def _share_embedding(modules: Mapping[str, nn.Module]) -> None:
+def _share_embedding(modules: Mapping[str, Any]) -> None:
     """Encoder and decoder mostly have one table of embeddings: it is held once."""
     if "encoder" in modules:
         ours, theirs = modules["encoder"].embedding, modules["decoder"].embedding

@@ -40,7 +40,7 @@ class DecodeBurst:
         steps = (self.result.shape[1] - 2) // 2
         logprobs = self.result[:, 2 + steps :].contiguous().view(torch.float32).tolist()
         rows = zip(self.result.tolist(), logprobs, self._top(), self._logits(), strict=True)
-        return [StepOutput(r[0], r[1], r[2 : 2 + steps], *others) for r, *others in rows]
+        return [StepOutput(r[0], r[1], r[2 : 2 + steps], p, top, logits) for r, p, top, logits in rows]
 
     def _logits(self) -> list[Tensor | None]:
         kept = iter(() if self.logits is None else self.logits)

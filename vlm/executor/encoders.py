@@ -29,10 +29,12 @@ class EncoderNetworks(Protocol):
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """[n, C, H, W] -> features [n, rows, hidden] in the engine's type, until the next call."""
+        ...
 
     def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
         """Returns the hidden rows [T, hidden] of each text, by its prompt table; the recorder takes what else is asked
         for. Raises InputError where there is no more than the last hidden states."""
+        ...
 
 
 class Encoders:
@@ -50,7 +52,7 @@ class Encoders:
     @torch.inference_mode()
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
-        texts = [request.encoder_input_ids for request in requests]
+        texts = [request.source_ids for request in requests]
         return self.networks.encode_texts(list(zip(self.prompt_embeds(requests), texts, strict=True)), recorder)
 
     @torch.inference_mode()

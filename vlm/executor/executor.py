@@ -69,7 +69,7 @@ class Executor:
         sequences = sorted(sequences, key=lambda s: s.width > 1)
         self.state.update_tables(sequences)
         plan = SamplingPlan.from_sequences(sequences)
-        if plan.top and self.state.top is None:
+        if plan.top:
             self.state.allocate_top()
         if plan.logits:
             self.logits.begin(sequences, steps, self.config.vocab_size, self.state.slots)
@@ -125,8 +125,9 @@ class Executor:
         """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
         made = self.encoders.prompt_embeds([s.request for s in sequences])
         for sequence, embeds in zip(sequences, made, strict=True):
-            if embeds is not None:
-                self._prompt_embeds[sequence.id] = embeds
+            if embeds is None:
+                continue
+            self._prompt_embeds[sequence.id] = embeds
             last = sequence.tokens[-1] - self.config.vocab_size
             if self.encoders.encoder is None and last >= 0:
                 for slot in sequence.slots:
@@ -156,7 +157,7 @@ class Executor:
         logits = self.logits.burst(sequences, steps) if plan.logits else None
         if not self.asynchronous:
             return DecodeBurst(sequences, result, top, None if logits is None else logits.clone(), None)
-        parts = [None if part is None else to_host(part) for part in (result, top, logits)]
-        ready = torch.cuda.Event()
+        top, logits = (None if part is None else to_host(part) for part in (top, logits))
+        result, ready = to_host(result), torch.cuda.Event()
         ready.record()
-        return DecodeBurst(sequences, *parts, ready)
+        return DecodeBurst(sequences, result, top, logits, ready)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Result = TypeVar("Result", Tensor, None)
 
 
 class GraphPool:
@@ -14,12 +17,19 @@ class GraphPool:
     def __init__(self, device: torch.device):
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Tensor | None]] = {}
+        self._graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...], Any]] = {}  # with what each returns
 
     def __contains__(self, key: tuple) -> bool:
         return key in self._graphs
 
-    def run(self, key: tuple, *inputs: Tensor) -> Tensor | None:
+    def replay(self, key: tuple, function: Callable[..., Result], *inputs: Tensor) -> Result:
+        """Runs function(*inputs) as the key's graph, which is captured when it is first asked for. The result is
+        overwritten by the key's next run."""
+        if key not in self:
+            self.capture(key, function, *inputs)
+        return self.run(key, *inputs)
+
+    def run(self, key: tuple, *inputs: Tensor) -> Any:
         """Replays a graph on new inputs. The result is overwritten by the key's next run."""
         graph, static, output = self._graphs[key]
         for target, source in zip(static, inputs, strict=True):
@@ -27,7 +37,7 @@ class GraphPool:
         graph.replay()
         return output
 
-    def capture(self, key: tuple, function: Callable[..., Tensor | None], *inputs: Tensor) -> None:
+    def capture(self, key: tuple, function: Callable[..., object], *inputs: Tensor) -> None:
         """Captures function(*inputs); runs it once before, which compiles kernels and fills lazily made buffers."""
         static = tuple(x.clone() for x in inputs)
         side = torch.cuda.Stream(self.device)

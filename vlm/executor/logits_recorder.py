@@ -21,19 +21,19 @@ class LogitsRecorder:
         self.starts = torch.zeros(num_slots, dtype=torch.int32, device=device)  # lengths at the burst's begin
         self._context: dict[int, list[Tensor]] = {}  # on the host, by the sequence's id; the same of its output:
         self._generated: dict[int, list[Tensor]] = {}
-        self.kept: Tensor | None = None  # [n + 1, steps, vocab] float32; the last row is nobody's
+        self.kept = torch.empty(0, 0, 0, device=device)  # [n + 1, steps, vocab] float32; the last row is nobody's
 
     @property
     def layout(self) -> tuple[int, ...]:
-        return () if self.kept is None else tuple(self.kept.shape)
+        return tuple(self.kept.shape)
 
     def begin(self, sequences: list[Sequence], steps: int, vocab_size: int, state: SequenceState) -> None:
         """Makes room for a burst and says which slots are to be kept, in the order of their sequences."""
         slots = [s.slot for s in sequences if s.request.params.returns_logits]
-        rows, longest = (self.kept.shape[0] - 1, self.kept.shape[1]) if self.kept is not None else (0, 0)
+        rows, longest = max(0, self.kept.shape[0] - 1), self.kept.shape[1]
         if len(slots) > rows or steps > longest:
             size = (max(rows, power_of_two(len(slots))) + 1, max(longest, power_of_two(steps)), vocab_size)
-            self.kept = None  # before more is taken
+            self.kept = self.kept.new_empty(0, 0, 0)  # before more is taken
             self.kept = torch.zeros(size, device=self.device)
         at = torch.tensor(slots).to(self.device, non_blocking=True)
         self.places.fill_(self.kept.shape[0] - 1)

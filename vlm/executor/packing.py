@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,7 +28,7 @@ class PackedTexts:
     lengths: list[int]
 
     @classmethod
-    def from_texts(cls, texts: list[tuple[int, ...]], slots: list[int]) -> PackedTexts:
+    def from_texts(cls, texts: Items[Items[int]], slots: Items[int]) -> PackedTexts:
         lengths = [len(text) for text in texts]
         return cls(
             [token for text in texts for token in text],
@@ -52,8 +53,8 @@ class PackedTexts:
     def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """token ids, positions, slots [R] and tiles [T, 3], int32"""
         tiles = self.tiles if device.type == "cuda" else tiles_of(self.lengths, rows=None)
-        parts = (self.token_ids, self.positions, self.slots, tiles)
-        return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
+        put = lambda part: torch.tensor(part, dtype=torch.int32).to(device, non_blocking=True)  # noqa: E731
+        return put(self.token_ids), put(self.positions), put(self.slots), put(tiles)
 
 
 def graph_rows(rows: int) -> int:
@@ -98,7 +99,10 @@ class PackedChunks:
             empty = [(0, 0, 0, 0)] * (graph_tiles(len(tiles)) - len(tiles))
             more = ([0] * extra, [0] * extra, [padding_slot] * extra, empty)
             parts = [part + added for part, added in zip(parts, more, strict=True)]
-        return tuple(torch.tensor(p, dtype=torch.int32).to(device, non_blocking=True) for p in parts)
+        token_ids, positions, slots, tiles = (
+            torch.tensor(part, dtype=torch.int32).to(device, non_blocking=True) for part in parts
+        )
+        return token_ids, positions, slots, tiles
 
 
 def batched(items: list, size: int) -> list[list]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vlm.backends.threads import num_threads, threads_for
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
+from vlm.executor.networks import DecoderNetwork, TextNetwork, required
 from vlm.executor.packing import PackedChunks, PackedTexts, packed
 from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
@@ -36,8 +37,8 @@ class PagedRunner:
 
     def __init__(
         self,
-        decoder: nn.Module,
-        encoder: nn.Module | None,
+        decoder: DecoderNetwork,
+        encoder: TextNetwork | None,
         *,
         cache: Tensor,
         shape: CacheShape,
@@ -69,7 +70,7 @@ class PagedRunner:
             self._prefill(*packed_chunks.tensors(self.device), *(prompt_embeds or ()))
         else:
             inputs = packed_chunks.tensors(self.device, self.state.padding_slot)
-            self._replay("prefill", self._prefill, *inputs, *self._padded(prompt_embeds, len(inputs[0])))
+            _replay(self.graphs, "prefill", self._prefill, *inputs, *self._padded(prompt_embeds, len(inputs[0])))
 
     # --- encoders ---
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
@@ -78,20 +79,21 @@ class PagedRunner:
 
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
-        texts = PackedTexts.from_texts([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
-        parts = [(embeds.get(s.id), s.request.encoder_input_ids) for s in sequences]
-        prompt_embeds = gather_prompt_embeds(parts, self.encoder.config.vocab_size, self.device)
+        texts = PackedTexts.from_texts([s.request.source_ids for s in sequences], [s.slot for s in sequences])
+        parts = [(embeds.get(s.id), s.request.source_ids) for s in sequences]
+        prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
             self._encode_packed(*texts.tensors(self.device), *(prompt_embeds or ()))
         else:
             inputs = texts.padded(self.state.padding_slot).tensors(self.device)
-            self._replay("encode texts", self._encode_packed, *inputs, *self._padded(prompt_embeds, len(inputs[0])))
+            added = self._padded(prompt_embeds, len(inputs[0]))
+            _replay(self.graphs, "encode texts", self._encode_packed, *inputs, *added)
 
     def _encode_packed(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor
     ) -> None:
         batch = ForwardBatch(positions, PackedMetadata(tiles), _prompt_embeds(prompt_embeds))
-        self.decoder.write_cross_kv(self.encoder(token_ids, batch), self._batch(slots, positions))
+        self.decoder.write_cross_kv(required(self.encoder)(token_ids, batch), self._batch(slots, positions))
 
     def _prefill_with_logits(
         self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
@@ -113,13 +115,6 @@ class PagedRunner:
         batch = self._batch(slots, positions, tiles=tiles, prompt_embeds=_prompt_embeds(prompt_embeds))
         self.decoder(token_ids, batch)
 
-    def _replay(self, what: str, function: Callable[..., None], *inputs: Tensor) -> None:
-        """Runs a pass as the graph of its shapes."""
-        key = (what, *(len(x) for x in inputs))
-        if key not in self.graphs:
-            self.graphs.capture(key, function, *inputs)
-        self.graphs.run(key, *inputs)
-
     def _padded(self, prompt_embeds: PromptEmbeds | None, rows: int) -> tuple[Tensor, ...]:
         """Returns the same with an embedding a row of the batch: the shapes of a graph."""
         if prompt_embeds is None:
@@ -138,7 +133,7 @@ class PagedRunner:
             return
         key = ("decode", len(rows.all), plan, self._layout(plan))
         if key not in self.graphs:
-            self._capture_step(key, rows, plan)
+            self._capture_step(self.graphs, key, rows, plan)
         for _ in range(steps):
             self.graphs.run(key)
 
@@ -146,13 +141,13 @@ class PagedRunner:
         """Sizes of the buffers that a step works on and that may be others by the next one."""
         return (*self.state.layout(bool(plan.processing.rules)), *(self.sampler.logits.layout if plan.logits else ()))
 
-    def _capture_step(self, key: tuple, rows: DecodeRows, plan: SamplingPlan) -> None:
+    def _capture_step(self, graphs: GraphPool, key: tuple, rows: DecodeRows, plan: SamplingPlan) -> None:
         """Captures over padding rows: what is run before a capture must not advance a sequence."""
         slots = [rows.all, rows.single] + ([rows.beams.slots] if rows.beams else [])
         wanted = [x.clone() for x in slots]
         for x in slots:
             x.fill_(self.state.padding_slot)
-        self.graphs.capture(key, lambda: self._step(rows, plan))
+        graphs.capture(key, lambda: self._step(rows, plan))
         for x, values in zip(slots, wanted, strict=True):
             x.copy_(values)
 
@@ -164,7 +159,7 @@ class PagedRunner:
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
         logits = self.decoder.logits(self.decoder(token_ids, self._batch(rows.all, positions, prompt_embeds=last)))
-        if (parents := self.sampler.sample(logits, rows, plan)) is not None:
+        if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
             )
@@ -190,6 +185,11 @@ class PagedRunner:
             tiles=tiles,
         )
         return ForwardBatch(positions, attention, prompt_embeds)
+
+
+def _replay(graphs: GraphPool, what: str, function: Callable[..., None], *inputs: Tensor) -> None:
+    """Runs a pass as the graph of its shapes."""
+    graphs.replay((what, *(len(x) for x in inputs)), function, *inputs)
 
 
 def _prompt_embeds(tensors: tuple[Tensor, ...]) -> PromptEmbeds | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vlm.layers.forward_batch import PromptEmbeds
 
-Parts = list[tuple[Tensor | None, Items[int]]]  # (prompt table, tokens) of each sequence
+Parts = Items[tuple[Tensor | None, Items[int]]]  # (prompt table, tokens) of each sequence
 
 
 def gather_prompt_embeds(parts: Parts, vocab_size: int, device: torch.device) -> PromptEmbeds | None:

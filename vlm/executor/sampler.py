@@ -40,7 +40,7 @@ class Sampler:
             self.logits.record(logits, rows.all.long(), self.state.slots)
         if plan.single:
             self._sample(logits, rows, plan)
-        return self._search(logits, rows, plan) if plan.groups else None
+        return None if rows.beams is None else self._search(logits, rows, rows.beams, plan)
 
     def _sample(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> None:
         """The next token of every row that is no beam."""
@@ -69,14 +69,14 @@ class Sampler:
         at = self.state.slots.lengths[slots].long().clamp(max=self.state.top.shape[1] - 1)
         self.state.top[slots, at, :, : found.shape[2]] = found
 
-    def _search(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> Tensor:
+    def _search(self, logits: Tensor, rows: DecodeRows, groups: Groups, plan: SamplingPlan) -> Tensor:
         """The next tokens of every beam -> the beams they continue"""
         state = self.state
         if plan.processed:
             # penalties act on log-probabilities here, as they do in Hugging Face's beam search
             logits = self._processed(logits.float().log_softmax(-1), rows, plan)
         ends = self._ends(logits, rows) if END in plan.processing.rules else None
-        return beam_search.step(logits, plan.processed, state.slots, state.beams, rows.beams, ends)
+        return beam_search.step(logits, plan.processed, state.slots, state.beams, groups, ends)
 
     def _ends(self, logits: Tensor, rows: DecodeRows) -> Tensor:
         """Marks the tokens that complete a stop word of their row: [R, V] bool"""

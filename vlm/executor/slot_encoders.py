@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from vlm.backends.graphs.network import Network
+from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
+from vlm.executor.networks import required
 from vlm.executor.prompt_embeds import Parts
 from vlm.executor.slot_inputs import encode_padded
 from vlm.layers.forward_batch import HiddenStateRecorder
@@ -15,15 +17,21 @@ from vlm.layers.forward_batch import HiddenStateRecorder
 class SlotEncoders:
     """Networks whose sequences are right-padded."""
 
-    def __init__(self, visual: Network | None, encoder: Network | None, *, device: torch.device, dtype: torch.dtype):
+    def __init__(
+        self,
+        visual: Network[VisionConfig] | None,
+        encoder: Network[ModelConfig] | None,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
         self.visual, self.encoder, self.device, self.dtype = visual, encoder, device, dtype
 
     def encode(self, pixel_values: Tensor) -> Tensor:
-        assert self.visual is not None
-        return self.visual(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())["features"]
+        return required(self.visual)(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())["features"]
 
     def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
         if recorder is not None:
             raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
-        hidden = encode_padded(self.encoder, parts, self.dtype, self.device)
+        hidden = encode_padded(required(self.encoder), parts, self.dtype, self.device)
         return [rows[: len(tokens)] for rows, (_, tokens) in zip(hidden, parts, strict=True)]

@@ -11,7 +11,7 @@ from vlm.config import ModelConfig
 from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
 
 
-def encode_padded(encoder: Network, parts: Parts, dtype: torch.dtype, device: torch.device) -> Tensor:
+def encode_padded(encoder: Network[ModelConfig], parts: Parts, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns the hidden rows [B, T, hidden] of each sequence, stale beyond its tokens."""
     lengths = integers([len(tokens) for _, tokens in parts], device)
     return encoder(**padded_tokens(parts, encoder.config, dtype, device), lengths=lengths)["hidden"]

@@ -15,7 +15,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.backends.graphs.network import Network, Tensors
+from vlm.config import Config, ModelConfig
 from vlm.executor.kv_cache import CacheShape
+from vlm.executor.networks import required
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
@@ -44,9 +46,9 @@ class SlotRunner:
 
     def __init__(
         self,
-        decoder: Network,
-        encoder: Network | None,
-        cross: Network | None,
+        decoder: Network[ModelConfig],
+        encoder: Network[ModelConfig] | None,
+        cross: Network[Config] | None,
         *,
         cache: SlotCache,
         shape: CacheShape,
@@ -107,8 +109,8 @@ class SlotRunner:
     # --- encoders ---
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         for group in alike(sequences):
-            parts = [(embeds.get(s.id), s.request.encoder_input_ids) for s in group]
-            self._write_padded(group, encode_padded(self.encoder, parts, self.dtype, self.device))
+            parts = [(embeds.get(s.id), s.request.source_ids) for s in group]
+            self._write_padded(group, encode_padded(required(self.encoder), parts, self.dtype, self.device))
 
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
         rows = features.split([s.num_features for s in sequences])
@@ -116,7 +118,7 @@ class SlotRunner:
 
     def _write_padded(self, sequences: list[Sequence], hidden: Tensor) -> None:
         """hidden [B, T, hidden] -> the cross K/V of every beam"""
-        for name, rows in self.cross(hidden=hidden.contiguous()).items():
+        for name, rows in required(self.cross)(hidden=hidden.contiguous()).items():
             for sequence, own in zip(sequences, rows, strict=True):
                 for slot in sequence.slots:
                     self.cache.write(name, slot, own[:, : sequence.num_features])
@@ -130,7 +132,7 @@ class SlotRunner:
         at = (rows.all.long() - first).clamp(max=end - first - 1)
         for _ in range(steps):
             logits = self._logits(first, end)[at]
-            if (parents := self.sampler.sample(logits, rows, plan)) is not None:
+            if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
                 self.cache.reorder_cache(rows.beams.slots, parents)
 
     def _logits(self, first: int, end: int) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vlm.executor.graph_pool import GraphPool
+from vlm.executor.networks import required
 from vlm.executor.packing import PackedTexts
 from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
 from vlm.layers.attention_metadata import PackedMetadata
@@ -26,14 +27,11 @@ class TorchEncoders:
         self._graph_shapes: set[torch.Size] = set()
 
     def encode(self, pixel_values: Tensor) -> Tensor:
-        assert self.visual is not None
+        visual = required(self.visual)
         pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
         if self.graphs is None or not self._has_graphs(pixels.shape[1:]):
-            return self.visual(pixels)
-        key = ("encode", *pixels.shape)
-        if key not in self.graphs:
-            self.graphs.capture(key, self.visual, pixels)
-        return self.graphs.run(key, pixels)
+            return visual(pixels)
+        return self.graphs.replay(("encode", *pixels.shape), visual, pixels)
 
     def _has_graphs(self, shape: torch.Size) -> bool:
         """Says whether passes over images of a shape are CUDA graphs: those of the first shapes that come."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sized
-from typing import Any
+from typing import Any, ClassVar
 
 from jinja2 import TemplateError
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vlm.errors import EngineError, InputError
 
@@ -110,7 +111,7 @@ def _careful(name: str, filter: Callable[..., Any]) -> Callable[..., Any]:
 class _Generation(Extension):
     """{% generation %} marks what training counts; here it is read as if it were not there."""
 
-    tags = frozenset({"generation"})
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Any) -> Any:
         next(parser.stream)

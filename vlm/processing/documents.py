@@ -106,7 +106,8 @@ class PdfDocument(Document):
         try:
             opened = self._pdf[page]
             scale = _scale(*opened.get_size(), dpi, name, min(max_pixels, MAX_PAGE_PIXELS))
-            return opened.render(scale=scale).to_pil().convert("RGB")
+            image = opened.render(scale=scale)  # pyright: ignore[reportArgumentType] - 1 by default, but any float
+            return image.to_pil().convert("RGB")
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
         except (pypdfium2.PdfiumError, ValueError, OverflowError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from PIL import ExifTags, Image, TiffTags
 from PIL.TiffImagePlugin import ImageFileDirectory_v2
@@ -35,7 +35,7 @@ def upright(image: Image.Image) -> Image.Image:
     image.load()  # turns a TIFF by itself
     if data := _exif_of(image):
         check_tags(io.BytesIO(data))
-    turn = _TURNED.get(image.getexif().get(ExifTags.Base.Orientation))
+    turn = _TURNED.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return image if turn is None else image.transpose(turn)
 
 
@@ -61,7 +61,7 @@ def check_tags(file: BinaryIO, nested: bool = False) -> int:
     file.seek(0)
     head = file.read(16)
     head = head if head[2:3] == b"\x2b" else head[:8]  # BigTIFF's is longer
-    metered = _Metered(file, 2 * file.seek(0, io.SEEK_END) + _SPARE)
+    metered = cast(BinaryIO, _Metered(file, 2 * file.seek(0, io.SEEK_END) + _SPARE))
     try:
         directory = ImageFileDirectory_v2(head)
     except (SyntaxError, IndexError, struct.error):
@@ -77,7 +77,7 @@ def check_tags(file: BinaryIO, nested: bool = False) -> int:
     return len(seen)
 
 
-def _load(directory: ImageFileDirectory_v2, file: _Metered, offset: int) -> None:
+def _load(directory: ImageFileDirectory_v2, file: BinaryIO, offset: int) -> None:
     file.seek(offset)
     directory.load(file)
     for tag, data in directory._tagdata.items():
@@ -85,7 +85,7 @@ def _load(directory: ImageFileDirectory_v2, file: _Metered, offset: int) -> None
             raise ValueError(f"its tag {tag} holds {len(data):,} bytes of numbers")
 
 
-def _check_nested(directory: ImageFileDirectory_v2, file: _Metered, head: bytes, depth: int = 2) -> None:
+def _check_nested(directory: ImageFileDirectory_v2, file: BinaryIO, head: bytes, depth: int = 2) -> None:
     for group in TiffTags.TAGS_V2_GROUPS:
         if isinstance(offset := directory.get(group), int) and depth:
             nested = ImageFileDirectory_v2(head, group=group)

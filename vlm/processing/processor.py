@@ -44,8 +44,10 @@ class Processor:
         encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
-        size = tuple(vision.image_size) if vision else ()
-        source = ProcessorSource(folder, family.image_processors, size, vision.fixed_size) if vision else None
+        source = None
+        if vision is not None:
+            height, width = vision.image_size
+            source = ProcessorSource(folder, family.image_processors, (height, width), vision.fixed_size)
         image_processor = source.load() if source else None
         if image_processor is not None and not image_processor.fits():
             warnings.warn(
@@ -98,7 +100,7 @@ class Processor:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
         return self.processor_source
 
-    def with_pixels(self, source: dict[str, Any], images: list[Items[np.ndarray]]) -> dict[str, Any]:
+    def with_pixels(self, source: dict[str, Any], images: Items[Items[np.ndarray]]) -> dict[str, Any]:
         """An input of `Pipeline.generate` and its images, of each its pages [C, H, W] -> the input that has them in it.
 
         Raises InputError and LimitError for more images than the model reads.
@@ -119,7 +121,10 @@ class Processor:
         return {**source, "pixel_values": pixels[0]}
 
     def text_of(self, token_ids: list[int]) -> str:
-        """What a sequence's generated tokens say, post-processed; of a loop its first turn."""
+        """What a sequence's generated tokens say, post-processed; of a loop its first turn. Raises InputError for an
+        engine without a tokenizer."""
+        if self.tokenizer is None:
+            raise InputError("this engine has no tokenizer; take the token ids instead of a text.")
         period = loop_period(token_ids) if self.family.loop_detection else None
         shown = without_loop(token_ids, period) if period else token_ids
         return self.family.postprocess(self.tokenizer.decode(shown))

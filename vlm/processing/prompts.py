@@ -41,7 +41,7 @@ class Prompts:
         if self.template is None:
             return prompt if placed else PLACEHOLDER * num_images + prompt
         parts = (*([] if placed else [ImagePart()] * num_images), prompt)
-        return self._rendered([Message("user", parts)])
+        return self._rendered(self.template, [Message("user", parts)])
 
     def of_conversation(
         self, conversation: Conversation, num_images: int, *, continue_final_message: bool = False
@@ -52,33 +52,33 @@ class Prompts:
         if self.template is None:
             raise InputError("this model has no chat template, it does not converse; give a prompt instead.")
         if continue_final_message:
-            return self._open_ended(conversation)
+            return self._open_ended(self.template, conversation)
         if conversation.messages[-1].role == "assistant":
             raise InputError(
                 "the last message is the assistant's; end with one of the user, or go on with it"
                 " (continue_final_message=True)."
             )
-        return self._rendered(conversation.messages)
+        return self._rendered(self.template, conversation.messages)
 
-    def _open_ended(self, conversation: Conversation) -> str:
+    def _open_ended(self, template: str, conversation: Conversation) -> str:
         """Cuts as Hugging Face does: what the template puts after the last text is cut off."""
         *before, last = conversation.messages
         if last.role != "assistant" or PLACEHOLDER in last.pieces or not last.text.strip():
             raise InputError("continue_final_message needs a last message of the assistant with a text; add one.")
         marked = Message(last.role, (last.text + MARK,))
-        rendered = self._rendered([*before, marked], add_generation_prompt=False)
+        rendered = self._rendered(template, [*before, marked], add_generation_prompt=False)
         if (end := rendered.rfind(MARK.strip())) < 0:
             raise InputError("the model's chat template leaves the last message out; it cannot be gone on with.")
         # a template that strips texts would have stripped this one
         return rendered[:end] if rendered.startswith(MARK, end) else rendered[:end].rstrip()
 
-    def _rendered(self, turns: Iterable[Message], add_generation_prompt: bool = True) -> str:
+    def _rendered(self, template: str, turns: Iterable[Message], add_generation_prompt: bool = True) -> str:
         from vlm.processing.chat_templates import render
 
-        plain = "type" not in self.template  # it takes contents as texts
+        plain = "type" not in template  # it takes contents as texts
         ends = {f"{end}_token": getattr(self.tokenizer, f"{end}_token", "") for end in ("bos", "eos")}
         messages = [turn.for_template(plain) for turn in turns]
-        return render(self.template, {"messages": messages, "add_generation_prompt": add_generation_prompt, **ends})
+        return render(template, {"messages": messages, "add_generation_prompt": add_generation_prompt, **ends})
 
     # --- ids ---
     def ids(
@@ -105,14 +105,15 @@ class Prompts:
             _check_count(text.count(PLACEHOLDER), len(images))
             if self.tokenizer.bos_token and text.startswith(self.tokenizer.bos_token):
                 before = []
-            pieces = [*map(Piece, before), *self._inline(text, images), *map(Piece, after)]
+            pieces = [*map(Piece, before), *self._inline(self.tokenizer, text, images), *map(Piece, after)]
         over = 0 if limit is None else len(pieces) + given_rows - limit
         return ids_without(pieces, over, _span(text, cut), self.tokenizer.truncation_side)
 
-    def _inline(self, text: str, images: list[range]) -> Iterator[Piece]:
+    @staticmethod
+    def _inline(tokenizer: Tokenizer, text: str, images: list[range]) -> Iterator[Piece]:
         image = iter(images)
-        if (place := self.tokenizer.id_of(PLACEHOLDER)) is not None:
-            for piece in self.tokenizer.pieces(text):
+        if (place := tokenizer.id_of(PLACEHOLDER)) is not None:
+            for piece in tokenizer.pieces(text):
                 yield from map(Piece, next(image)) if piece.id == place else (piece,)
             return
         at = 0
@@ -120,7 +121,7 @@ class Prompts:
             if part == PLACEHOLDER:
                 yield from map(Piece, next(image))
             else:
-                yield from (Piece(i, at + start, at + end) for i, start, end in self.tokenizer.pieces(part))
+                yield from (Piece(i, at + start, at + end) for i, start, end in tokenizer.pieces(part))
             at += len(part)
 
     def _rows(self, image_rows: Items[int], given_rows: int) -> list[range]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -68,9 +68,11 @@ class RequestBuilder:
         """Raises InputError and its kin with one sentence."""
         fields = self.fields(source)
         params = self._without_bad_words(params)
-        stops = self._stops(params) if params.stop and self.tokenizer else None
+        stops = None
+        if params.stop and self.tokenizer:
+            stops = StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
         if self.prompts is not None:
-            return self._chat_request(fields, params, stops)
+            return self._chat_request(self.prompts, fields, params, stops)
         image, given, ids = self._encoder_image(fields), fields.get("encoder_output"), fields.get("encoder_input_ids")
         if fields.get("text") is not None:
             ids = self._source_ids(fields)
@@ -78,9 +80,6 @@ class RequestBuilder:
         if (target := fields.get("tgt_lang")) is not None:
             params = self._towards(target, params)
         return Request(self._decoder_prompt(fields), image, ids, given, params, stops, prompt_table=_table(fields))
-
-    def _stops(self, params: SamplingParams) -> StopStrings:
-        return StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
 
     def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
         """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
@@ -92,7 +91,9 @@ class RequestBuilder:
         found = [tuple(self.tokenizer.encode(form)) for form in written]
         return replace(params, bad_words=(), bad_words_ids=tuple(dict.fromkeys((*params.bad_words_ids, *found))))
 
-    def _chat_request(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
+    def _chat_request(
+        self, prompts: Prompts, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None
+    ) -> Request:
         """A prompt, with images in it or not."""
         conversation: Conversation | None = fields.get("messages")
         sources = [] if conversation is None else conversation.images
@@ -109,20 +110,20 @@ class RequestBuilder:
         limit = _cut_to(fields, self._prompt_limit(params))
         if conversation is not None:
             continued = bool(fields.get("continue_final_message"))
-            text = self.prompts.of_conversation(conversation, len(images), continue_final_message=continued)
+            text = prompts.of_conversation(conversation, len(images), continue_final_message=continued)
             whole = self._bounded(text)
-            ids = self.prompts.ids(whole, image_rows, rows)
+            ids = prompts.ids(whole, image_rows, rows)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
-            ids = self.prompts.ids(text + suffix, image_rows, rows, limit=limit, cut=text)
+            ids = prompts.ids(text + suffix, image_rows, rows, limit=limit, cut=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             text = self._prompt_text(prompt, limit)
-            whole = self.prompts.of_prompt(text + suffix, len(images))
-            ids = self.prompts.ids(whole, image_rows, rows, limit=limit, cut=text)
+            whole = prompts.of_prompt(text + suffix, len(images))
+            ids = prompts.ids(whole, image_rows, rows, limit=limit, cut=text)
         unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if given := sorted(unknown & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
-        ids = given_ids or (None if ids is None else [*_rows_of(table, self.prompts.vocab_size), *ids])
+        ids = given_ids or (None if ids is None else [*_rows_of(table, prompts.vocab_size), *ids])
         if not ids:
             raise InputError("there is no prompt: give prompt=, messages= or token ids.")
         if not self.has_encoder:
@@ -171,15 +172,18 @@ class RequestBuilder:
     def images(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Those of a prompt; `sources`: of its conversation."""
         if (pixels := fields.get("pixel_values")) is not None:
-            single = not isinstance(pixels, list | tuple) and pixels.ndim != 4
-            return tuple(self._image(each).hashed() for each in ([pixels] if single else pixels))
+            several = isinstance(pixels, list | tuple) or pixels.ndim == 4
+            each_pixels: Iterable[Any] = pixels if several else [pixels]
+            return tuple(self._image(each).hashed() for each in each_pixels)
         given = fields.get("images") or sources or []
         given = given if isinstance(given, list | tuple) else [given]
         return tuple(self._read_image(source).hashed() for source in given)
 
     def check_images(self, count: int) -> None:
         """Raises LengthError for more images than a request can hold, before any of them is read."""
-        rows = count * self.vision.min_rows if self.vision and self.prompts else 0
+        if self.vision is None or self.prompts is None:
+            return
+        rows = count * self.vision.min_rows
         if rows > self.max_tokens:
             least = "" if self.vision.fixed_size else "at least "
             raise LengthError(
@@ -270,11 +274,15 @@ class RequestBuilder:
         return self._read_image(images[0])
 
     def _read_image(self, source: Any) -> Image:
+        if self.image_processor is None:
+            raise InputError("this engine has no image processor; give pixel_values instead of images.")
         return self._image(self.image_processor([load_image(source)])[0])
 
     def _image(self, pixels: torch.Tensor) -> Image:
         """Raises InputError for pixels [C, H, W] of a size that the model does not take."""
         shape, vision = tuple(pixels.shape), self.vision
+        if vision is None:
+            raise InputError(f"{self.family.name} takes text, not images; leave the images out.")
         if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
             raise InputError(f"pixel_values has shape {shape}; this model takes {vision.shapes}.")
         return Image.from_pixels(pixels, vision)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Literal, Self, overload
 
 from vlm.config import Config, ModelConfig, VisionConfig
 from vlm.errors import ConfigError, listed
@@ -19,7 +19,7 @@ class RoleConfigs:
     decoder: ModelConfig | None = None
 
     @classmethod
-    def from_roles(cls, configs: Mapping[str, Config]) -> Self:
+    def from_roles(cls, configs: Mapping[str, Any]) -> Self:
         """Raises ConfigError for roles that no model has."""
         known = [field.name for field in fields(cls)]
         if unknown := sorted(set(configs) - set(known)):
@@ -29,6 +29,12 @@ class RoleConfigs:
     def __iter__(self) -> Iterator[str]:
         return (field.name for field in fields(self) if getattr(self, field.name) is not None)
 
+    @overload
+    def __getitem__(self, role: Literal["visual"]) -> VisionConfig: ...
+    @overload
+    def __getitem__(self, role: Literal["encoder", "decoder"]) -> ModelConfig: ...
+    @overload
+    def __getitem__(self, role: str) -> Config: ...
     def __getitem__(self, role: str) -> Config:
         """Raises KeyError for a role that the model does not have."""
         if role not in list(self):
@@ -36,11 +42,11 @@ class RoleConfigs:
         return getattr(self, role)
 
     @property
-    def reader(self) -> ModelConfig | None:
+    def reader(self) -> ModelConfig:
         """What a request's text is read by: the encoder, or a decoder alone."""
-        return self.encoder or self.decoder
+        return self.encoder or self["decoder"]
 
     @property
-    def writer(self) -> ModelConfig | None:
+    def writer(self) -> ModelConfig:
         """What is asked for tokens: the decoder, or an encoder alone."""
-        return self.decoder or self.encoder
+        return self.decoder or self["encoder"]

@@ -32,7 +32,7 @@ class Image:
     def key(self) -> bytes:
         """Returns a hash of its pixels, their shape and its grid: equal images have equal features."""
         shape = repr((tuple(self.pixels.shape), self.grid))
-        return content_key(shape.encode(), memoryview(self.pixels.flatten().numpy()))
+        return content_key(shape.encode(), self.pixels.flatten().numpy().data)
 
     def hashed(self) -> Image:
         """Returns itself once its key is computed: that takes milliseconds, which the engine's thread has not."""

@@ -47,3 +47,17 @@ class Request:
             raise InputError("the text is empty; the encoder needs at least one token.")
         if not self.decoder_prompt_token_ids:
             raise InputError("decoder_prompt_token_ids is empty; it needs at least the decoder's start token.")
+
+    @property
+    def source_ids(self) -> tuple[int, ...]:
+        """Returns the tokens of a text encoder. Raises InputError where there are none."""
+        if self.encoder_input_ids is None:
+            raise InputError("the request has no text to encode; give text or encoder_input_ids.")
+        return self.encoder_input_ids
+
+    @property
+    def source_image(self) -> Image:
+        """Returns the image that a decoder attends to. Raises InputError where there is none."""
+        if self.encoder_image is None:
+            raise InputError("the request has no image to encode; give an image or pixel_values.")
+        return self.encoder_image

@@ -74,9 +74,9 @@ class Sequence:
         self.seed = int.from_bytes(os.urandom(7), "little") if seed is None else seed
 
     @property
-    def slot(self) -> int | None:
-        """The first one; None while the sequence waits."""
-        return self.slots[0] if self.slots else None
+    def slot(self) -> int:
+        """Returns the first one. Raises IndexError while the sequence waits."""
+        return self.slots[0]
 
     @property
     def width(self) -> int:

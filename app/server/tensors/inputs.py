@@ -80,12 +80,12 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
 def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> Sequence[np.ndarray]:
     """images [n, C, H, W], sizes [n or more, (height, width)]; None: all are as large -> of each [C, height, width]"""
     if sizes is None:
-        return images
+        return list(images)
     most = images.shape[2:]
-    sizes = sizes[: len(images)].tolist()
-    if len(sizes) < len(images) or not all(0 < h <= most[0] and 0 < w <= most[1] for h, w in sizes):
-        raise InputError(f"image_sizes is {sizes}; give the height and width of each image, at most {list(most)}.")
-    return [image[:, :height, :width] for image, (height, width) in zip(images, sizes, strict=True)]
+    pairs: list[list[int]] = sizes[: len(images)].tolist()
+    if len(pairs) < len(images) or not all(0 < h <= most[0] and 0 < w <= most[1] for h, w in pairs):
+        raise InputError(f"image_sizes is {pairs}; give the height and width of each image, at most {list(most)}.")
+    return [image[:, :height, :width] for image, (height, width) in zip(images, pairs, strict=True)]
 
 
 def cut(row: Row, name: str, lengths: str) -> list[int]:

@@ -40,6 +40,7 @@ def export(name: str, network: nn.Module, io: GraphIO, path: Path) -> None:
             optimize=True,
             verbose=False,
         )
+    assert program is not None  # dynamo=True returns one
     if name != "visual":
         _add_attention(program.model)
     size = sum(p.numel() * p.element_size() for p in network.parameters())

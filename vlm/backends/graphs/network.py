@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from vlm.backends.graphs.io import GraphIO
 from vlm.config import Config
 
 Tensors = Mapping[str, Tensor]
+C = TypeVar("C", bound=Config, covariant=True)
 
 
 class Graph(Protocol):
@@ -22,13 +23,14 @@ class Graph(Protocol):
     def bind(self, inputs: Tensors, outputs: Tensors) -> Callable[[], Tensors]:
         """Ties tensors to the graph's names; an output that is not given is allocated. Each call is a run on what the
         inputs hold then, and returns all outputs."""
+        ...
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(Generic[C]):
     """A graph and what it was built from."""
 
-    config: Config
+    config: C
     graph: Graph
 
     def __call__(self, **inputs: Tensor) -> Tensors:

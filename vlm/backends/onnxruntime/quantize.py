@@ -17,17 +17,20 @@ def quantize(path: Path) -> None:
     """Rewrites the graph at `path`, and the weights beside it. Every constant matrix of a product is kept in 8 bits,
     symmetric in blocks along the sum; tables of embeddings, convolutions, norms and biases stay as they are."""
     import onnx
-    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     model = onnx.load(str(path))
     _own_weights(model.graph)
-    logging.getLogger(MatMulNBitsQuantizer.__module__).setLevel(logging.ERROR)
-    quantizer = MatMulNBitsQuantizer(
-        _plain_products(model), BITS, BLOCK, is_symmetric=True, accuracy_level=ACCURACY_LEVEL
-    )
+    quantizer = _quantizer(_plain_products(model))
     quantizer.process()
     quantizer.model.clean_initializers()
     _save(quantizer.model.model, path)
+
+
+def _quantizer(model: Any) -> Any:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    logging.getLogger(MatMulNBitsQuantizer.__module__).setLevel(logging.ERROR)
+    return MatMulNBitsQuantizer(model, BITS, BLOCK, is_symmetric=True, accuracy_level=ACCURACY_LEVEL)
 
 
 def _plain_products(model: Any) -> Any:

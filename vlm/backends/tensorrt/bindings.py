@@ -64,7 +64,13 @@ def plan_passes(
     batch = max(len(tensors[name]) for name in batched)
     size = _most_at_once(ports, tensors, batched, batch)
     parts = [_part(tensors, batched, at, size) for at in range(0, batch, size)]
-    return [Pass(_profile(ports, part), tuple(_bindings(ports, part))) for part in parts]
+    return [_pass(ports, part) for part in parts]
+
+
+def _pass(ports: Sequence[PlanPort], tensors: Tensors) -> Pass:
+    if (profile := _profile(ports, tensors)) is None:
+        raise EngineError(f"the plan cannot run on these tensors: {listed(_oversized(ports, tensors))}.")
+    return Pass(profile, tuple(_bindings(ports, tensors)))
 
 
 def _most_at_once(ports: Sequence[PlanPort], tensors: Tensors, batched: Collection[str], batch: int) -> int:

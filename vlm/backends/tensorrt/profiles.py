@@ -95,12 +95,12 @@ def _spans(longest: int, tokens: int, prompt: int, limits: PlanLimits) -> dict[s
 
 def _caches(limits: PlanLimits) -> dict[str, Range]:
     self_rows, cross_rows = limits.max_seq_len, limits.max_encoder_input_len
-    return {"cache": (self_rows,) * 3, "cross_cache": (cross_rows,) * 3}
+    return {"cache": _fixed(self_rows), "cross_cache": _fixed(cross_rows)}
 
 
 def _profile(inputs: Mapping[str, Dims], ranges: Mapping[str, Range]) -> Profile:
     shapes = {name: _shapes(name, dims, ranges) for name, dims in inputs.items()}
-    return {name: shapes[name] for name, dims in inputs.items() if any(map(_dynamic, dims))}
+    return {name: shapes[name] for name, dims in inputs.items() if not all(map(_is_fixed, dims))}
 
 
 def _shapes(name: str, dims: Dims, ranges: Mapping[str, Range]) -> tuple[Shape, Shape, Shape]:
@@ -113,7 +113,7 @@ def _shapes(name: str, dims: Dims, ranges: Mapping[str, Range]) -> tuple[Shape, 
 def _range(name: str, axis: int, dim: int | str | None, axes: tuple[str, ...], ranges: Mapping[str, Range]) -> Range:
     kind = axes[axis] if axis < len(axes) else ""
     known = ranges.get(kind)
-    if _dynamic(dim):
+    if not _is_fixed(dim):
         if known is None:
             raise EngineError(f"the graph's input {name} is dynamic in axis {axis} ({dim}), which no limit bounds.")
         return known
@@ -122,11 +122,16 @@ def _range(name: str, axis: int, dim: int | str | None, axes: tuple[str, ...], r
             f"the graph's input {name} has {dim} in axis {axis}, built for are {known[0]} to {known[2]}; export it"
             " again with the limits of this build."
         )
-    return (dim,) * 3
+    return _fixed(dim)
 
 
-def _dynamic(dim: int | str | None) -> bool:
-    return not isinstance(dim, int) or dim < 0
+def _fixed(size: int) -> Range:
+    return size, size, size
+
+
+def _is_fixed(dim: int | str | None) -> TypeGuard[int]:
+    """Says whether a dimension of a graph is one number; -1, a name and None are open."""
+    return isinstance(dim, int) and dim >= 0
 
 
 def _stem(name: str) -> str:
