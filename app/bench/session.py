@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 import vlm
-from vlm.api.loader import resolve_device
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import resolve_device
+from vlm.backends.installed import backend
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.registry.catalogs import configs_of
+from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.environment import environment
@@ -52,7 +54,7 @@ class Session(Generic[C]):
         return next(iter(self.engines.values()))
 
     @functools.cached_property
-    def configs(self) -> Mapping[str, Any]:
+    def configs(self) -> RoleConfigs:
         """The engine's, by role."""
         return configs_of(self.engine)
 
@@ -101,9 +103,9 @@ def prepare_session(
 
 
 def _check_device(config: SubjectConfig, device: torch.device) -> None:
-    """Raises InputError for a device that is not there, before minutes are spent."""
-    others = "onnxruntime" if device.type == "cuda" else "tensorrt"
-    if unsupported := [name for name in config.backends if name.startswith(others)]:
+    """Raises InputError for a device that a backend does not run on, before minutes are spent."""
+    runs = lambda name: device.type in backend(name.partition("-")[0]).devices  # noqa: E731
+    if unsupported := [name for name in config.backends if not runs(name)]:
         raise InputError(
             f"{listed(unsupported)} does not run on the device, which is {device}; choose another with --device."
         )

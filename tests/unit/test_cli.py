@@ -23,7 +23,8 @@ from vlm_app.cli.main import main
 class FakePipeline:
     """Reads an image's name; a name that starts with `bad` cannot be read."""
 
-    family = SimpleNamespace(name="fake", prompt=None, inputs=("image",))
+    family = SimpleNamespace(name="fake", inputs=("image",))
+    capabilities = SimpleNamespace(takes_prompt=False, takes_images=True, takes_text=False)
 
     def __init__(self):
         self.calls = []

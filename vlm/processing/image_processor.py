@@ -80,10 +80,9 @@ class ImageProcessor:
 
     def fits(self) -> bool:
         """Says whether an image of the model's own size comes out in that size."""
-        return self.image_size is None or self._made_size() == self.image_size
+        return self.image_size is None or self._made_size(*self.image_size) == self.image_size
 
-    def _made_size(self) -> tuple[int, ...]:
-        height, width = self.image_size
+    def _made_size(self, height: int, width: int) -> tuple[int, ...]:
         return tuple(self._processed([Image.new("RGB", (width, height), "white")]).shape[2:])
 
     def _next_step(self) -> str:
@@ -110,12 +109,13 @@ class ProcessorSource:
     folder: Path | None
     specs: tuple[ImageProcessorSpec, ...]  # the family's
     image_size: tuple[int, int]  # (height, width), where there is no folder or none in it
+    fixed_size: bool = True  # whatever it makes of an image must have that size
 
     def load(self) -> ImageProcessor:
         """Raises EngineError for a damaged one."""
         found = ImageProcessor.from_dir(self.folder, self.specs) if self.folder else None
         processor = found or ImageProcessor.default(self.specs[0], self.image_size)
-        processor.image_size = self.image_size
+        processor.image_size = self.image_size if self.fixed_size else None
         return processor
 
 

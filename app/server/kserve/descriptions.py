@@ -36,7 +36,7 @@ def model_metadata(service: Service) -> dict[str, Any]:
 def model_config(service: Service) -> dict[str, Any]:
     """Returns a ModelConfig's fields. `decoupled`: streams hold a response a burst; other requests get one anyway."""
     inputs, outputs = specs(service)
-    made = config_fields(service.name, service.pipeline.llm.limits.max_batch_size, inputs=inputs, outputs=outputs)
+    made = config_fields(service.name, service.pipeline.capabilities.max_batch_size, inputs=inputs, outputs=outputs)
     return {"backend": "vlm", **made, "model_transaction_policy": {"decoupled": service.decoupled}}
 
 

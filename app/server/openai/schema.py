@@ -49,6 +49,8 @@ class Sampling(Body):
     if TYPE_CHECKING:  # made of the settings
         n: int | None
         num_beams: int | None
+        logprobs: Any
+        top_logprobs: int | None
 
     @model_validator(mode="after")
     def _best(self) -> Sampling:
