@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image as Picture
 
 from tests import mosaic_kit, prompted_kit, tiny
 from tests.mosaic_kit import LARGEST, PATCH, pictures
@@ -15,6 +18,8 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError, LengthError
 from vlm.executor.encoders import Encoders
 from vlm.executor.torch_encoders import MAX_GRAPH_SHAPES, TorchEncoders
+from vlm.processing.media_pool import MediaConfig
+from vlm.processing.media_reading import read_pixels
 from vlm.requests.image import Image
 from vlm.requests.prompt_table import content_keys
 from vlm_app.server.tensors.inputs import read_batch
@@ -36,6 +41,8 @@ def catalogs():
 def chat(catalogs, tmp_path_factory) -> EngineDir:
     folder = tmp_path_factory.mktemp("chat")
     prompted_kit.saved("llava", folder / "hf")
+    settings = {"image_processor_type": "CLIPImageProcessor", "do_resize": False, "do_center_crop": False}
+    (folder / "hf" / "preprocessor_config.json").write_text(json.dumps(settings))
     checkpoint = mosaic_kit.converted(folder / "hf", "mosaic-chat", ("model.vision_tower.", "vision_tower.",
         "model.multi_modal_projector.", "multi_modal_projector."))  # fmt: skip
     return build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4, max_seq_len=64))
@@ -99,6 +106,19 @@ def test_equal_pixels_of_another_shape_are_another_image(chat):
     assert [tokens(pipe, [each])[0] for each in inputs] == want
     cache = pipe.llm.encoders.encoder_cache
     assert (cache.hits, cache.misses) == (1, 2)
+
+
+def test_pictures_become_as_many_rows_as_their_size_says(chat):
+    """In this process and in those that read images, which give each page its own pixels."""
+    pipe, drawn = cpu(chat), np.random.default_rng(0)
+    arrays = [drawn.integers(0, 256, (*size, 3), dtype=np.uint8) for size in ((8, 16), (12, 4))]
+    request = pipe.request({"prompt": "<image> w1 <image>", "images": [Picture.fromarray(x) for x in arrays]})
+    assert [image.rows for image in request.images] == [8, 3]
+    read = read_pixels(arrays, pipe.processor.image_source, MediaConfig())
+    source = pipe.processor.with_pixels({"prompt": "<image> w1 <image>"}, read)
+    assert [image.key for image in pipe.request(source).images] == [image.key for image in request.images]
+    with pytest.raises(InputError, match=r"shape \(3, 6, 8\); this model takes \(3, height, width\)"):
+        pipe.request({"prompt": "<image>", "images": [Picture.new("RGB", (8, 6))]})
 
 
 def test_pages_of_several_sizes_under_a_decoder(page):
