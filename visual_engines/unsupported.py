@@ -116,7 +116,8 @@ def _words(kind: Any, name: str, instead: str) -> str:
 def _encoder_decoder(model: ModelFiles) -> str | None:
     """Tells Donut and texify from Nougat, which has their model_type, encoder and decoder, by the processor."""
     kind, parts = model.config["model_type"], [model.config.get(part) for part in ("encoder", "decoder")]
-    if not all(isinstance(part, dict) for part in parts):
+    parts = [part for part in parts if isinstance(part, dict)]
+    if len(parts) != 2:
         return None
     encoder, decoder = (str(part.get("model_type")) for part in parts)
     if (encoder, decoder) != ("donut-swin", "mbart"):

@@ -23,6 +23,7 @@ def read_targets(text: str) -> tuple[str, ...]:
     return tuple(part.strip().lower() for part in text.split(",") if part.strip())
 
 
+@dataclass(frozen=True)
 class Config:
     """Base of the frozen dataclasses: reads and writes plain dictionaries, rejects unknown keys."""
 

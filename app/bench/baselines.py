@@ -134,7 +134,7 @@ class PromptBaseline:
 
     @torch.inference_mode()
     def encode(self, prompts: Prompts) -> Any:
-        """The images alone."""
+        """Encodes the images alone."""
         return self.model.get_image_features(pixel_values=self._pixels(prompts))
 
     def _ids(self, prompts: Prompts) -> Tensor:
@@ -161,7 +161,7 @@ def _described(attention: Any, mode: str) -> dict[str, Any]:
 
 
 def _neutral(config: Any) -> Any:
-    """Special ids alone: without a model's own penalties, lengths and forced tokens."""
+    """Keeps the special ids alone: leaves out a model's own penalties, lengths and forced tokens."""
     from transformers import GenerationConfig
 
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

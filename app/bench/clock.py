@@ -20,7 +20,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def seconds(call: Callable[[], Any], device: torch.device) -> float:
-    """Wall time of one call, the device's work included."""
+    """Returns the wall time of one call, the device's work included."""
     synchronize(device)
     start = time.perf_counter()
     call()
@@ -35,13 +35,13 @@ def repeated(call: Callable[[], Any], device: torch.device, repeats: int) -> lis
 def repeated_with_fresh_inputs(
     draw: Callable[[], T], call: Callable[[T], Any], device: torch.device, repeats: int
 ) -> list[float]:
-    """As `repeated`, each time with what is drawn for it, outside of the time."""
+    """Times a call as `repeated` does, each time with what is drawn for it, outside of the time."""
     drawn = (draw() for _ in range(repeats))
     return [seconds(functools.partial(call, given), device) for given in drawn]
 
 
 def turns(calls: list[Callable[[], Any]], device: torch.device, repeats: int) -> Turns[list[list[float]]]:
-    """The times of every call; a turn is one run of each."""
+    """Times every call; a turn is one run of each."""
     found: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
         for times, call in zip(found, calls, strict=True):
@@ -64,7 +64,7 @@ def in_turns(systems: Mapping[str, Turns[T]]) -> dict[str, T]:
 
 
 def milliseconds(values: list[float]) -> float:
-    """Their median."""
+    """Returns the median of such times."""
     return statistics.median(values) * 1e3
 
 

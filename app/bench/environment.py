@@ -37,7 +37,8 @@ def device_name(device: torch.device) -> str:
 
 
 def commit() -> str | None:
-    """The checkout's commit, `+` for uncommitted changes; `$VLM_COMMIT` where there is no checkout; else None."""
+    """Returns the checkout's commit, `+` for uncommitted changes; `$VLM_COMMIT` where there is no checkout;
+    else None."""
     if given := os.environ.get("VLM_COMMIT"):
         return given
     head = _git("rev-parse", "--short=12", "HEAD")

@@ -41,9 +41,9 @@ def decode_floor(
     """Weights once a step; for each of the batch the cross-attention cache, which its beams share, and every beam's
     self-attention cache at its mean length. A decoder alone keeps its prompt's rows, given as `encoder_rows`, in the
     latter. Without the encoder's pass: nothing is as fast as this."""
-    from vlm.registry.catalogs import model_spec
+    from vlm.registry.catalogs import configs_of
 
-    config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
+    config = configs_of(engine)["decoder"]
     item = getattr(torch, engine.build.dtype).itemsize
     row = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item
     rows = encoder_rows + num_beams * new_tokens // 2
@@ -51,8 +51,8 @@ def decode_floor(
 
 
 def decoder_bytes(engine: EngineDir) -> int:
-    """Bytes of decoder weights, in the computing type, that every step reads. An embedding table counts where it is the
-    output head too."""
+    """Returns the bytes of decoder weights, in the computing type, that every step reads. An embedding table counts
+    where it is the output head too."""
     from vlm.convert.roles import module_layout
     from vlm.registry.catalogs import model_spec
 
@@ -64,7 +64,7 @@ def decoder_bytes(engine: EngineDir) -> int:
 
 
 def bandwidth(device: torch.device, repeats: int = 10) -> float:
-    """Bytes a second: the best of a reduction (reads only) and a copy (reads and writes)."""
+    """Measures bytes a second: the best of a reduction (reads only) and a copy (reads and writes)."""
     source = torch.ones(FLOATS[device.type], device=device)
     target = torch.empty_like(source)
     calls = ((source.nbytes, source.sum), (2 * source.nbytes, lambda: target.copy_(source)))

@@ -64,7 +64,7 @@ def vocab_size(configs: RoleConfigs) -> int:
 
 
 def as_inputs(prompts: Prompts, configs: RoleConfigs) -> list[dict[str, Any]]:
-    """As the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
+    """Returns prompts as the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
     key = "encoder_input_ids" if configs.encoder else "decoder_prompt_token_ids"
     if prompts.pixel_values is None:
         return [{key: ids} for ids in prompts.texts.tolist()]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.errors import LimitError, VlmError
-from vlm.registry.catalogs import model_spec
+from vlm.registry.catalogs import configs_of
 from vlm_app.bench.baselines import Baseline
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
@@ -29,12 +29,12 @@ DISTINCT_IMAGES = 8  # kept in memory; more pages take turns
 
 
 def latency(config: BenchConfig, progress: Progress | None = None) -> Results:
-    """One page at a time: encoder, first token, each further token."""
+    """Measures one page at a time: encoder, first token, each further token."""
     return _run("latency", dataclasses.replace(config, batch_size=1, pages=1), _latency, progress)
 
 
 def throughput(config: BenchConfig, progress: Progress | None = None) -> Results:
-    """Many pages through a full batch: pages and tokens a second."""
+    """Measures many pages through a full batch: pages and tokens a second."""
     return _run("throughput", config, _throughput, progress)
 
 
@@ -69,15 +69,15 @@ def _decode_floor(engine: EngineDir, config: BenchConfig, speed: float) -> Floor
 
 
 def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
-    """Pixels [C, H, W] as the model takes them."""
-    config = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual"))
+    """Draws pixels [C, H, W] as the model takes them."""
+    config = configs_of(engine)["visual"]
     generator = torch.Generator().manual_seed(seed)
     shape = (config.num_channels, *config.image_size)
     return [torch.randn(shape, generator=generator) for _ in range(DISTINCT_IMAGES)]
 
 
 def _check_limits(engine: EngineDir, config: BenchConfig) -> None:
-    """Before minutes are spent; only an engine that was given can be too small in its batch."""
+    """Raises LimitError before minutes are spent; only an engine that was given can be too small in its batch."""
     limits = engine.limits
     if config.new_tokens + 1 > limits.max_seq_len:
         raise LimitError(
@@ -118,7 +118,7 @@ def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> T
 
 
 def _generate(pipeline: Pipeline, image: Tensor, new_tokens: int) -> None:
-    output = pipeline.generate(pixel_values=image, **_fixed(new_tokens))
+    [output] = pipeline.generate([{"pixel_values": image}], **_fixed(new_tokens))
     assert len(output.token_ids) == new_tokens, output.finish_reason
 
 
@@ -150,12 +150,13 @@ def _num_tokens(out: Output | VlmError) -> int:
 
 
 def _fixed(new_tokens: int) -> dict[str, Any]:
-    """Exactly so many tokens."""
+    """Returns settings that give exactly so many tokens."""
     return {"max_new_tokens": new_tokens, "ignore_eos": True, "loop_detection": False}
 
 
 def _as(kind: str, hf: Results, config: BenchConfig) -> Results:
-    """For throughput: a batch's whole time, its further tokens at the time measured for the first ones."""
+    """Returns what throughput says: a batch's whole time, its further tokens at the time measured for the first
+    ones."""
     if kind == "latency":
         return hf
     seconds = (hf["first_token_ms"] + hf["ms_per_token"] * (config.new_tokens - 1)) / 1e3
@@ -165,7 +166,7 @@ def _as(kind: str, hf: Results, config: BenchConfig) -> Results:
 
 
 def _floor(kind: str, floor: Floor, ours: Results, config: BenchConfig) -> Results:
-    """The floor and the part of it that was reached (1: as fast as memory allows)."""
+    """Returns the floor and the part of it that was reached (1: as fast as memory allows)."""
     values = floor.to_dict()
     if kind == "latency":
         return values | {"ms_per_token": floor.step_ms, "reached": floor.step_ms / ours["ms_per_token"]}

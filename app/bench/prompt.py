@@ -30,7 +30,7 @@ Measured = tuple[list[Results], Tensor]  # of each row; tokens of the first one'
 
 
 def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Results:
-    """All rows, Hugging Face's first; each model is loaded once."""
+    """Measures all rows, Hugging Face's first; each model is loaded once."""
     with prepared(config, "prompt", progress, config.limits) as session:
         images, image_rows = config.num_images(session.configs), config.image_rows(session.configs)
         speed = session.bandwidth()
@@ -74,7 +74,7 @@ def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[
 
 
 def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measured]:
-    """Fewer tokens where so configured."""
+    """Measures Hugging Face, with fewer tokens where so configured."""
     from vlm_app.bench.baselines import PromptBaseline
 
     config, configs = session.config, session.configs
@@ -89,7 +89,8 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
         return baseline.description | _named(found, encode)
 
     rows = yield from of_rows(session, HF, measured)
-    return rows, baseline.generate(*_checked(session)).cpu()
+    prompts, count = _checked(session)
+    return rows, baseline.generate(prompts, count).cpu()
 
 
 def _checked(session: Session[PromptBenchConfig]) -> tuple[Prompts, int]:
@@ -99,7 +100,7 @@ def _checked(session: Session[PromptBenchConfig]) -> tuple[Prompts, int]:
 
 
 def _named(found: Results, encode: list[float]) -> Results:
-    """A row's times; `encode`: seconds of its images alone."""
+    """Names a row's times; `encode`: seconds of its images alone."""
     step = found.pop("step_ms")
     return {"encode_ms": milliseconds(encode) if encode else None, "ms_per_token": step} | found
 

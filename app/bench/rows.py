@@ -21,12 +21,12 @@ B = TypeVar("B", bound=Sized)  # a batch
 
 
 def neutral(engine: EngineDir) -> dict[str, Any]:
-    """The model's own settings off: both systems do the same work."""
+    """Returns what turns the model's own settings off: both systems do the same work."""
     return {name: getattr(SamplingParams(), name) for name in model_defaults(engine.generation)}
 
 
 def of_rows(session: Session[Any], system: str, measured: Callable[[int, Workload], Turns[T]]) -> Turns[list[T]]:
-    """What is measured of every row, by its number, with progress."""
+    """Measures every row, by its number, with progress."""
     found, rows = [], session.config.rows
     for number, row in enumerate(rows):
         session.say(f"Measuring {system}", number, len(rows))
@@ -73,7 +73,7 @@ def joined(
     hf: list[Results] | None,
     floor: Callable[[Workload, Results], Results],
 ) -> list[Results]:
-    """What a result says of each row."""
+    """Returns what a result says of each row."""
     by_row = [split(dict(zip(ours, row, strict=True))) for row in zip(*ours.values(), strict=True)]
     return [
         row.to_dict() | mine | {"hf": theirs, "floor": floor(row, mine["vlm"])}
@@ -82,7 +82,7 @@ def joined(
 
 
 def floor_of(session: Session[Any], row: Workload, encoder_rows: int, speed: float, ours: Results) -> Results:
-    """The floor of a row, and the part of it that was reached (1: as fast as memory allows)."""
+    """Returns the floor of a row, and the part of it that was reached (1: as fast as memory allows)."""
     floor = decode_floor(session.engine, batch_size=row.batch_size, encoder_rows=encoder_rows,
                          new_tokens=row.lengths[1], bandwidth=speed, num_beams=row.num_beams)  # fmt: skip
     rate = row.batch_size / floor.step_ms * 1e3

@@ -65,8 +65,8 @@ class Session(Generic[C]):
     def compare(
         self, baseline: Callable[[Path], Turns[T]], ours: Callable[[Pipeline], Turns[T]]
     ) -> tuple[dict[str, T], T | None]:
-        """(ours by backend, Hugging Face's). On the CPU all take turns; on CUDA one at a time is in memory, Hugging
-        Face first."""
+        """Returns (ours by backend, Hugging Face's). On the CPU all take turns; on CUDA one at a time is in memory,
+        Hugging Face first."""
         systems = {HF: baseline(self.folder)} if self.folder else {}
         systems |= {name: self._ours(name, ours) for name in self.engines}
         groups = [systems] if self.device.type == "cpu" else [{name: turns} for name, turns in systems.items()]
@@ -79,7 +79,7 @@ class Session(Generic[C]):
             return (yield from ours(pipeline))
 
     def head(self, kind: str) -> Results:
-        """What a result says of itself."""
+        """Returns what a result says of itself."""
         settings = {"config": self.config.to_dict(), "environment": environment(self.device)}
         return {"kind": kind, "subject": self.config.subject, **settings}
 
@@ -103,7 +103,7 @@ def prepared(
 
 
 def _check_device(config: SubjectConfig, device: torch.device) -> None:
-    """Before minutes are spent."""
+    """Raises InputError for a device that a backend does not run on, before minutes are spent."""
     runs = lambda name: device.type in backend(name.partition("-")[0]).devices  # noqa: E731
     if unsupported := [name for name in config.backends if not runs(name)]:
         raise InputError(
@@ -112,7 +112,8 @@ def _check_device(config: SubjectConfig, device: torch.device) -> None:
 
 
 def split(ours: dict[str, Any]) -> Results:
-    """By backend -> as results keep them: the first one, and what was measured beside it."""
+    """Turns what was measured by backend into what results keep them: the first one, and what was measured
+    beside it."""
     first, *others = ours
     return {"vlm": ours[first], "beside": {name: ours[name] for name in others}}
 

@@ -81,7 +81,7 @@ def prepare(
 
 
 def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Path]:
-    """An engine that is there already. InputError where several backends are asked for."""
+    """Resolves an engine that is there already. InputError where several backends are asked for."""
     engine = EngineDir.open(path, verify=False)
     name = backend_name(engine.build)
     if config.backends not in ((), (name,)):
@@ -90,7 +90,7 @@ def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Pat
 
 
 def backend_name(build: BuildConfig) -> str:
-    """`onnxruntime-int8`"""
+    """Names what is measured: `onnxruntime-int8`."""
     return build.backend if build.quantization is None else f"{build.backend}-{build.quantization}"
 
 
@@ -100,14 +100,14 @@ def _for_backend(build: BuildConfig, name: str) -> BuildConfig:
 
 
 def kind_of(family: FamilySpec) -> str:
-    """What the family is measured with: "image", "text" or "prompt"."""
+    """Returns what the family is measured with: "image", "text" or "prompt"."""
     return "prompt" if family.takes_prompt else family.inputs[0]
 
 
 def _source(
     config: SubjectConfig, dtype: str, scratch: Path, takes: str, limits: LimitsOf, progress: Progress | None
 ) -> Source:
-    """What is not fit for the run is refused before minutes are spent."""
+    """Finds the model; refuses what is not fit for the run before minutes are spent."""
 
     def check(hf: dict[str, Any]) -> None:
         spec = match_family(hf)
@@ -129,16 +129,17 @@ def _source(
 def _checked_build(
     config: SubjectConfig, family: FamilySpec, configs: RoleConfigs, dtype: str, takes: str, limits: LimitsOf
 ) -> BuildConfig:
-    """Without the backend, which must be able to take it all the same."""
+    """Returns the build without the backend, which must be able to take it all the same."""
     _check_kind(config.subject, family, takes)
     build = BuildConfig(dtype=dtype, **limits(configs))
     for name in config.measured:
         check_backend(_for_backend(build, name))
     try:
-        return resolve_limits(build, configs)
+        resolve_limits(build, configs)
     except ConfigError as error:
         more = "the images' rows" if takes == "prompt" else "a start token"
         raise LimitError(f"the lengths asked for, and {more}, do not fit {config.subject}: {error}") from None
+    return build
 
 
 def _check_kind(subject: str, family: FamilySpec, takes: str) -> None:
@@ -148,7 +149,8 @@ def _check_kind(subject: str, family: FamilySpec, takes: str) -> None:
 
 
 def _random_source(config: SubjectConfig, arch: str, dtype: str, scratch: Path) -> Source:
-    """With a baseline the weights are Hugging Face's own initialization, saved for both; else ours are quicker."""
+    """Makes a model of random weights. With a baseline these weights are Hugging Face's own initialization, saved for
+    both; else ours are quicker."""
     hf = hf_config(arch)
     if not config.hf or not has_class(hf):
         checkpoint = random_checkpoint(read_arch(arch), scratch / "random", seed=config.seed, dtype=dtype)
@@ -167,5 +169,5 @@ def _checkpoint(source: Source, out: Path, progress: Progress | None) -> Checkpo
 
 
 def _has_baseline(source: Source) -> bool:
-    """VILA's has to lie in its parts."""
+    """Says whether Hugging Face can load it: VILA's has to lie in its parts."""
     return source.kind == "hf" or (source.kind == "vila" and (source.path / "llm").is_dir())

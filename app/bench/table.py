@@ -28,15 +28,15 @@ class Row:
 
     workload: str
     measure: str
-    hf: str
-    vlm: str
-    faster: str
-    floor: str
-    reached: str
+    hf: str = "–"
+    vlm: str = "–"
+    faster: str = "–"
+    floor: str = "–"
+    reached: str = "–"
 
 
 def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
-    """Result files in the order of their names; InputError for what is none."""
+    """Returns result files in the order of their names; InputError for what is none."""
     results = []
     for path in sorted(map(Path, paths)):
         try:
@@ -51,18 +51,22 @@ def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
 
 
 def rows(result: dict[str, Any]) -> list[Row]:
-    """A result's measures."""
+    """Returns a result's measures."""
     parts = [one for row in result.get("rows", [result]) for one in by_backend(result, row)]
     if result["kind"] == "text":
         return [_text_row(result, part) for part in parts]
     if result["kind"] == "prompt":
         return [line for part in parts for line in _prompt_rows(result, part)]
-    return [_row(part, *measure) for measure in MEASURES[result["kind"]] for part in parts]
+    return [
+        _line_of(part, part, name, field, has_floor=field in part["floor"], more_is_better=more_is_better)
+        for field, name, more_is_better in MEASURES[result["kind"]]
+        for part in parts
+    ]
 
 
 def by_backend(result: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]:
-    """A result, or a row of one, as if each of its backends had been measured alone. The floor is of weights in the
-    computing type: it says nothing of quantized ones (`floored`)."""
+    """Returns a result, or a row of one, as if each of its backends had been measured alone. The floor is of weights in
+    the computing type: it says nothing of quantized ones (`floored`)."""
     first, *_ = result["config"].get("backends") or ["torch"]
     systems = {first: part["vlm"], **part.get("beside", {})}
     return [
@@ -87,7 +91,7 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
 
 
 def workload(result: dict[str, Any]) -> str:
-    """`nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`"""
+    """Names what was measured: `nougat-base, random weights, bfloat16, batch 1, 1,000 tokens`."""
     config = result["config"]
     subject = f"{result['subject']}, {config['dtype']}"
     if threads := config.get("threads"):
@@ -97,45 +101,41 @@ def workload(result: dict[str, Any]) -> str:
     return f"{subject}, batch {config['batch_size']}, {config['new_tokens']:,} tokens a page"
 
 
-def _row(result: dict[str, Any], field: str, name: str, more_is_better: bool) -> Row:
-    return _line_of(result, result, name, field, field in result["floor"], more_is_better)
-
-
 def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
     beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
     measure = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: tokens/s"
-    found = _line_of(result, row, measure, "tokens_per_s", True, True)
+    found = _line_of(result, row, measure, "tokens_per_s", has_floor=True, more_is_better=True)
     if row["hf"] and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
         return replace(found, hf=f"{found.hf} (batch {size})")
     return found
 
 
 def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
-    """One prompt at a time: what a user waits for; many: tokens a second."""
+    """Returns of one prompt at a time what a user waits for, of many tokens a second."""
     images = f"{row['images']} image{'s' if row['images'] > 1 else ''} + " if row["images"] else ""
     of = f"{images}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}"
     if row["batch_size"] > 1:
-        return [_line_of(result, row, f"{of}: tokens/s", "tokens_per_s", True, True)]
+        return [_line_of(result, row, f"{of}: tokens/s", "tokens_per_s", has_floor=True, more_is_better=True)]
     return [
-        _line_of(result, row, f"{of}: first token, ms", "first_token_ms", False, False),
-        _line_of(result, row, f"{of}: a further token, ms", "ms_per_token", True, False),
+        _line_of(result, row, f"{of}: first token, ms", "first_token_ms", has_floor=False, more_is_better=False),
+        _line_of(result, row, f"{of}: a further token, ms", "ms_per_token", has_floor=True, more_is_better=False),
     ]
 
 
 def _line_of(
-    result: dict[str, Any], part: dict[str, Any], measure: str, field: str, has_floor: bool, more_is_better: bool
+    result: dict[str, Any], part: dict[str, Any], measure: str, field: str, *, has_floor: bool, more_is_better: bool
 ) -> Row:
-    """One figure of a backend beside Hugging Face's and the floor."""
+    """Returns one figure of a backend beside Hugging Face's and the floor."""
     ours, hf = part["vlm"][field], (part["hf"] or {}).get(field)
     ratio = lambda mine, other: mine / other if more_is_better else other / mine  # noqa: E731
-    beside, floored = ("–", "–"), ("–", "–")
+    measure += f" on {part['backend']}" if part["labelled"] else ""
+    row = Row(workload(result), measure, vlm=_number(ours))
     if hf is not None:
-        beside = _number(hf), _number(ratio(ours, hf))
+        row = replace(row, hf=_number(hf), faster=_number(ratio(ours, hf)))
     if has_floor and part["floored"]:
         floor = _floor_of(part["floor"], field)
-        floored = _number(floor), _percent(ratio(ours, floor))
-    measure += f" on {part['backend']}" if part["labelled"] else ""
-    return Row(workload(result), measure, beside[0], _number(ours), beside[1], *floored)
+        row = replace(row, floor=_number(floor), reached=_percent(ratio(ours, floor)))
+    return row
 
 
 def _floor_of(floor: dict[str, Any], field: str) -> float:

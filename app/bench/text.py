@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
-    """All rows, Hugging Face's first; each model is loaded once."""
+    """Measures all rows, Hugging Face's first; each model is loaded once."""
     with prepared(config, "text", progress, config.limits) as session:
         speed = session.bandwidth()
         ours, hf = session.compare(
@@ -51,7 +51,7 @@ def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[li
 
 
 def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
-    """Fewer texts or tokens where so configured."""
+    """Measures Hugging Face, with fewer texts or tokens where so configured."""
     from vlm_app.bench.baselines import TextBaseline
 
     config = session.config

@@ -75,6 +75,7 @@ def _checkpoint(
     from vlm.convert.folder import convert_folder
 
     if source is None:
+        assert arch is not None  # one of both is there
         return random_checkpoint(read_arch(arch), scratch / "checkpoint", seed=seed, dtype=dtype)
     found = locate(source, progress=progress)
     if found.kind == "engine":

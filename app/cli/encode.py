@@ -90,7 +90,9 @@ def _print(pipeline: Pipeline, inputs: list[dict[str, Any]], fields: dict[str, A
 
 
 def _write(out: Path, found: list[Encoding]) -> None:
-    arrays = {f"{i}.{name}": array for i, encoding in enumerate(found) for name, array in _arrays(encoding).items()}
+    arrays: dict[str, Any] = {
+        f"{i}.{name}": array for i, encoding in enumerate(found) for name, array in _arrays(encoding).items()
+    }
     try:
         if out.suffix == ".npz":
             import numpy as np

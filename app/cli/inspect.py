@@ -157,17 +157,17 @@ def _dtypes(build: BuildConfig) -> list[str]:
 
 
 def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
-    """Bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share."""
+    """Returns bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share."""
     import torch
 
     from vlm.config import RuntimeConfig
     from vlm.executor.kv_cache import block_bytes, plan_cache
-    from vlm.registry.catalogs import model_spec
+    from vlm.registry.catalogs import configs_of
 
     runtime = RuntimeConfig()
     if "decoder" not in engine.roles:
         return {"weights": weights, "kv_cache_full_batch": 0, "kv_cache_per_sequence": 0}
-    config = model_spec(engine.roles["decoder"]).config.from_dict(engine.config("decoder"))
+    config = configs_of(engine)["decoder"]
     dtype = getattr(torch, engine.build.dtype)
     shape = plan_cache(config, runtime, limits=engine.limits, dtype=dtype, free_bytes=None)
     block = block_bytes(config, runtime.block_size, dtype)
@@ -177,11 +177,11 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
 
 def _multimodal(engine: EngineDir) -> dict[str, Any]:
     """Returns how many rows images may take in prompts, of one and of a full batch: follows from the limits."""
-    from vlm.registry.catalogs import family, model_spec
+    from vlm.registry.catalogs import configs_of, family
 
     if "visual" not in engine.roles or family(engine.family).chat_format is None:
         return {}
-    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).max_rows
+    features = configs_of(engine).visual.max_rows
     limits = engine.limits
     images = (limits.max_encoder_input_len or limits.max_seq_len - 1) // features
     return {"images": {"features_per_image": features, "max_images_per_prompt": images,

@@ -83,8 +83,12 @@ def _options(
 
 def _write_utf8() -> None:
     """Writes UTF-8 into a pipe or file wherever we run; a terminal that lacks a character shows `?`."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(**{"errors": "replace"} if sys.stdout.isatty() else {"encoding": "utf-8"})
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    if sys.stdout.isatty():
+        sys.stdout.reconfigure(errors="replace")
+    else:
+        sys.stdout.reconfigure(encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -110,15 +110,15 @@ def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         parts = ((groups[p.name].parameters() if p.name in groups else [p]) for p in own.parameters.values())
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
 
-        @functools.wraps(verb)
         def called(**values: Any) -> Any:
             made = {name: group.read(values) for name, group in groups.items()}
             shared = {name for group in groups.values() for name in group.options}
             return verb(**{name: value for name, value in values.items() if name not in shared}, **made)
 
-        called.__signature__ = own.replace(parameters=parameters)
-        called.__annotations__ = {p.name: p.annotation for p in parameters}
-        return called
+        wrapped: Any = functools.wraps(verb)(called)
+        wrapped.__signature__ = own.replace(parameters=parameters)
+        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapped
 
     return decorate
 

@@ -22,7 +22,7 @@ class Profile:
     """Adds up the calls of a pipeline."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys((*STAGES, "total"), 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys((*STAGES, "total"), 0.0)
         self.requests, self.tokens = 0, 0
         self.first: list[float] = []  # seconds to the first token of each request
 

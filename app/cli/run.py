@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -84,12 +85,8 @@ def run(
     name = run_inputs.default_model() if model is None else model
     folder = None
     if check_accuracy:
-        from vlm_app.reference import accuracy
-        from vlm_app.reference.huggingface import folder_of
-
         run_inputs.check_comparable()
-        with Progress() as progress:
-            sampling, folder = accuracy.greedy(sampling), folder_of(name, progress=progress)
+        sampling, folder = _reference(name, sampling)
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if chat:
         from vlm_app.cli.chat import converse
@@ -98,15 +95,36 @@ def run(
         converse(pipeline, sampling, run_inputs.images, tuned, shown.as_json, shown.run_profiling)
         return
     printer = Printer(pipeline, sampling, raw=shown.raw)
-    inputs = prepend(tuned, run_inputs.inputs(pipeline))
-    if not shown.as_json and sampling.get("num_return_sequences", 1) == 1 and (shown.raw or sys.stdout.isatty()):
-        printer.stream(inputs)
-    else:
-        printer.whole(inputs, shown.as_json, run_inputs.places)
-    if shown.run_profiling and printer.done:
-        print_profile(printer.profile, pipeline)
+    _print(printer, prepend(tuned, run_inputs.inputs(pipeline)), run_inputs.places, shown)
     if folder is not None and printer.done:
-        inputs, outputs = zip(*printer.done, strict=True)
-        print(accuracy.compare(folder, pipeline, inputs, outputs, sampling, reference_dtype), file=sys.stderr)
+        _compare(folder, printer, reference_dtype)
     if printer.failed:
         raise typer.Exit(USER_ERROR)
+
+
+def _reference(name: str, sampling: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    """Returns the settings of a comparison, and Hugging Face's folder. Raises InputError where there is none."""
+    from vlm_app.reference.accuracy import greedy
+    from vlm_app.reference.huggingface import folder_of
+
+    with Progress() as progress:
+        return greedy(sampling), folder_of(name, progress=progress)
+
+
+def _print(printer: Printer, inputs: list[dict[str, Any]], places: list[str] | None, shown: Shown) -> None:
+    """Prints what the model makes of the inputs, as it comes where a reader looks at it."""
+    alone = printer.sampling.get("num_return_sequences", 1) == 1
+    if not shown.as_json and alone and (shown.raw or sys.stdout.isatty()):
+        printer.stream(inputs)
+    else:
+        printer.whole(inputs, shown.as_json, places)
+    if shown.run_profiling and printer.done:
+        print_profile(printer.profile, printer.pipeline)
+
+
+def _compare(folder: Path, printer: Printer, reference_dtype: str | None) -> None:
+    """Runs Hugging Face beside what was printed, and says how far both agree."""
+    from vlm_app.reference.accuracy import compare
+
+    inputs, outputs = zip(*printer.done, strict=True)
+    print(compare(folder, printer.pipeline, inputs, outputs, printer.sampling, reference_dtype), file=sys.stderr)

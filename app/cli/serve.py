@@ -111,7 +111,7 @@ def _check_grpc() -> None:
         raise InputError(f"--grpc-port needs pip install 'vlm-runtime[grpc]': {error}.") from None
 
 
-def _server() -> Callable[..., None]:
+def _server() -> Callable[..., str | None]:
     try:
         from vlm_app.server.run import run
     except ImportError as error:

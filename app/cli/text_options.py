@@ -76,7 +76,7 @@ def items_of(
     check_output("--out", files.out, files.file)
     if files.file:
         return chain.from_iterable(from_file(file, whole, of_json or text_of) for file in files.file)
-    return from_arguments(texts, whole)
+    return from_arguments(texts or (), whole)
 
 
 def ids_of(file: Path, others: Mapping[str, object], out: Path | None = None) -> list[Item]:

@@ -10,7 +10,7 @@ from vlm.errors import InputError
 
 
 def read_arch(arch: str) -> str | dict[str, Any]:
-    """A name as it is; a path to a .json file -> the configuration in it. Raises InputError."""
+    """Returns a name as it is, and of a path to a .json file the configuration in it. Raises InputError."""
     path = Path(arch)
     if path.suffix != ".json":
         return arch
@@ -20,7 +20,7 @@ def read_arch(arch: str) -> str | dict[str, Any]:
 
 
 def hf_config(arch: str) -> dict[str, Any]:
-    """The Hugging Face configuration of either; ConfigError for an unknown name."""
+    """Returns the Hugging Face configuration of either; ConfigError for an unknown name."""
     from vlm.registry.catalogs import architecture
 
     shape = read_arch(arch)

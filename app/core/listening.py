@@ -30,7 +30,7 @@ def check_names(hosts: Iterable[str], origins: Iterable[str]) -> None:
 
 
 def listener(host: str, port: int, option: str = "--port") -> socket.socket:
-    """A socket bound there, over IPv4 or IPv6 as the host has it. Raises InputError where that cannot be."""
+    """Returns a socket bound there, over IPv4 or IPv6 as the host has it. Raises InputError where that cannot be."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def location(given: str | Path) -> Path:
-    """A path, or for a URL an object that acts as one; InputError where it cannot be reached."""
+    """Returns a path, or for a URL an object that acts as one; InputError where it cannot be reached."""
     if isinstance(given, Path) or "://" not in str(given):
         return Path(given)
     try:
@@ -49,7 +49,7 @@ def is_remote(path: Path) -> TypeGuard[RemotePath]:
 
 @contextlib.contextmanager
 def reaching(path: Path, what: str = "reached") -> Iterator[None]:
-    """What a file system or its client raises, which is of many kinds, becomes one sentence (InputError)."""
+    """Turns what a file system or its client raises, which is of many kinds, into one sentence (InputError)."""
     try:
         yield
     except VlmError:
@@ -64,7 +64,7 @@ def reaching(path: Path, what: str = "reached") -> Iterator[None]:
 
 
 def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Files in a folder and its folders, and the folder of each below this one; sorted, hidden ones left out."""
+    """Yields files in a folder and its folders, and the folder of each below this one; sorted, hidden ones left out."""
     if is_remote(folder):
         for name, _ in objects_below(folder):
             yield folder.joinpath(*name.parts), Path(*name.parent.parts)
@@ -77,7 +77,7 @@ def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def objects_below(folder: RemotePath) -> Iterator[tuple[PurePosixPath, dict[str, Any]]]:
-    """Names below a folder of a store, and what its client says of each; sorted, hidden ones left out."""
+    """Yields names below a folder of a store, and what its client says of each; sorted, hidden ones left out."""
     root = PurePosixPath(folder.path)
     for found, info in sorted(folder.fs.find(folder.path, detail=True).items()):
         name = PurePosixPath(folder.fs._strip_protocol(found)).relative_to(root)
@@ -128,7 +128,7 @@ class Seen:
 
 
 def seen(path: Path) -> Seen:
-    """InputError where the file cannot be reached."""
+    """Looks at a file. Raises InputError where the file cannot be reached."""
     with reaching(path):
         if is_remote(path):
             return seen_object(path.fs.info(path.path))
@@ -145,7 +145,7 @@ def seen_file(path: Path) -> Seen:
 
 
 def seen_object(info: dict[str, Any]) -> Seen:
-    """The same of what a store's client says of an object."""
+    """Reads the same out of what a store's client says of an object."""
     when = next((info[name] for name in ("LastModified", "mtime", "updated", "created") if info.get(name)), None)
     modified = _iso_8601(when)
     return Seen(f"{info.get('size')}-{info.get('ETag', '')}-{modified or when}", modified)
@@ -163,7 +163,7 @@ def _iso_8601(when: datetime | float | str | None) -> str:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file's content."""
+    """Returns the SHA-256 of a file's content."""
     found = hashlib.sha256()
     with reaching(path), path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -189,11 +189,11 @@ class LocalCopy:
             raise DocumentError(f"{source} cannot be fetched: {error}.", "not fetched") from error
 
     def named(self, text: str) -> str:
-        """A message about the copy, told of the source."""
+        """Returns a message about the copy, told of the source."""
         return text.replace(str(self.path), str(self.source))
 
 
 def remove(path: Path) -> None:
-    """Where there is such a file."""
+    """Removes a file where there is one."""
     with reaching(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         path.unlink()

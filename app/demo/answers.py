@@ -6,7 +6,7 @@ import functools
 import html
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -53,15 +53,15 @@ class Clock:
         return " · ".join(part for part in parts if part)
 
     def _rate(self, total: float) -> float:
-        """After the first delta; of the whole where all came at once, as of a beam search."""
+        """Counts tokens a second after the first delta; of the whole where all came at once, as of a beam search."""
         later, since = self._tokens - self._early, self._last - self._first
         return later / since if later > 0 and since > 0 else self._tokens / max(total, 1e-9)
 
 
 async def answers(
-    model: AsyncPipeline, source: dict[str, Any], files: list[ImageFile], sampling: dict[str, Any]
+    model: AsyncPipeline, source: dict[str, Any], files: Sequence[ImageFile], sampling: dict[str, Any]
 ) -> AsyncGenerator[tuple[str, str], None]:
-    """(text so far, timing) of one input; leaving it early aborts the request. Raises InputError and its kin."""
+    """Yields (text so far, timing) of one input; leaving it early aborts the request. Raises InputError and its kin."""
     clock, text = Clock(), ""
     request = await model.request(source, files, **sampling)
     async with aclosing(model.stream(request)) as deltas:

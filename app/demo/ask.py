@@ -88,8 +88,8 @@ class AskTab:
     async def answer(
         self, question: dict[str, Any], turns: tuple[Turn, ...], model: str, **sampling: Any
     ) -> AsyncGenerator[tuple[list[dict[str, Any]], str, tuple[Turn, ...], dict[str, Any]], None]:
-        """The conversation with the answer as it grows, and the timing. A question that fails is as if it had not been
-        asked."""
+        """Yields the conversation with the answer as it grows, and the timing. A question that fails is as if it had
+        not been asked."""
         turns = (*turns, _question_turn(question))
         source, paths = input_of(self.models[model], turns)
         files = [UploadedPage(path, 1) for path in paths]
@@ -102,7 +102,7 @@ class AskTab:
 
 
 def forgotten() -> tuple[list[Any], str, tuple[Turn, ...], dict[str, Any]]:
-    """A new conversation, timing, and box."""
+    """Returns a new conversation, timing, and box."""
     return [], "", (), NOTHING
 
 
@@ -113,7 +113,7 @@ def _question_turn(question: dict[str, Any]) -> Turn:
 
 
 def input_of(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(an input of the pipeline, the files of its images)"""
+    """Returns (an input of the pipeline, the files of its images)."""
     if takes_images(model) and not any(turn.images for turn in turns):
         raise InputError("there is no image yet; attach one, or take an example.")
     if model.pipeline.capabilities.supports_chat:

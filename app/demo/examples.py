@@ -21,7 +21,7 @@ def pages() -> list[str]:
 
 
 def notices() -> list[str]:
-    """To be summarized."""
+    """Returns texts to be summarized."""
     return [json.loads(line)["text"] for line in _lines("notices.jsonl")[:NOTICES]]
 
 

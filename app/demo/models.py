@@ -16,7 +16,7 @@ PACKAGED = ("mini-llava", "mini-blip2", "mini-nougat", "mini-t5")
 
 
 def tab_of(capabilities: Capabilities) -> str:
-    """What takes a prompt, reads pages, or turns a text into another."""
+    """Names a model's tab: it takes a prompt, reads pages, or turns a text into another."""
     if capabilities.takes_prompt:
         return ASK
     return WRITE if capabilities.takes_text else READ

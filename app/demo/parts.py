@@ -51,7 +51,7 @@ def sampling_controls() -> Controls:
 
 
 def given(sampling: dict[str, Any]) -> dict[str, Any]:
-    """What was set; the rest is the model's own."""
+    """Returns what was set; the rest is the model's own."""
     return {name: value for name, value in sampling.items() if value is not None and value != LEFT_OUT.get(name)}
 
 

@@ -57,21 +57,21 @@ class ReadTab:
         )  # fmt: skip
 
     async def open(self, document: str | None) -> AsyncGenerator[tuple[Any, ...], None]:
-        """The first page of a new document, after nothing has been left of the last one."""
+        """Yields the first page of a new document, after nothing has been left of the last one."""
         yield gr.update(value=1, label="Page"), None, "", ""
         if document is not None:
             count, picture = await self._draw(documents.first_page, document)
             yield gr.update(value=1, label=f"Page (of {count})"), picture, "", ""
 
     async def turn(self, document: str | None, page: int | None) -> AsyncGenerator[Any, None]:
-        """Another page of it."""
+        """Yields another page of the document."""
         if document is not None and page is not None:
             yield await self._draw(documents.preview, document, page)
 
     async def read(
         self, document: str | None, page: int | None, model: str, **sampling: Any
     ) -> AsyncGenerator[tuple[str, str], None]:
-        """The page's markdown as it grows, and the timing."""
+        """Yields the page's markdown as it grows, and the timing."""
         files = [documents.UploadedPage(document, page)]
         async with aclosing(answers(self.models[model], {}, files, given(sampling))) as states:
             async for state in states:

@@ -59,7 +59,7 @@ class WriteTab:
         return text, result
 
     def choices(self, task: str, model: str) -> tuple[Any, Any]:
-        """The languages of a model, where it is told them."""
+        """Offers the languages of a model, where it is told them."""
         known = self.languages(model)
         visible = task == TRANSLATE and bool(known)
         source, target = (gr.update(choices=_choices(known), value=_nth(known, n), visible=visible) for n in (0, 1))
@@ -68,7 +68,7 @@ class WriteTab:
     async def write(
         self, text: str, task: str, source: str | None, target: str | None, truncate: bool, model: str, **sampling: Any
     ) -> AsyncGenerator[tuple[str, str], None]:
-        """The translation or summary as it grows, and the timing."""
+        """Yields the translation or summary as it grows, and the timing."""
         if not text.strip():
             raise InputError("the text is empty; type one, or take an example.")
         chosen = self.models[model]
@@ -81,7 +81,7 @@ class WriteTab:
                 yield state
 
     def languages(self, model: str) -> list[str]:
-        """That a model can be told; none where it knows one pair."""
+        """Returns the languages that a model can be told; none where it knows one pair."""
         pipeline = self.models[model].pipeline
         if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
             return sorted(pipeline.tokenizer.languages.ids)

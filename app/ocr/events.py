@@ -70,7 +70,7 @@ class Reader(Protocol):
     engines: int
 
     def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
-        """Events as they come, documents and pages in any order. Works are pulled as room arises."""
+        """Yields events as they come, documents and pages in any order. Works are pulled as room arises."""
         ...
 
     def close(self) -> None: ...

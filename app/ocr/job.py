@@ -39,7 +39,8 @@ class Job:
         self._since = 0.0
 
     def run(self) -> Summary:
-        """Failed pages and documents are in the summary, and what stopped the job (a full disk)."""
+        """Reads all that is due. The summary holds failed pages and documents, and what stopped the job (a full
+        disk)."""
         self._since = time.perf_counter()
         try:
             self._prepare()
@@ -69,7 +70,7 @@ class Job:
             self._take(event, attempt)
 
     def _works(self, attempt: int) -> Iterator[Work]:
-        """Documents of which pages are due, as the reader gets to them."""
+        """Yields documents of which pages are due, as the reader gets to them."""
         for document in list(self._plan.due):
             target = self._plan.due[document]
             if attempt:
@@ -85,7 +86,7 @@ class Job:
                 yield Work(document, target.source, self.config.pages, done)
 
     def _looped(self, document: int, attempts: int) -> list[int]:
-        """Pages that have looped so many times."""
+        """Returns pages that have looped so many times."""
         asked = set(self.ledger.record(document).pages or ())
         known = self.ledger.attempts(document).items()
         return sorted(page for page, state in known if page in asked and state == (LOOPED, attempts))
@@ -140,7 +141,7 @@ class Job:
 
     # --- documents ---
     def _settle(self, document: int) -> None:
-        """All pages have an answer: writes the document, unless some are to be tried again."""
+        """Writes a document whose pages all have an answer, unless some are to be tried again."""
         self._missing.pop(document, None)
         draft = self._draft(document)
         self._started.add(document)
@@ -193,7 +194,7 @@ class Job:
             self.summary.failed += 1
 
     def _keep_partial(self) -> None:
-        """Finished pages of unfinished documents; after a job that ran to its end there are none."""
+        """Writes the finished pages of unfinished documents; after a job that ran to its end there are none."""
         for document in sorted(self._started):
             try:
                 self._write_partial(document)

@@ -34,7 +34,7 @@ def write_whole(path: Path, text: str, draft: str, replace: bool) -> None:
 
 
 def _make_folders(folder: Path) -> None:
-    """However deep: Python's own way does it by recursion."""
+    """Makes a folder, however deep: Python's own way does it by recursion."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -44,7 +44,7 @@ def _make_folders(folder: Path) -> None:
 
 
 def _write_through(path: Path, content: bytes) -> None:
-    """To the disk itself: a power cut leaves no empty file behind a name that stands."""
+    """Writes to the disk itself: a power cut leaves no empty file behind a name that stands."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()  # whatever is there: a link is not followed
     with path.open("xb") as file:

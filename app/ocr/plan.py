@@ -52,7 +52,7 @@ class Plan:
         return frozenset(self._ledger.attempts(document))
 
     def is_read(self, document: int, done: frozenset[int]) -> bool:
-        """Are these pages all that are asked for, so that the document need not be opened?"""
+        """Says whether these pages are all that are asked for, so that the document need not be opened."""
         record = self._ledger.record(document)
         return record.pages is not None and record.selection == self.pages and done.issuperset(record.pages)
 
@@ -112,7 +112,8 @@ class Plan:
         raise DocumentError(f"{document.source} has no output name that is free; give another --out.", OCCUPIED)
 
     def _late_name(self, record: Record, document: Document) -> str:
-        """For a document of a run of an earlier version, which may have left a file that the ledger does not tell."""
+        """Names the output of a document of a run of an earlier version, which may have left a file that the ledger
+        does not tell."""
         name = self._new_name(document, may_be_there=True)
         self._ledger.set_name(record.id, name)
         self._outputs.take_over(record.id, name + PARTIAL)

@@ -60,14 +60,14 @@ class Summary:
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def cost_per_million_pages(self, gpu_price: float) -> float | None:
-        """At `gpu_price` an hour and engine, in its currency; None where no page was read."""
+        """Returns the cost at `gpu_price` an hour and engine, in its currency; None where no page was read."""
         if not self.pages:
             return None
         return gpu_price * self.engines * self.seconds / 3600 / self.pages * 1e6
 
 
 def live(summary: Summary, documents: int) -> str:
-    """A line while the job runs."""
+    """Returns a line while the job runs."""
     parts = [f"{summary.done} of {documents} documents", f"{summary.pages} pages"]
     parts += [f"{summary.pages_per_second:.1f} pages/s", f"{summary.tokens_per_second:.0f} tokens/s"]
     if failed := summary.bad_pages + sum(failure.page is None for failure in summary.failures):
@@ -76,7 +76,7 @@ def live(summary: Summary, documents: int) -> str:
 
 
 def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
-    """Lines of the final report."""
+    """Yields lines of the final report."""
     ended = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.finish_reasons.items()))
     text = f"{summary.documents} documents, {summary.pages} pages, {summary.tokens} tokens in {summary.seconds:.1f} s"
     yield text + (f" ({ended})" if ended else "")
@@ -93,7 +93,7 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
 
 
 def _shares(summary: Summary) -> str:
-    """What became of the documents: numbers that add up."""
+    """Returns what became of the documents: numbers that add up."""
     names = {"written": summary.documents, "skipped": summary.skipped, "refused": summary.refused}
     names |= {"failed": summary.failed, "unfinished": summary.found - summary.done}
     shares = [f"{count} {name}" for name, count in names.items() if count or name == "written"]
@@ -101,7 +101,7 @@ def _shares(summary: Summary) -> str:
 
 
 def complaints(summary: Summary) -> Iterator[str]:
-    """What was not done, page by page."""
+    """Tells what was not done, page by page."""
     if summary.skipped:
         yield f"{summary.skipped} documents skipped: their output is there (--recompute reads them again)."
     for failure in summary.failures:

@@ -58,17 +58,18 @@ class Draft:
 
 
 def markdown(draft: Draft) -> str:
-    """Post-processed pages, blank lines between them, a comment in place of a page that failed."""
+    """Returns post-processed pages, blank lines between them, a comment in place of a page that failed."""
     return _joined(draft, lambda page: page.text)
 
 
 def raw_text(draft: Draft) -> str:
-    """The same with the text as the model gave it."""
+    """Returns the same with the text as the model gave it."""
     return _joined(draft, lambda page: page.raw_text)
 
 
 def json_lines(draft: Draft) -> str:
-    """A JSON object a page, in the fields of Dolma's documents (github.com/allenai/dolma, docs/data-format.md)."""
+    """Returns a JSON object a page, in the fields of Dolma's documents (github.com/allenai/dolma,
+    docs/data-format.md)."""
     return "".join(json.dumps(_record(draft, page), ensure_ascii=False) + "\n" for page in draft.asked)
 
 

@@ -46,7 +46,7 @@ class Accuracy:
 
 
 def greedy(sampling: dict[str, Any]) -> dict[str, Any]:
-    """The options with what a comparison needs. InputError for those that cannot be compared."""
+    """Returns the options with what a comparison needs. InputError for those that cannot be compared."""
     plain = SamplingParams()
     if unsupported := [n for n, value in sampling.items() if n not in COMMON and value != getattr(plain, n)]:
         raise InputError(f"the accuracy check decodes greedily, one output a request; leave {listed(unsupported)} out.")
@@ -61,7 +61,7 @@ def compare(
     sampling: dict[str, Any],
     reference_dtype: str | None = None,
 ) -> Accuracy:
-    """inputs, and the outputs that `pipeline` gave for them with `greedy(sampling)` -> how they compare.
+    """Compares Hugging Face's outputs with those that `pipeline` gave for the inputs and `greedy(sampling)`.
 
     `reference_dtype`: what Hugging Face computes in; None: the engine's type. Raises InputError for an input that
     cannot be compared, and OutOfMemoryError where both do not fit.
@@ -83,7 +83,7 @@ def fitting_beside() -> Iterator[None]:
 
 
 def compared(reference: Reference, requests: list[Request], outputs: list[Output]) -> Accuracy:
-    """What the pipeline gave for these requests beside what the reference gives."""
+    """Compares what the pipeline gave for these requests with what the reference gives."""
     same, longest, error = 0, 0, 0.0
     for request, output in zip(requests, outputs, strict=True):
         theirs, ours = reference.tokens(request), output.token_ids
@@ -96,8 +96,8 @@ def compared(reference: Reference, requests: list[Request], outputs: list[Output
 
 
 def _error(exact: Tensor, output: Output, forced: frozenset[int]) -> float:
-    """exact [tokens, vocabulary]: log-probabilities -> the largest difference of ours; a token that was `forced` has
-    the log-probability 0, which is not the model's."""
+    """Returns the largest difference of our log-probabilities from exact [tokens, vocabulary]; a token that was
+    `forced` has the log-probability 0, which is not the model's."""
     error, given = 0.0, zip(output.token_ids, output.logprobs, output.top_logprobs or [], strict=True)
     for row, (token, own, top) in zip(exact, given, strict=True):
         chosen = [] if own == 0.0 and token in forced else [(token, own)]

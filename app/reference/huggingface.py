@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.files import read_json
 from vlm.build.store import locate
 from vlm.errors import InputError
 from vlm.registry.catalogs import converter_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def quiet() -> None:
-    """Its progress bars and hints are not this program's output."""
+    """Turns its progress bars and hints off, which are not this program's output."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
@@ -22,7 +23,8 @@ def quiet() -> None:
 
 
 def folder_of(model: str | Path, **options: Any) -> Path:
-    """The Hugging Face folder that a model's name stands for; InputError where there is none, or no class for it."""
+    """Returns the Hugging Face folder that a model's name stands for; InputError where there is none, or no class for
+    it."""
     source = locate(model, **options)
     if source.kind in ("engine", "checkpoint"):
         what = "an engine" if source.kind == "engine" else "a checkpoint"
@@ -41,8 +43,8 @@ def _known(model_type: Any) -> bool:
     return model_type in CONFIG_MAPPING
 
 
-def model_class(folder: Path) -> type[torch.nn.Module]:
-    """What loads the folder's model as a whole."""
+def model_class(folder: Path) -> type[PreTrainedModel]:
+    """Returns what loads the folder's model as a whole."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def has_class(hf: dict[str, Any]) -> bool:
-    """Is there anything of transformers that could be measured?"""
+    """Says whether there is anything of transformers that could be measured."""
     from transformers import CONFIG_MAPPING
 
     return hf["model_type"] == "vila" or hf["model_type"] in CONFIG_MAPPING
 
 
 def save_random(hf: dict[str, Any], folder: Path, seed: int, dtype: torch.dtype, device: torch.device) -> None:
-    """A Hugging Face configuration (or this program's of VILA) -> a model folder."""
+    """Saves a model of a Hugging Face configuration (or this program's of VILA)."""
     quiet()
     torch.manual_seed(seed)
     model = Vila.random(hf, dtype, device) if hf["model_type"] == "vila" else random_model(hf, dtype, device)
@@ -30,7 +30,8 @@ def save_random(hf: dict[str, Any], folder: Path, seed: int, dtype: torch.dtype,
 
 
 def random_model(hf: dict[str, Any], dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Initialized on the device, where billions of draws take no time, and in its type from the start."""
+    """Makes a model, initialized on the device, where billions of draws take no time, and in its type from the
+    start."""
     import transformers as t
 
     kind = hf["model_type"]
@@ -50,6 +51,6 @@ def random_model(hf: dict[str, Any], dtype: torch.dtype, device: torch.device) -
 
 
 def _untie(model: PreTrainedModel, hf: dict[str, Any]) -> None:
-    """transformers 5 ties what the published checkpoints of T5 keep apart."""
+    """Unties the head: transformers 5 ties what the published checkpoints of T5 keep apart."""
     if model.config.is_encoder_decoder and hf.get("tie_word_embeddings") is False:
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.02)

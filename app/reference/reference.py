@@ -34,7 +34,7 @@ class Reference:
 
     # --- what it is asked ---
     def tokens(self, request: Request) -> list[int]:
-        """What its own generate gives, up to and with the end token."""
+        """Returns what its own generate gives, up to and with the end token."""
         model, inputs = self._inputs(request)
         prompt = len(request.decoder_prompt_token_ids)
         params, limit = request.params, self._limit(request)
@@ -67,13 +67,14 @@ class Reference:
         return self._ends[0] if pad is None and self._ends else pad or 0
 
     def _limit(self, request: Request) -> int:
-        """New tokens at most."""
+        """Returns how many new tokens there are at most."""
         prompt, params = len(request.decoder_prompt_token_ids), request.params
         most = self.pipeline.capabilities.max_seq_len
         return params.max_new_tokens or max(1, min(most, params.max_length or most) - prompt)
 
     def _inputs(self, request: Request, after: list[int] | None = None) -> tuple[Any, dict[str, Any]]:
-        """The model, or for a text alone its language part, and what it is given; `after` the prompt go these."""
+        """Returns the model, or for a text alone its language part, and what it is given; `after` the prompt go
+        these."""
         prompt, after = list(request.decoder_prompt_token_ids), after or []
         inputs: dict[str, Any] = {}
         model, pixels = self.model, self._pixels(request)
@@ -90,17 +91,17 @@ class Reference:
         return model, inputs
 
     def _chat_inputs(self, model: Any, request: Request, ids: list[int]) -> dict[str, Tensor]:
-        """Ids with placeholders for the images' rows; embeddings where a prompt table is among them."""
-        given = 0 if request.prompt_table is None else len(request.prompt_table)
+        """Returns ids with placeholders for the images' rows; embeddings where a prompt table is among them."""
+        table = request.prompt_table
         if request.images:
-            if given:
+            if table is not None and len(table):
                 raise InputError("the accuracy check takes images or a prompt table, not both in one request.")
             ids = [self._placeholder if i >= self.vocab_size else i for i in ids]
         mask = {"attention_mask": self._tensor([1] * len(ids))}
-        if not given:
+        if table is None or not len(table):
             return {"input_ids": self._tensor(ids), **mask}
         learned = model.get_input_embeddings()(self._tensor([min(i, self.vocab_size - 1) for i in ids]))
-        rows = request.prompt_table.rows.to(learned)
+        rows = table.rows.to(learned)
         at = [(place, i - self.vocab_size) for place, i in enumerate(ids) if i >= self.vocab_size]
         with torch.no_grad():
             for place, row in at:

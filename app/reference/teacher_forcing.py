@@ -80,10 +80,10 @@ def _up_to_divergence(decoded: list[Place], tokens: list[int]) -> list[Place]:
 def distances(ours: list[Place], theirs: list[int], exact: Tensor, forced: frozenset[int]) -> list[Distance]:
     """Returns how far each place is; exact [tokens, vocabulary]: the reference's log-probabilities. A token that was
     `forced` has the log-probability 0, which is not the model's."""
-    return [_distance(*place, forced) for place in zip(ours, theirs, exact, strict=True)]
+    return [_distance(place, token, row, forced=forced) for place, token, row in zip(ours, theirs, exact, strict=True)]
 
 
-def _distance(place: Place, token: int, exact: Tensor, forced: frozenset[int]) -> Distance:
+def _distance(place: Place, token: int, exact: Tensor, *, forced: frozenset[int]) -> Distance:
     logprobs = {i: p for i, p in place.logprobs.items() if not (p == 0.0 and i in forced)}
     error = float((exact[list(logprobs)] - torch.tensor(list(logprobs.values()))).abs().max())
     deviation = max(float(exact[exact > MASKED].std()), FLAT)

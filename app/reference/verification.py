@@ -12,11 +12,9 @@ from vlm.registry.catalogs import match_family
 from vlm_app.reference.accuracy import fitting_beside, greedy
 from vlm_app.reference.random_inputs import RandomInputs
 from vlm_app.reference.reference import Reference
-from vlm_app.reference.teacher_forcing import Distance, distances, places
+from vlm_app.reference.teacher_forcing import Distance, Place, distances, places
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from vlm.api.pipeline import Pipeline
     from vlm.config import BuildConfig
     from vlm.requests.request import Request
@@ -112,10 +110,12 @@ def verify(
         theirs = [reference.tokens(request) for request in requests]
     ours = places(pipeline, requests, theirs)
     return [
-        Verified(name, tuple(distances(own, tokens, *_exact(reference, request, tokens))))
+        Verified(name, tuple(_distances(own, tokens, reference, request)))
         for (name, _), own, tokens, request in zip(inputs, ours, theirs, requests, strict=True)
     ]
 
 
-def _exact(reference: Reference, request: Request, tokens: list[int]) -> tuple[Tensor, frozenset[int]]:
-    return reference.log_probabilities(request, tokens), request.params.forced_tokens
+def _distances(ours: list[Place], tokens: list[int], reference: Reference, request: Request) -> list[Distance]:
+    """Returns how far the engine's places are from the reference's tokens of a request."""
+    exact = reference.log_probabilities(request, tokens)
+    return distances(ours, tokens, exact, forced=request.params.forced_tokens)

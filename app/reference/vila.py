@@ -53,7 +53,7 @@ class Vila(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: Path, dtype: torch.dtype) -> Self:
-        """A folder in parts."""
+        """Loads a folder in parts."""
         from safetensors.torch import load_file
         from transformers import AutoModelForCausalLM
 
@@ -105,7 +105,7 @@ class Vila(nn.Module):
 
 
 def _projector(kind: str, width: int, out: int) -> nn.Module:
-    """Under the published names of its weights."""
+    """Makes a projector under the published names of its weights."""
     down = kind == DOWNSAMPLE
     depth = {"linear": 1, DOWNSAMPLE: 2}.get(kind) or int(kind.removeprefix("mlp").partition("x")[0])
     width *= 4 if down else 1
@@ -118,7 +118,7 @@ def _projector(kind: str, width: int, out: int) -> nn.Module:
 
 
 def _tower_class(folder: Path) -> Any:
-    """The vision side's, also of a folder that describes both sides."""
+    """Returns the vision side's, also of a folder that describes both sides."""
     import transformers
 
     kind = read_json(folder / CONFIG, ValueError, "vision tower")["model_type"]
@@ -126,7 +126,7 @@ def _tower_class(folder: Path) -> Any:
 
 
 def _cells(x: Tensor) -> Tensor:
-    """A square's rows [n, side², C] -> its 2 × 2 cells, down the columns; zeros beyond an odd side."""
+    """Turns a square's rows [n, side², C] into its 2 × 2 cells, down the columns; zeros beyond an odd side."""
     n, count, width = x.shape
     side = int(count**0.5)
     x = x.view(n, side, side, width)

@@ -27,7 +27,7 @@ from vlm_app.server.kserve import generate, repository_api, unserved
 from vlm_app.server.openai import api as openai
 from vlm_app.server.openai import embeddings
 from vlm_app.server.repository.control import Control, Repositories
-from vlm_app.server.repository.service import Service, Services
+from vlm_app.server.repository.service import Service, Services, services_of
 
 if TYPE_CHECKING:
     from vlm_app.server.kserve.grpc.server import GrpcServer
@@ -115,8 +115,8 @@ def _guard(app: FastAPI, config: ServerConfig) -> None:
 
 
 async def health(http: Request) -> JSONResponse:
-    """200 while every engine runs and images can be read, else 503."""
-    broken = [service.name for service in http.app.state.services if not service.ready]
+    """Answers 200 while every engine runs and images can be read, else 503."""
+    broken = [service.name for service in services_of(http) if not service.ready]
     media: MediaPool = http.app.state.media
     is_broken = bool(broken) or media.is_broken
     workers = {"workers": asdict(media.state())} if media.has_processes else {}

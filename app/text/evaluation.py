@@ -50,7 +50,8 @@ class Run:
 def run_vlm(
     pipeline: Pipeline, pairs: list[Pair], to_input: ToInput, sampling: dict[str, Any]
 ) -> tuple[Run, list[Pair], list[str]]:
-    """The outputs, the pairs that they belong to, and what is wrong with the others. InputError when all are wrong."""
+    """Returns the outputs, the pairs that they belong to, and what is wrong with the others. InputError when all are
+    wrong."""
     sampling = SCORED | sampling
     items = (Item(pair.place, None, pair.text) for pair in pairs)
     outputs, kept, errors, start = [], [], [], time.perf_counter()
@@ -67,7 +68,7 @@ def run_vlm(
 
 
 def check_comparable(sampling: dict[str, Any]) -> None:
-    """InputError for options that Hugging Face is not run with beside us."""
+    """Raises InputError for options that Hugging Face is not run with beside us."""
     plain = SamplingParams()
     if unsupported := [n for n, value in sampling.items() if n not in COMPARED and value != getattr(plain, n)]:
         names = [flag_of(SamplingParams, name) for name in unsupported]
@@ -83,7 +84,7 @@ def run_hugging_face(
     batch_size: int,
     dtype: str,
 ) -> Run:
-    """The same token ids, padded to batches, through transformers' own generate: same device and settings."""
+    """Runs the same token ids, padded to batches, through transformers' own generate: same device and settings."""
     from transformers import AutoModelForSeq2SeqLM
 
     from vlm_app.reference.huggingface import quiet
@@ -97,6 +98,7 @@ def run_hugging_face(
     requests = [request(pair) for pair in pairs]
     for at in range(0, len(requests), batch_size):
         found += _batch(model, requests[at : at + batch_size], pipeline)
+    assert pipeline.tokenizer is not None  # it made the ids of the texts
     texts = [pipeline.tokenizer.decode(tokens) for tokens in found]
     return Run(texts, found, time.perf_counter() - start)
 
@@ -142,7 +144,7 @@ def agreement(ours: Run, theirs: Run) -> dict[str, float]:
 
 
 def outputs(pairs: list[Pair], ours: Run, theirs: Run | None) -> list[dict[str, str]]:
-    """For people to look at."""
+    """Returns the texts for people to look at."""
     rows = [{"text": p.text, "reference": p.reference, "vlm": text} for p, text in zip(pairs, ours.texts, strict=True)]
     if theirs is not None:
         rows = [{**row, "hf": text} for row, text in zip(rows, theirs.texts, strict=True)]

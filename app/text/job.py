@@ -86,7 +86,7 @@ class TextJob:
             print(line, file=self.out, flush=True)
 
     def _lines(self, result: Output | str | None) -> list[str]:
-        """A line an output, whatever its text holds; as many empty ones where there is none."""
+        """Returns a line an output, whatever its text holds; as many empty ones where there is none."""
         if result is None or isinstance(result, str):
             return [""] * self.count
         texts = [output.text for output in (result, *result.alternatives)]
@@ -94,7 +94,8 @@ class TextJob:
 
 
 def input_of(item: Item, to_input: ToInput) -> dict[str, Any]:
-    """What its text becomes, with what else it has; a conversation has its texts in it, and ids stand for one."""
+    """Returns what its text becomes, with what else it has; a conversation has its texts in it, and ids stand
+    for one."""
     made = {} if "messages" in item.given else to_input(item.text)
     return {**{k: v for k, v in made.items() if k not in TEXTS or "input_ids" not in item.given}, **item.given}
 
@@ -102,7 +103,8 @@ def input_of(item: Item, to_input: ToInput) -> dict[str, Any]:
 def in_order(
     pipeline: Pipeline, items: Iterable[Item], to_input: ToInput, sampling: dict[str, Any]
 ) -> Iterator[tuple[Item, Output | str | None]]:
-    """Each item with its output, with what is wrong with it, or with None if it is empty. Few are held at once."""
+    """Yields each item with its output, with what is wrong with it, or with None if it is empty. Few are held
+    at once."""
     held: dict[int, tuple[Item, Any]] = {}  # by number
     asked: dict[int, int] = {}  # the pipeline's number of an input -> its item's
     counter = itertools.count()

@@ -22,7 +22,8 @@ class Pair:
 
 
 def read_pairs(path: Path, limit: int | None = None) -> tuple[list[Pair], list[str]]:
-    """The pairs, at most `limit`, and what is wrong with other lines up to there. InputError when there is none."""
+    """Returns the pairs, at most `limit`, and what is wrong with other lines up to there. InputError when there is
+    none."""
     if path.suffix not in (".tsv", ".jsonl"):
         raise InputError(f"{path} must be a .tsv (text, tab, reference) or .jsonl file.")
     try:

@@ -44,7 +44,7 @@ def _fields(item: Item) -> dict[str, Any]:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    """The prompt, or what was said last."""
+    """Returns the prompt, or what was said last."""
     if "messages" not in fields:
         text = next((fields[name] for name in WORDS if name in fields), "")
         if not isinstance(text, str):
@@ -71,7 +71,8 @@ def _images(value: Any) -> list[str]:
 
 
 def _with_paths(message: Any) -> Any:
-    """{"type": "image", "path": …} is the pipeline's {"type": "image", "image": …}; all else it checks itself."""
+    """Rewrites a part: {"type": "image", "path": …} is the pipeline's {"type": "image", "image": …}; all else it checks
+    itself."""
     if not isinstance(message, dict) or not isinstance(message.get("content"), list):
         return message
     return {**message, "content": [_part(part) for part in message["content"]]}

@@ -13,13 +13,13 @@ LIBRARIES = {"bleu": ("sacrebleu", "sacrebleu"), "rouge": ("rouge_score.rouge_sc
 
 
 def scores(metrics: Iterable[str], outputs: list[str], references: list[str]) -> Scores:
-    """The scores of METRICS: exact (share of equal texts); bleu and chrf; rouge1, rouge2 and rougeL. InputError when a
-    library is not installed."""
+    """Returns the scores of METRICS: exact (share of equal texts); bleu and chrf; rouge1, rouge2 and rougeL. InputError
+    when a library is not installed."""
     return {name: x for metric in metrics for name, x in METRICS[metric](outputs, references).items()}
 
 
 def check_installed(metrics: Iterable[str]) -> None:
-    """InputError when a library is not installed."""
+    """Raises InputError when a library is not installed."""
     for metric in metrics:
         if metric in LIBRARIES:
             _library(metric)

@@ -42,7 +42,7 @@ class Item:
 
 
 def from_arguments(texts: Iterable[str], whole: bool = False) -> Iterator[Item]:
-    """The arguments; `-` is stdin, a text a line or all of it as one."""
+    """Reads the arguments; `-` is stdin, a text a line or all of it as one."""
     for number, text in enumerate(texts, 1):
         if text != STDIN:
             yield checked(Item("", number, text))
@@ -53,7 +53,7 @@ def from_arguments(texts: Iterable[str], whole: bool = False) -> Iterator[Item]:
 
 
 def one_text(argument: str) -> str:
-    """An argument, or for `-` all of stdin. InputError unless it is UTF-8."""
+    """Returns an argument, or for `-` all of stdin. InputError unless it is UTF-8."""
     [item] = from_arguments([argument], whole=True)
     if item.error:
         raise InputError(f"{item.place}: {item.error}.")
@@ -61,7 +61,7 @@ def one_text(argument: str) -> str:
 
 
 def text_of(item: Item) -> Item:
-    """A line of JSON -> its `text`."""
+    """Returns the `text` of a line of JSON."""
     if item.error or not item.text.strip():
         return item
     try:
@@ -75,7 +75,7 @@ def text_of(item: Item) -> Item:
 
 
 def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] = text_of) -> Iterator[Item]:
-    """A text a line, or the file as one; a .jsonl file holds an object a line, which `of_json` reads."""
+    """Reads a text a line, or the file as one; a .jsonl file holds an object a line, which `of_json` reads."""
     try:
         check_ends(path)
         file = path.open("rb")

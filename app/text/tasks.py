@@ -22,7 +22,8 @@ def translation(
     truncate: bool,
     suffix: str | None = None,
 ) -> ToInput:
-    """text -> input of the pipeline. InputError where the model needs to be told the languages, or cannot be."""
+    """Returns what turns a text into an input of the pipeline. InputError where the model needs to be told the
+    languages, or cannot be."""
     if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
         return _with_codes(pipeline.tokenizer.languages.ids, source, target, prefix, truncate, suffix)
     if pipeline.family.name == "t5" and prefix is None:
@@ -36,7 +37,8 @@ def translation(
 
 
 def translation_of_ids(pipeline: Pipeline, target: str | None) -> ToInput:
-    """Anything -> what goes with token ids: a multilingual model is told the target. InputError as of `translation`."""
+    """Returns what goes with token ids, whatever these are: a multilingual model is told the target. InputError as of
+    `translation`."""
     if target is None:
         return lambda text: {}
     if pipeline.tokenizer is None or pipeline.tokenizer.languages is None:

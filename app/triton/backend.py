@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vlm.artifacts.engine_dir import EngineDir, Manifest
-from vlm.config import EngineLimits
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.errors import VlmError
 from vlm.processing.processor import Processor
 from vlm_app.server.repository.triton_options import ENGINE_FOLDER, FRONTEND_FOLDER
@@ -27,22 +26,21 @@ Tensors = dict[str, np.ndarray]
 
 
 def utils() -> Any:
-    """Triton's module; it is there within Triton alone."""
+    """Returns Triton's module; it is there within Triton alone."""
     import triton_python_backend_utils
 
     return triton_python_backend_utils
 
 
 def engine_of(args: Mapping[str, str]) -> Path:
-    """The engine in the folder of a model's version."""
+    """Returns the engine in the folder of a model's version."""
     return Path(args["model_repository"]) / args["model_version"] / ENGINE_FOLDER
 
 
 def processor_of(args: Mapping[str, str]) -> Processor:
     """Returns the processor of an engine whose weights are elsewhere."""
     folder = Path(args["model_repository"]) / args["model_version"] / FRONTEND_FOLDER
-    manifest = Manifest.read(folder)
-    return Processor.from_engine(EngineDir(folder, manifest, EngineLimits.from_manifest(manifest.limits)))
+    return Processor.from_engine(EngineDir.without_weights(folder))
 
 
 def config_of(args: Mapping[str, str]) -> dict[str, Any]:
@@ -65,7 +63,7 @@ def _typed(array: np.ndarray, data_type: str) -> np.ndarray:
 
 
 def failure(error: Exception) -> Any:
-    """One sentence for what the client can mend; else what it was, for who looks after the server."""
+    """Returns one sentence for what the client can mend; else what it was, for who looks after the server."""
     text = (
         getattr(error, "for_clients", str(error)) if isinstance(error, VlmError) else f"{type(error).__name__}: {error}"
     )
@@ -73,7 +71,7 @@ def failure(error: Exception) -> Any:
 
 
 def answered(request: Any, tensors_of: Callable[[Tensors], Tensors], config: Mapping[str, Any]) -> Any:
-    """A request's response: its tensors, or what is wrong with it."""
+    """Returns a request's response: its tensors, or what is wrong with it."""
     try:
         return response(tensors_of(inputs_of(request)), config)
     except Exception as error:

@@ -22,7 +22,8 @@ READ_BACK = ("output_ids", "sequence_length", INPUT_LENGTHS)
 
 
 def configs(processor: Processor, config: ExportConfig) -> dict[str, dict[str, Any]]:
-    """By what each model does. An engine without a tokenizer stands alone, else it is a part of an ensemble."""
+    """Returns configurations by what each model does. An engine without a tokenizer stands alone, else it is a part of
+    an ensemble."""
     if processor.tokenizer is None:
         return {ENGINE: _engine(config.name, processor, config)}
     names, prepared = config.folders, prepared_specs(processor)
@@ -47,7 +48,7 @@ def prepared_specs(processor: Processor) -> tuple[TensorSpec, ...]:
 
 
 def _texts(processor: Processor) -> tuple[TensorSpec, ...]:
-    """What the ensemble takes; the first tensor must be there."""
+    """Returns what the ensemble takes; the first tensor must be there."""
     specs = specs_of(processor, TEXT_IN)
     first = "image" if processor.family.takes_images and not processor.family.takes_text else "text_input"
     return tuple(replace(spec, optional=False) if spec.name == first else spec for spec in specs)

@@ -36,7 +36,7 @@ class Engine:
         self._loop.submit(_call(self._model.start)).result()
 
     def _options(self, device: str) -> LoadOptions:
-        """What the model's configuration says of its loading."""
+        """Returns what the model's configuration says of its loading."""
         found = self._config.get("parameters", {})
         written = {name: found[name]["string_value"] for name in PARAMETERS if name in found}
         limit = self._config["max_batch_size"]
@@ -73,7 +73,7 @@ class Engine:
         sender.send(flags=final)
 
     async def _tensors(self, inputs: Tensors, every: bool) -> AsyncGenerator[Tensors, None]:
-        """A request's outputs: all of them when they have ended, or at every step the ones so far."""
+        """Yields a request's outputs: all of them when they have ended, or at every step the ones so far."""
         items = read_batch(self._processor, inputs)
         found = PartialOutputs(items)
         async with aclosing(merged([self._stream(each) for each in items])) as deltas:

@@ -19,11 +19,11 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     """Returns mBART's languages: mBART-50 begins its output with the code of the target's language, mBART starts from
     it."""
     source_first = SOURCE_FIRST.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
-    if source_first is None:
+    if source_first is None or (end := tokenizer.token_to_id("</s>")) is None:
         return TokenizerRules()
     added = tokenizer.get_added_tokens_decoder()
     codes = {token.content: i for i, token in added.items() if _is_code(token.content)}
-    end, default = tokenizer.token_to_id("</s>"), settings.get("src_lang")
+    default = settings.get("src_lang")
     return TokenizerRules(Languages(codes, end, source_first, starts_output=not source_first, default=default))
 
 

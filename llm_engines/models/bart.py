@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,8 +118,8 @@ class EncoderBlock(nn.Module):
         self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
-        """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
-        adds it in one pass."""
+        """Returns the residual stream and, where norms come first, the last sublayer's output, not yet added: the next
+        norm adds it in one pass."""
         batch.record(x, delta)
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
@@ -154,9 +154,9 @@ def _norm(config: BartConfig) -> LayerNorm:
 
 
 class Stack(nn.Module):
-    """What encoder and decoder share."""
+    """Computes what encoder and decoder share: all but the head."""
 
-    def __init__(self, config: BartConfig, blocks: list[nn.Module]):
+    def __init__(self, config: BartConfig, blocks: Iterable[nn.Module]):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
@@ -198,14 +198,14 @@ def sinusoids(rows: int, width: int) -> Tensor:
 
 
 class BartEncoder(Stack):
-    """Token rows of packed sequences -> hidden rows."""
+    """Turns token rows of packed sequences into hidden rows."""
 
     def __init__(self, config: BartConfig, context: ModelContext):
         super().__init__(config, [EncoderBlock(config, context) for _ in range(config.num_layers)])
 
 
 class BartDecoder(Stack):
-    """Token rows -> hidden rows -> logits."""
+    """Turns token rows into hidden rows, and these into logits."""
 
     def __init__(self, config: BartConfig, context: ModelContext):
         super().__init__(config, [DecoderBlock(config, i, context) for i in range(config.num_layers)])
@@ -218,7 +218,7 @@ class BartDecoder(Stack):
         return self.head(hidden, self.logits_bias if self.config.logits_bias else None)
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
-        """Encoder output [R, hidden_size], one row per (slot, position) -> every layer's cross K/V in the cache."""
+        """Puts every layer's keys and values of an encoder's output [R, hidden_size] into the cache."""
         for block in self.blocks:
             block.cross_attention.write(features, batch)
 
@@ -278,7 +278,7 @@ def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -
         names[f"{prefix}layernorm_embedding"] = "embedding_norm"
     if config.final_norm:
         names[f"{prefix}layer_norm"] = "final_norm"
-    found = [] if config.sinusoidal else [Rename(f"{prefix}embed_positions.weight", "positions.weight")]
+    found: list[Any] = [] if config.sinusoidal else [Rename(f"{prefix}embed_positions.weight", "positions.weight")]
     for kind in ("weight", "bias"):
         found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
         found.append(Fuse(f"{layer}.{theirs}.{{q,k,v}}_proj.{kind}", f"{mine}.qkv.{kind}"))

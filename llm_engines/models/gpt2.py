@@ -65,8 +65,8 @@ class GPT2Config(ModelConfig):
 
 
 def parse(hf: dict[str, Any]) -> GPT2Config:
-    """A Hugging Face `gpt2` or `gpt_bigcode` configuration, or NeMo's of a GPT under `model_type` "nemo_gpt", ->
-    GPT2Config; ConfigError names every field it cannot honour."""
+    """Returns the GPT2Config of a Hugging Face `gpt2` or `gpt_bigcode` configuration, or of NeMo's under `model_type`
+    "nemo_gpt"; ConfigError names every key that it cannot honour."""
     if hf.get("model_type") == "nemo_gpt":
         return GPT2Config(**nemo_fields(hf), **_ends(hf, 0))
     return _parse_hf(hf)
@@ -136,7 +136,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
+        """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
         x, y = self.attention_norm(x, delta)
         x, y = self.ffn_norm(x, self.attention(y, batch, angles=angles))
         return x, self.ffn(y, batch)
@@ -147,7 +147,7 @@ def _norm(config: GPT2Config) -> LayerNorm:
 
 
 class GPT2(nn.Module):
-    """Token rows -> hidden rows -> logits."""
+    """Turns token rows into hidden rows, and these into logits."""
 
     def __init__(self, config: GPT2Config, context: ModelContext):
         super().__init__()

@@ -124,14 +124,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
+        """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
         x, y = self.attention_norm(x, delta)
         x, y = self.ffn_norm(x, self.attention(y, batch, angles=angles))
         return x, self.ffn(y, batch)
 
 
 class Llama(nn.Module):
-    """Token rows -> hidden rows -> logits."""
+    """Turns token rows into hidden rows, and these into logits."""
 
     def __init__(self, config: LlamaConfig, context: ModelContext):
         super().__init__()

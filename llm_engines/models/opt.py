@@ -96,8 +96,8 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch) -> tuple[Tensor, Tensor | None]:
-        """The residual stream and, where norms come first, the last sublayer's output, not yet added: the next norm
-        adds it in one pass."""
+        """Returns the residual stream and, where norms come first, the last sublayer's output, not yet added: the next
+        norm adds it in one pass."""
         if self.pre_norm:
             x, y = self.attention_norm(x, delta)
             x, y = self.ffn_norm(x, self.attention(y, batch))
@@ -107,7 +107,7 @@ class Block(nn.Module):
 
 
 class OPT(nn.Module):
-    """Token rows -> hidden rows -> logits."""
+    """Turns token rows into hidden rows, and these into logits."""
 
     def __init__(self, config: OPTConfig, context: ModelContext):
         super().__init__()

@@ -8,7 +8,7 @@ float32 whatever the engine's type: Flan-T5 leaves the range of float16 there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,7 @@ def parse_decoder(hf: dict[str, Any]) -> T5Config:
 
 
 def parse_encoder(hf: dict[str, Any]) -> T5Config:
-    """As `parse_decoder`, with the encoder's number of layers."""
+    """Returns the same as `parse_decoder`, with the encoder's number of layers."""
     return _parse(hf, "num_layers")
 
 
@@ -141,7 +141,7 @@ class EncoderBlock(nn.Module):
         self.ffn = _ffn(config, context)
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream and the last sublayer's output, not yet added: the next norm adds it in one pass."""
+        """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
         batch.record(x, delta)
         x, y = self.attention_norm(x, delta)
         x, y = self.ffn_norm(x, self.attention(y, batch, bias))
@@ -165,9 +165,9 @@ class DecoderBlock(nn.Module):
 
 
 class Stack(nn.Module):
-    """What encoder and decoder share."""
+    """Computes what encoder and decoder share: all but the head."""
 
-    def __init__(self, config: T5Config, blocks: list[nn.Module], bidirectional: bool):
+    def __init__(self, config: T5Config, blocks: Iterable[nn.Module], bidirectional: bool):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
@@ -187,14 +187,14 @@ class Stack(nn.Module):
 
 
 class T5Encoder(Stack):
-    """Token rows of packed sequences -> hidden rows."""
+    """Turns token rows of packed sequences into hidden rows."""
 
     def __init__(self, config: T5Config, context: ModelContext):
         super().__init__(config, [EncoderBlock(config, context) for _ in range(config.num_layers)], bidirectional=True)
 
 
 class T5Decoder(Stack):
-    """Token rows -> hidden rows -> logits."""
+    """Turns token rows into hidden rows, and these into logits."""
 
     def __init__(self, config: T5Config, context: ModelContext):
         blocks = [DecoderBlock(config, i, context) for i in range(config.num_layers)]
@@ -208,7 +208,7 @@ class T5Decoder(Stack):
         return self.head(hidden)
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
-        """Encoder output [R, hidden_size], one row per (slot, position) -> every layer's cross K/V in the cache."""
+        """Puts every layer's keys and values of an encoder's output [R, hidden_size] into the cache."""
         for block in self.blocks:
             block.cross_attention.write(features, batch)
 

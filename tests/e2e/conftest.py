@@ -1,4 +1,5 @@
-"""Fixtures of S3, served by moto on the loopback interface."""
+"""Fixtures of several modules: packaged models behind a server and by themselves; S3, served by moto on the loopback
+interface."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import uuid
 
 import pytest
 
+from tests import server_kit
 from tests.s3_kit import store
 
 
@@ -34,3 +36,32 @@ def bucket(s3_server, monkeypatch, tmp_path_factory):
     name = uuid.uuid4().hex
     store().mkdir(name)
     return f"s3://{name}"
+
+
+@pytest.fixture(scope="module")
+def served(request):
+    """Serves the models that the module names in MODELS; nothing of them is held when all tests are through."""
+    models = request.module.MODELS
+    with server_kit.serving(server_kit.load(*models)) as found:
+        yield found
+        assert all(server_kit.is_empty(found.service(name).pipeline) for name in models)
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    """OpenAI's own client of that server."""
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def llava():
+    """The model by itself, an input at a time."""
+    return server_kit.alone("mini-llava")
+
+
+@pytest.fixture(scope="module")
+def t5():
+    """The model by itself, a text at a time."""
+    return server_kit.alone("mini-t5")

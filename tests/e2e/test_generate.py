@@ -11,6 +11,7 @@ import torch
 
 import vlm
 from tests import tiny
+from tests.cli_kit import one_sentence
 from tests.prompted_kit import DECODERS, VOCABULARY, call, ids, pictures, saved, text, tuned_continued
 from vlm_app.cli import text_options
 
@@ -33,12 +34,6 @@ def decoder(request, tmp_path_factory):
 def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     return saved("llama", folder), folder
-
-
-def one_sentence(result, code=2):
-    lines = [line for line in result.stderr.splitlines() if line.startswith("vlm: ")]
-    assert result.exit_code == code and len(lines) == 1 and lines[0].endswith("."), result.stderr
-    return lines[0]
 
 
 # --- prompts ---

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -15,11 +16,11 @@ import pypdfium2
 import pytest
 from PIL import Image
 
+from tests.cli_kit import ended
 from tests.ocr_jobs import commits
 from tests.unit.hub_server import Hub, serve
 from tests.unit.test_documents import ENCRYPTED
 from vlm.build.store import packaged_models
-from vlm_app.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # a test runner that was started in the background ignores Ctrl-C, and its children with it
@@ -37,14 +38,7 @@ def cache(tmp_path_factory):
 def cli(capsys, monkeypatch, cache):
     """Runs a command line in this process -> (exit code, stdout, stderr)."""
     monkeypatch.setenv("VLM_CACHE", str(cache))
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as done:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return done.value.code, captured.out, captured.err
-
-    return call
+    return functools.partial(ended, capsys)
 
 
 def outputs(out):

@@ -12,8 +12,8 @@ import sys
 
 import pytest
 
+from tests.cli_kit import ended
 from tests.ocr_jobs import EXAMPLES, left
-from vlm_app.cli.main import main
 
 QUICK = ("--device", "cpu", "--max-new-tokens", "3", "--batch-size", "4", "--workers", "0")
 PAGE = EXAMPLES / "page.png"
@@ -25,11 +25,9 @@ def cli(capsys, monkeypatch, tmp_path_factory):
     monkeypatch.setenv("VLM_CACHE", str(tmp_path_factory.getbasetemp() / "hostile-cache"))
 
     def call(*arguments):
-        with pytest.raises(SystemExit) as done:
-            main(["ocr", *map(str, arguments), *QUICK])
-        err = capsys.readouterr().err
+        code, _, err = ended(capsys, "ocr", *arguments, *QUICK)
         print(err.encode(errors="backslashreplace").decode())  # shown when a test fails
-        return done.value.code, err
+        return code, err
 
     return call
 

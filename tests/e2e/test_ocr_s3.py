@@ -11,9 +11,9 @@ pytest.importorskip("s3fs", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("upath", reason="the extra ocr-cluster is not installed")
 pytest.importorskip("moto.server", reason="moto is not installed")
 
+from tests.cli_kit import ended
 from tests.ocr_jobs import EXAMPLES, SHORT, book, left
 from tests.s3_kit import store
-from vlm_app.cli.main import main
 
 
 @pytest.fixture
@@ -22,11 +22,9 @@ def cli(capsys):
         import s3fs
 
         s3fs.S3FileSystem.clear_instance_cache()  # as a process of its own would
-        with pytest.raises(SystemExit) as done:
-            main(["ocr", *map(str, arguments)])
-        err = capsys.readouterr().err
+        code, _, err = ended(capsys, "ocr", *arguments)
         print(err)  # shown when a test fails
-        return done.value.code, err
+        return code, err
 
     return call
 

@@ -12,6 +12,7 @@ from PIL import Image
 
 import vlm
 from tests import tiny
+from tests.cli_kit import one_sentence
 from tests.prompted_kit import ASKED_WITH_IMAGES, DECODERS, call, ids, pictures, saved, text, tuned_continued
 from vlm.build.store import ASSETS
 from vlm.registry import catalogs
@@ -52,12 +53,6 @@ def decoder(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     return pictures(tmp_path_factory.mktemp("images"), 3)
-
-
-def one_sentence(result):
-    lines = [line for line in result.stderr.splitlines() if line.startswith("vlm: ")]
-    assert result.exit_code == 2 and len(lines) == 1 and lines[0].endswith("."), result.stderr
-    return lines[0]
 
 
 # --- one prompt ---

@@ -11,8 +11,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests import server_kit
-from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, load, serving
+from tests.server_kit import EXAMPLES, asked, data_uri
 from vlm_app.server.core.data_uris import decode_data_uri
 from vlm_app.server.openai.fields import IGNORED, REFUSED
 
@@ -20,29 +19,6 @@ SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
 TEXT = "translate English to German: The old ship is small."
 GERMAN = "Das alte Schiff ist klein."
 MODELS = ("mini-llava", "mini-t5", "mini-nougat")
-
-
-@pytest.fixture(scope="module")
-def served():
-    with serving(load(*MODELS)) as found:
-        yield found
-        assert all(is_empty(found.service(name).pipeline) for name in MODELS)
-
-
-@pytest.fixture(scope="module")
-def client(served):
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def llava():
-    return server_kit.alone("mini-llava")
-
-
-@pytest.fixture(scope="module")
-def t5():
-    return server_kit.alone("mini-t5")
 
 
 def said(client, messages=TEXT, model="mini-t5", **more):

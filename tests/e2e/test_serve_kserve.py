@@ -12,7 +12,7 @@ import tritonclient.http.aio as triton_aio
 from PIL import Image
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.server_kit import EXAMPLES, alone, data_uri, is_empty, load, serving
+from tests.server_kit import EXAMPLES, alone, data_uri
 
 TEXTS = ["translate English to German: The old ship is small.", "translate English to German: 3 May 2019"]
 SCENE, SIGN = EXAMPLES / "scene1.png", "Read the sign."
@@ -20,26 +20,9 @@ MODELS = ("mini-llava", "mini-t5", "mini-nougat")
 
 
 @pytest.fixture(scope="module")
-def served():
-    with serving(load(*MODELS)) as found:
-        yield found
-        assert all(is_empty(found.service(name).pipeline) for name in MODELS)
-
-
-@pytest.fixture(scope="module")
 def client(served):
     with triton.InferenceServerClient(served.address) as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def t5():
-    return alone("mini-t5")
-
-
-@pytest.fixture(scope="module")
-def llava():
-    return alone("mini-llava")
 
 
 def tensor(name: str, values, binary: bool = True) -> triton.InferInput:

@@ -10,24 +10,11 @@ import openai
 import pytest
 
 from tests import server_kit
-from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, load, serving, until
+from tests.server_kit import EXAMPLES, asked, data_uri, is_empty, until
 
 SCENES = [EXAMPLES / f"scene{i}.png" for i in (1, 2, 3)]
 QUESTION, SIGN = "How many objects are there?", "Read the sign."
 MODELS = ("mini-llava", "mini-blip2", "mini-t5", "mini-nougat")
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    with serving(load(*MODELS)) as found:
-        yield found
-        assert all(is_empty(found.service(name).pipeline) for name in MODELS)
-
-
-@pytest.fixture(scope="module")
-def client(served):
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from tests.prompted_kit import call
 from vlm.artifacts import archives
 from vlm.convert.folder import convert_folder
 from vlm.errors import CheckpointError, ConfigError, VlmWarning
-from vlm.processing.tokenization import TextStream, Tokenizer
+from vlm.processing.text_stream import TextStream
+from vlm.processing.tokenization import Tokenizer
 
 sacremoses = pytest.importorskip("sacremoses", reason="FairSeq's published models take texts that Moses has split")
 IDS = {entry: i for i, entry in reversed(list(enumerate([*SPECIAL, *ENTRIES])))}

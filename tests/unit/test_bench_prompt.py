@@ -14,6 +14,7 @@ from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import ConfigError, InputError, LimitError
 from vlm.registry.catalogs import match_family
+from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench import prompt as prompts
 from vlm_app.bench import session, subject
 from vlm_app.bench.baselines import PromptBaseline
@@ -294,4 +295,4 @@ def test_the_right_verb_is_named(capsys, verb, arch, says):
 
 def test_images_of_a_decoder_alone_are_refused():
     with pytest.raises(InputError, match="takes no images"):
-        PromptBenchConfig(model="x", images=2).limits({"decoder": None})
+        PromptBenchConfig(model="x", images=2).limits(RoleConfigs())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import vlm
+from tests.cli_kit import ended
 from tests.unit import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
 from vlm.requests.sampling_params import SamplingParams
@@ -21,7 +23,8 @@ from vlm_app.cli.main import main
 class FakePipeline:
     """Reads an image's name; a name that starts with `bad` cannot be read."""
 
-    family = SimpleNamespace(name="fake", prompt=None, inputs=("image",))
+    family = SimpleNamespace(name="fake", inputs=("image",))
+    capabilities = SimpleNamespace(takes_prompt=False, takes_images=True, takes_text=False)
 
     def __init__(self):
         self.calls = []
@@ -76,14 +79,7 @@ def loads(monkeypatch):
 def cli(capsys, monkeypatch):
     """Runs a command line -> (exit code, stdout, stderr)."""
     monkeypatch.delenv("VLM_DEBUG", raising=False)
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as done:
-            main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return done.value.code, captured.out, captured.err
-
-    return call
+    return functools.partial(ended, capsys)
 
 
 def one_sentence(err):

@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 
 import vlm
+from tests.cli_kit import one_sentence
 from tests.prompted_kit import call
 from vlm.build.store import locate
 from vlm.config import MAX_THREADS, RuntimeConfig
 from vlm.errors import ConfigError, ModelNotFoundError, OutOfMemoryError
-
-
-def one_sentence(result):
-    lines = [line for line in result.stderr.splitlines() if line.startswith("vlm: ")]
-    assert result.exit_code == 2 and len(lines) == 1 and lines[0].endswith("."), result.stderr
-    assert "internal error" not in lines[0]
-    return lines[0]
 
 
 @pytest.fixture(autouse=True)

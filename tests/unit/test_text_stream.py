@@ -9,7 +9,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models
 
 from vlm.build.store import ASSETS
-from vlm.processing.tokenization import TextStream, Tokenizer
+from vlm.processing.text_stream import TextStream
+from vlm.processing.tokenization import Tokenizer
 
 
 def llama_like() -> Tokenizer:

@@ -16,7 +16,8 @@ from vlm.api.outputs import text_stream
 from vlm.build.store import packaged_models
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.errors import CheckpointError, InputError
-from vlm.processing.tokenization import StopStrings, TextStream, Tokenizer, before_stop
+from vlm.processing.text_stream import StopStrings, TextStream, before_stop
+from vlm.processing.tokenization import Tokenizer
 from vlm.registry.catalogs import families
 from vlm.registry.tokenizer_rules import no_rules
 from vlm.requests.sampling_params import SamplingParams

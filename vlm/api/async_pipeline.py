@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.engine.async_engine import AsyncEngine
 from vlm.processing.media_pool import MediaPool
 from vlm.processing.media_reading import ImageFile, pixels
-from vlm.processing.tokenization import TextStream
+from vlm.processing.text_stream import TextStream
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
 
@@ -44,7 +44,7 @@ class AsyncPipeline:
         await self.engine.stop()
         self.pipeline.close()
 
-    async def request(self, source: dict[str, Any], files: list[ImageFile], **sampling: Any) -> Request:
+    async def request(self, source: dict[str, Any], files: Sequence[ImageFile], **sampling: Any) -> Request:
         """An input of `Pipeline.generate`, its images (in the order of their places) apart from it.
 
         Raises InputError and its kin with one sentence.
@@ -70,7 +70,7 @@ class AsyncPipeline:
         return [ended[index] for index in sorted(ended)]
 
     async def encode(
-        self, sources: list[dict[str, Any]], files: list[list[ImageFile]], *, attentions: bool = False
+        self, sources: list[dict[str, Any]], files: Sequence[Sequence[ImageFile]], *, attentions: bool = False
     ) -> list[Encoding]:
         """As `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
@@ -89,7 +89,7 @@ class AsyncPipeline:
         # post-processing a page takes milliseconds, in which the loop serves others
         return await asyncio.to_thread(self.pipeline.outputs.output, completion)
 
-    async def _fields(self, source: dict[str, Any], files: list[ImageFile]) -> dict[str, Any]:
+    async def _fields(self, source: dict[str, Any], files: Sequence[ImageFile]) -> dict[str, Any]:
         """An input with its images' pixel values."""
         if not files:
             return source

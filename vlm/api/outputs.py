@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from vlm.processing.tokenization import TextStream, Tokenizer, before_stop
+from vlm.processing.text_stream import TextStream, before_stop
+from vlm.processing.tokenization import Tokenizer
 from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -106,6 +106,10 @@ class Pipeline:
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
 
     # --- calls ---
+    @overload
+    def generate(self, inputs: list[Any] | tuple[Any, ...], **options: Any) -> list[Output]: ...
+    @overload
+    def generate(self, inputs: Any = None, **options: Any) -> Output: ...
     def generate(self, inputs: Any = None, **options: Any) -> Output | list[Output]:
         """One input gives an Output, a list of inputs a list of Outputs in order.
 
@@ -155,6 +159,15 @@ class Pipeline:
             self.loop.clear(ids)
 
     @memory_errors()
+    @overload
+    def encode(
+        self, inputs: list[Any] | tuple[Any, ...], *, hidden_states: bool = False, attentions: bool = False,
+        **options: Any,
+    ) -> list[Encoding]: ...  # fmt: skip
+    @overload
+    def encode(
+        self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
+    ) -> Encoding: ...
     def encode(
         self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
     ) -> Encoding | list[Encoding]:

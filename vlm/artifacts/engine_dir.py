@@ -127,12 +127,17 @@ class EngineDir:
         path = Path(path)
         if not path.is_dir():
             raise EngineError(f"{path} is no {WHAT}: there is no such folder.")
-        manifest = Manifest.read(path)
-        engine = cls(path, manifest, EngineLimits.from_manifest(manifest.limits))
+        engine = cls.without_weights(path)
         engine._check_sizes()
         if verify:
             engine._check_hashes()
         return engine
+
+    @classmethod
+    def without_weights(cls, path: Path) -> EngineDir:
+        """Reads what describes an engine, whether its weights are there or not. Raises EngineError."""
+        manifest = Manifest.read(path)
+        return cls(path, manifest, EngineLimits.from_manifest(manifest.limits))
 
     @property
     def family(self) -> str:

@@ -69,6 +69,7 @@ class PagedMetadata(AttentionMetadata):
         return prefill_attention(q, keys, values, self.self_tables, self.tiles, scale, bias)
 
     def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:
+        assert self.cross_lengths is not None
         keys, values = self.cache[layer]
         return paged_attention(q, keys, values, self.cross_tables, self.slots, self.cross_lengths, scale)
 

@@ -25,6 +25,8 @@ class Linear(nn.Module):
     is, it is `weight` [out, in]. `out_fp32`: in float16 the result is float32.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         in_features: int,

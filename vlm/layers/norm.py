@@ -10,14 +10,14 @@ from vlm.ops.add_rms_norm import add_rms_norm
 
 
 class LayerNorm(nn.LayerNorm):
-    """x [..., C] and delta, None where there is nothing to add -> two of the same shape"""
+    """Turns x [..., C] and delta, None where there is nothing to add, into x + delta and its layer norm."""
 
     def forward(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
 
 
 class RmsNorm(nn.Module):
-    """x [..., C] and delta, None where there is nothing to add -> two of the same shape"""
+    """Turns x [..., C] and delta, None where there is nothing to add, into x + delta and its RMS norm."""
 
     def __init__(self, width: int, eps: float):
         super().__init__()

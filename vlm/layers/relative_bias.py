@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 
 def buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
-    """Key - query distances -> bucket numbers: one each for the nearest half, logarithmically wider ones beyond."""
+    """Returns the bucket numbers of key - query distances: one each for the nearest half, logarithmically wider ones
+    beyond."""
     offset = torch.zeros_like(distances)
     if bidirectional:
         num_buckets //= 2
@@ -27,7 +28,7 @@ def buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distan
 
 
 class RelativeBias(nn.Embedding):
-    """Buckets x heads. Call `init_buffers` once the weights are in place."""
+    """Holds a number for each bucket and head. Call `init_buffers` once the weights are in place."""
 
     def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool):
         super().__init__(num_buckets, num_heads)

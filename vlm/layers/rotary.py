@@ -25,7 +25,10 @@ NEEDED = {"linear": {"factor"}, "llama3": set(READ["llama3"])}
 
 @dataclass(frozen=True)
 class RotaryConfig:
-    """As Hugging Face's `rope_parameters` name it. `yarn`: Peng et al., arXiv:2309.00071; `llama3`: Llama 3.1's."""
+    """Holds what Hugging Face's `rope_parameters` say, under their names.
+
+    `yarn`: Peng et al., arXiv:2309.00071; `llama3`: Llama 3.1's.
+    """
 
     theta: float
     dims: int  # values of a head that are turned
@@ -62,7 +65,7 @@ class RotaryConfig:
         return cls(float(base), head_dim, kind, original_positions=original, **read)
 
     def frequencies(self) -> tuple[Tensor, float]:
-        """[dims / 2] float32, and what cosines and sines are multiplied by."""
+        """Returns the frequencies [dims / 2] float32, and what cosines and sines are multiplied by."""
         plain = 1.0 / self.theta ** (torch.arange(0, self.dims, 2).float() / self.dims)
         # `dynamic` stretches beyond the positions of the training alone, and a context is not allowed to go there
         if self.kind in ("default", "dynamic"):
@@ -80,7 +83,7 @@ class RotaryConfig:
 
     def _yarn(self, plain: Tensor) -> tuple[Tensor, float]:
         def place(turns: float) -> float:
-            """The frequency that makes so many turns over the original context."""
+            """Returns the frequency that makes so many turns over the original context."""
             return self.dims * math.log(self.original_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
         low, high = place(self.beta_fast), place(self.beta_slow)
@@ -102,7 +105,7 @@ class RotaryConfig:
 
 
 class Rotary(nn.Module):
-    """Positions -> cosines and sines, once a pass for all layers. Call `init_buffers` before."""
+    """Turns positions into cosines and sines, once a pass for all layers. Call `init_buffers` before."""
 
     def __init__(self, config: RotaryConfig):
         super().__init__()

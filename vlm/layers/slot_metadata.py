@@ -32,7 +32,7 @@ def scaled(q: Tensor, scale: float) -> Tensor:
 
 
 def unseen(dtype: torch.dtype) -> float:
-    """What hides a key; finite, since a runtime may subtract it from itself."""
+    """Returns what hides a key; finite, since a runtime may subtract it from itself."""
     return -30000.0 if dtype == torch.float16 else -1e9
 
 

@@ -13,7 +13,8 @@ from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
 from vlm.processing.prompts import Prompts
-from vlm.processing.tokenization import StopStrings, Tokenizer
+from vlm.processing.text_stream import StopStrings
+from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
 from vlm.requests.image import Image
 from vlm.requests.prompt_table import PromptTable

@@ -1,4 +1,4 @@
-"""Text <-> token ids, from a `tokenizer.json`; and text that grows token by token."""
+"""Text <-> token ids, from a `tokenizer.json` and what a family adds to it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from vlm.artifacts.tokenizer_file import read_tokenizer
 from vlm.errors import EngineError, InputError, LengthError, VlmWarning, listed
 from vlm.limits import CHARACTERS_PER_TOKEN
 from vlm.processing.token_bounds import TokenBound
-from vlm.registry.tokenizer_rules import ReadRules, TokenizerRules, WordSplitter, no_rules
+from vlm.registry.tokenizer_rules import ReadRules, TokenizerRules, no_rules
 
 FEW = 16  # characters for a token
 LONG = 2**14  # characters that take milliseconds to tokenize
-MARGIN = 8  # characters at a text's beginning that depend on what came before
 MOST_WARNINGS = 5  # of texts with unknown words: a job may have many
 
 
@@ -198,7 +197,7 @@ class Tokenizer:
     def piece(self, token_id: int, before: int | None = None) -> str:
         """What a token adds to a text that ends in the token `before`; special tokens by their names."""
         if token_id in self._special:
-            return self._target.id_to_token(token_id)
+            return self._target.id_to_token(token_id) or ""
         known = [] if before is None or before in self._special else [before]
         return self.decode_split([*known, token_id])[len(self.decode_split(known)) :]
 
@@ -242,82 +241,3 @@ def _content(token: Any) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a token is a text, not {text!r}")
     return text
-
-
-def before_stop(text: str, stop: tuple[str, ...], keep: bool = False) -> str:
-    """Up to the first of the strings at which it stops; `keep`: with it."""
-    found = [(at, at + keep * len(string)) for string in stop if (at := text.find(string)) >= 0]
-    return text[: min(found)[1]] if found else text
-
-
-class StopStrings:
-    """Says after which token an output holds one of the strings at which it stops."""
-
-    def __init__(self, tokenizer: Tokenizer, strings: tuple[str, ...]):
-        self._tokenizer, self._strings = tokenizer, strings
-        self._reach = max(map(len, strings)) + MARGIN  # characters before new ones in which one may begin
-
-    def end(self, token_ids: list[int], known: int) -> int | None:
-        """token_ids: all that was generated, of which the first `known` hold none -> tokens to keep; None: all."""
-        if not (self._holds(token_ids[self._begin(token_ids, known) :]) and self._holds(token_ids)):
-            return None
-        return next(n for n in range(known + 1, len(token_ids) + 1) if self._holds(token_ids[:n]))
-
-    def _begin(self, token_ids: list[int], known: int) -> int:
-        """Returns where the tokens begin in whose text a string may end that does not end in the `known` ones: to
-        decode all again with every burst would take longer and longer. How words are joined depends on all of them."""
-        count = known if self._tokenizer.splitter else 16
-        while count < known and len(self._tokenizer.decode(token_ids[known - count : known])) < self._reach:
-            count *= 2
-        return max(0, known - count)
-
-    def _holds(self, token_ids: list[int]) -> bool:
-        text = self._tokenizer.decode(token_ids)
-        return any(string in text for string in self._strings)
-
-
-def _overlap(text: str, string: str) -> int:
-    """Returns how many of a text's last characters a string may go on from."""
-    at = max(0, len(text) - len(string) + 1)
-    while (at := text.find(string[0], at)) >= 0 and not string.startswith(text[at:]):
-        at += 1
-    return len(text) - at if at >= 0 else 0
-
-
-class TextStream:
-    """Turns growing token ids into text pieces that never end inside a character or what may yet be a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), keep_stop: bool = False):
-        self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
-        self._ids: list[int] = []
-        self._text = self._sent = ""
-        self._begin = self._known = 0  # tokens whose decoding goes on, and of those the ones in `_text`
-
-    def push(self, token_ids: tuple[int, ...], last: bool = False) -> str:
-        self._ids += token_ids
-        text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop, self._keep)
-        if not last:
-            held = max((_overlap(text, string) for string in self._stop), default=0)
-            text = text[: max(len(self._sent), len(text) - held)]
-        piece, self._sent = text[len(self._sent) :], text
-        return piece
-
-    def _grown(self) -> str:
-        """The text so far. Only its end is decoded, with what the last visible tokens were: a space may depend on
-        them."""
-        if self._tokenizer.splitter:
-            return self._joined(self._tokenizer.splitter)
-        before = self._tokenizer.decode(self._ids[self._begin : self._known])
-        after = self._tokenizer.decode(self._ids[self._begin :])
-        # an unfinished byte sequence decodes to U+FFFD
-        if len(after) > len(before) and not after.endswith("\ufffd"):
-            self._text += after[len(before) :]
-            self._begin, self._known = self._known, len(self._ids)
-        return self._text
-
-    def _joined(self, splitter: WordSplitter) -> str:
-        """How a word joins the text depends on those before it and on the next: the last two wait."""
-        words = self._tokenizer.decode_split(self._ids).split()
-        text = splitter.join(" ".join(words[:-2]))
-        self._text = text if text.startswith(self._text) else self._text
-        return self._text

@@ -45,9 +45,11 @@ class WordSplitter(Protocol):
 
     def split(self, text: str) -> str:
         """Returns the text with blanks between its words and signs. UnicodeEncodeError for half a surrogate pair."""
+        ...
 
     def join(self, text: str) -> str:
         """Returns the text that the words and signs between blanks make."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ def read_ids(text: str) -> tuple[int, ...] | int:
         ids = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise InputError(f"the token ids are {text!r}; give numbers with commas between them, say 2,5.") from None
-    return ids if len(ids) > 1 else ids[0]
+    first, *others = ids
+    return ids if others else first
 
 
 def read_logit_bias(text: str) -> tuple[tuple[int, float], ...]:

@@ -31,11 +31,11 @@ class Pages(Protocol):
     local: Path  # on this machine, as long as this object lives
 
     def named(self, text: str) -> str:
-        """A message about the local file, told of the document."""
+        """Returns a message about the local file, told of the document."""
         ...
 
     def begin(self, page: int) -> Callable[[], Image]:
-        """A call that gives the page (from 0), or raises DocumentError or ImageError."""
+        """Returns a call that gives the page (from 0), or raises DocumentError or ImageError."""
         ...
 
 
@@ -63,7 +63,7 @@ class InProcess:
         return opened
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Has nothing to close."""
 
 
 class OpenDocument:
@@ -91,7 +91,7 @@ class OpenDocument:
         return partial(self.render, page)
 
     def render(self, page: int) -> Image:
-        """A page (from 0) in RGB."""
+        """Returns a page (from 0) in RGB."""
         try:
             with self._lock, self._renamed():
                 return self._document.render(page)
@@ -138,7 +138,7 @@ class PageInput(Mapping[str, Any]):
 
 
 def opening(renderer: Renderer, works: Iterable[Work]) -> Iterator[tuple[Work, Future[Pages]]]:
-    """Works in order, the next few documents being opened meanwhile."""
+    """Yields works in order, the next few documents being opened meanwhile."""
     waiting: deque[tuple[Work, Future[Pages]]] = deque()
     for work in works:
         waiting.append((work, renderer.open(work.path)))
@@ -148,7 +148,7 @@ def opening(renderer: Renderer, works: Iterable[Work]) -> Iterator[tuple[Work, F
 
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:
-    """Indices of the pages asked for; DocumentError where the document has none such."""
+    """Returns the indices of the pages asked for; DocumentError where the document has none such."""
     from vlm.processing.documents import parse_pages
 
     return tuple(parse_pages(pages, num_pages) if pages else range(num_pages))

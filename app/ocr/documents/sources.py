@@ -31,7 +31,7 @@ class Shard:
 
     @classmethod
     def parse(cls, given: str) -> Shard:
-        """`0/4`; InputError for what is none."""
+        """Reads `0/4`; InputError for what is none."""
         match = re.fullmatch(r"(\d+)/(\d+)", given)
         if not match or int(match[1]) >= int(match[2]):
             raise InputError(f"--shard is {given!r}; write 0/4, 1/4, 2/4 or 3/4 for a part of four.")
@@ -42,7 +42,7 @@ class Shard:
         return f".{self.index}-of-{self.count}"
 
     def select(self, documents: Iterable[Document]) -> list[Document]:
-        """Its documents. Where one belongs does not depend on the others."""
+        """Returns the part's documents. Where one belongs does not depend on the others."""
         return [document for document in documents if self._number(document) % self.count == self.index]
 
     @staticmethod
@@ -51,7 +51,7 @@ class Shard:
 
 
 def find_documents(paths: Iterable[str | Path]) -> Found:
-    """Files as they are given, folders searched through for images and PDFs; sorted, each once.
+    """Finds files as they are given, and searches folders for images and PDFs; sorted, each once.
 
     Raises InputError for a path that does not exist, and when there is nothing to read.
     """

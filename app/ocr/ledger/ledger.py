@@ -61,6 +61,10 @@ class Page:
     attempts: int
 
 
+PAGE_COLUMNS = tuple(field.name for field in fields(Page))
+OUTCOME = PAGE_COLUMNS[1:-1]  # what an attempt writes
+
+
 class Ledger:
     """One job's. For one thread of one process at a time; others may look in."""
 
@@ -86,11 +90,11 @@ class Ledger:
         self._database.close()
 
     def at_once(self) -> contextlib.AbstractContextManager[None]:
-        """All of what is written inside, or none of it."""
+        """Keeps all of what is written inside, or none of it."""
         return self._database.at_once()
 
     def get(self, name: str) -> Any:
-        """A value of the job's own; None where there is none."""
+        """Returns a value of the job's own; None where there is none."""
         row = self._database.row("SELECT value FROM job WHERE name = ?", (name,)) or ("null",)
         return json.loads(row[0])
 
@@ -106,7 +110,7 @@ class Ledger:
                 self._database.execute(statement)
 
     def register(self, path: str, seen: Seen) -> int:
-        """A document that is to be read -> its number."""
+        """Enters a document that is to be read; returns its number."""
         values = (path, seen.stamp, seen.modified)
         return self._database.insert("INSERT INTO documents (path, stamp, created) VALUES (?, ?, ?)", values)
 
@@ -128,12 +132,12 @@ class Ledger:
         return Record(**{**values, "pages": pages})
 
     def restamp(self, document: int, seen: Seen) -> None:
-        """The file was written again."""
+        """Notes that the file was written again."""
         change = "UPDATE documents SET stamp = ?, created = ? WHERE id = ?"
         self._database.execute(change, (seen.stamp, seen.modified, document))
 
     def forget(self, document: int) -> None:
-        """Nothing is known of the document any more but that it is to be read."""
+        """Forgets all of a document but that it is to be read."""
         with self.at_once():
             self._database.execute("DELETE FROM pages WHERE document = ?", (document,))
             self._database.execute(f"{RESET} WHERE id = ?", (document,))
@@ -149,41 +153,41 @@ class Ledger:
         self._database.execute("UPDATE documents SET error_kind = ?, error = ? WHERE id = ?", values)
 
     def pages(self, document: int) -> dict[int, Page]:
-        """What is known of a document's pages, in order."""
-        columns = "page, state, text, raw_text, finish_reason, tokens, error_kind, error, attempts"
+        """Returns what is known of a document's pages, in order."""
+        columns = ", ".join(PAGE_COLUMNS)
         rows = self._database.rows(f"SELECT {columns} FROM pages WHERE document = ? ORDER BY page", (document,))
-        return {row[0]: Page(*row) for row in rows}
+        return {row[0]: Page(**dict(zip(PAGE_COLUMNS, row, strict=True))) for row in rows}
 
     def attempts(self, document: int) -> dict[int, tuple[str, int]]:
-        """State and attempts of a document's pages, without their texts."""
+        """Returns the state and the attempts of a document's pages, without their texts."""
         rows = self._database.rows("SELECT page, state, attempts FROM pages WHERE document = ?", (document,))
         return {page: (state, attempts) for page, state, attempts in rows}
 
     def page_read(self, event: PageRead) -> None:
-        """A page's text. Where it loops again, what the first attempt read stays."""
-        state = LOOPED if event.finish_reason == LOOP else DONE
-        found = (state, event.text, event.raw_text, event.finish_reason, event.tokens)
-        self._commit(event.document, event.page, *found, None, None)
+        """Writes a page's text. Where it loops again, what the first attempt read stays."""
+        row = {"state": LOOPED if event.finish_reason == LOOP else DONE, "text": event.text, "raw_text": event.raw_text}
+        self._commit(event.document, event.page, row | {"finish_reason": event.finish_reason, "tokens": event.tokens})
 
     def page_failed(self, event: PageFailed) -> None:
-        """One that looped before keeps what was read."""
-        self._commit(event.document, event.page, FAILED, None, None, None, 0, event.kind, printable(event.reason))
+        """Notes a failure. A page that looped before keeps what was read."""
+        row = {"state": FAILED, "tokens": 0, "error_kind": event.kind, "error": printable(event.reason)}
+        self._commit(event.document, event.page, row)
 
-    def _commit(self, *row: Any) -> None:
-        columns = "document, page, state, text, raw_text, finish_reason, tokens, error_kind, error"
-        better = ", ".join(f"{name} = excluded.{name}" for name in columns.split(", ")[2:])
+    def _commit(self, document: int, page: int, row: Mapping[str, Any]) -> None:
+        """Writes what an attempt at a page gave: of these columns the values, NULL of the others."""
+        better = ", ".join(f"{name} = excluded.{name}" for name in OUTCOME)
         with self.at_once():
-            known = self._database.row("SELECT state FROM pages WHERE document = ? AND page = ?", row[:2])
-            keep = known and known[0] == LOOPED and row[2] != DONE
+            known = self._database.row("SELECT state FROM pages WHERE document = ? AND page = ?", (document, page))
+            keep = known and known[0] == LOOPED and row["state"] != DONE
             self._database.execute(
-                f"INSERT INTO pages ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                f" attempts = attempts + 1{'' if keep else ', ' + better}",
-                row,
+                f"INSERT INTO pages (document, page, {', '.join(OUTCOME)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                f" ON CONFLICT DO UPDATE SET attempts = attempts + 1{'' if keep else ', ' + better}",
+                (document, page, *map(row.get, OUTCOME)),
             )
         self.after_page()
 
     def exhaust(self, document: int, attempts: int) -> None:
-        """Looped pages of a document that cannot be opened any more are tried no further."""
+        """Ends the attempts at looped pages of a document that cannot be opened any more."""
         values = (attempts, document, LOOPED)
         self._database.execute("UPDATE pages SET attempts = ? WHERE document = ? AND state = ?", values)
 
@@ -215,5 +219,5 @@ class Ledger:
         return bool(self._database.row("SELECT 1 FROM files WHERE document = ? AND holds IS NOT NULL", (document,)))
 
     def save_as(self, path: Path) -> None:
-        """A copy, whole, while the job goes on."""
+        """Writes a copy, whole, while the job goes on."""
         self._database.save_as(path)

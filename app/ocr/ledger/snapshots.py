@@ -24,7 +24,7 @@ SHARE = 0.05  # of the time may go into copies
 
 
 def working_folder(out: Path) -> Path:
-    """Where the ledger of a URL is worked on."""
+    """Returns where the ledger of a URL is worked on."""
     from vlm.artifacts.cache import cache_root
 
     return cache_root() / "ocr" / hashlib.sha256(str(out).encode()).hexdigest()[:16]
@@ -67,7 +67,7 @@ class Snapshots:
         self._due = time.monotonic() + max(SECONDS_BETWEEN, took / SHARE)
 
     def _goes_on_from(self, copy: Path) -> bool:
-        """Is the ledger here the one that was copied, or what became of it?"""
+        """Says whether the ledger here is the one that was copied, or what became of it."""
         if not self._local.exists():
             return False
         (job, copies), (copied_job, copied) = _mark(self._local, self._root), _mark(copy, self._root)

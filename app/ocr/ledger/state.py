@@ -17,7 +17,8 @@ FOLDER = ".vlm-ocr"  # in the output folder; hidden, so that nobody takes it for
 
 @contextlib.contextmanager
 def ledger_of(out: Path, settings: Mapping[str, object], recompute: bool, part: str = "") -> Iterator[Ledger]:
-    """The ledger of the job that writes to `out`, for the time of a run. `part` names one of several that share it.
+    """Opens the ledger of the job that writes to `out`, for the time of a run. `part` names one of several that share
+    it.
 
     Raises InputError when another run has it, and for other `settings` than it was begun with, unless all is to be
     read again.
@@ -64,7 +65,8 @@ def _locked(folder: Path, name: str, out: Path) -> Iterator[None]:
 
 
 def _agree(ledger: Ledger, settings: Mapping[str, object], recompute: bool, out: Path) -> None:
-    """Texts of two models, or of two lengths, never stand in one folder unnoticed."""
+    """Raises InputError for other settings: texts of two models, or of two lengths, never stand in one folder
+    unnoticed."""
     begun = ledger.get("settings")
     if begun is not None and begun != settings:
         if not recompute:

@@ -19,6 +19,7 @@ from vlm_app.ocr.readers.reader import page_event
 
 if TYPE_CHECKING:
     import numpy as np
+    from PIL.Image import Image
 
     from vlm_app.ocr.readers.engines import EngineConfig
 
@@ -71,7 +72,7 @@ class RayReader:
             ) from error
 
     def close(self) -> None:
-        """The cluster stays for the next job; one that was started here goes with this process."""
+        """Leaves the cluster for the next job; one that was started here goes with this process."""
 
     def _data(self, rows: list[Row], sampling: Mapping[str, Any]) -> Any:
         import ray
@@ -90,7 +91,7 @@ class RayReader:
 
 
 def _opened_first(events: Iterable[Event]) -> Iterator[Event]:
-    """Ray gives back what is ready first: holds pages until their document is known."""
+    """Holds pages until their document is known: Ray gives back what is ready first."""
     opened: set[int] = set()
     held: dict[int, list[Event]] = defaultdict(list)
     for event in events:
@@ -106,36 +107,39 @@ def _opened_first(events: Iterable[Event]) -> Iterator[Event]:
 
 # --- in tasks ---
 def _rendered(row: Row) -> Iterator[Row]:
-    """A document -> the news of its opening, then its pages."""
+    """Yields the news that a document is open, then its pages."""
     work: Work = pickle.loads(row["work"])
     try:
         document = _renderer().open(work.path).result()
         pages = selected(work.pages, document.num_pages)
     except VlmError as error:
-        yield _row(Unreadable(work.document, error.kind, str(error)))
+        yield _event_row(Unreadable(work.document, error.kind, str(error)))
         return
-    yield _row(Opened(work.document, document.num_pages, pages, document.digest))
+    yield _event_row(Opened(work.document, document.num_pages, pages, document.digest))
     for page in pages:
         if page not in work.done:
             try:
                 picture = document.begin(page)()
             except VlmError as error:
-                yield _row(PageFailed(work.document, page, error.kind, str(error)))
+                yield _event_row(PageFailed(work.document, page, error.kind, str(error)))
             else:
-                yield _row(None, work.document, page, picture.tobytes(), *picture.size)
+                yield _picture_row(work.document, page, picture)
 
 
 @functools.cache
 def _renderer() -> RenderPool:
-    """One a task's process: a document that crashes it does not end the job."""
+    """Starts one a task's process: a document that crashes it does not end the job."""
     return RenderPool(1)
 
 
-def _row(
-    event: Event | None, document: int = -1, page: int = -1, picture: bytes = NOTHING, width: int = 0, height: int = 0
-) -> Row:
-    told = pickle.dumps(event) if event else NOTHING
-    return {"event": told, "document": document, "page": page, "picture": picture, "width": width, "height": height}
+def _event_row(event: Event) -> Row:
+    blank = {"document": -1, "page": -1, "picture": NOTHING, "width": 0, "height": 0}  # every row has all columns
+    return {"event": pickle.dumps(event), **blank}
+
+
+def _picture_row(document: int, page: int, picture: Image) -> Row:
+    size = {"width": picture.width, "height": picture.height}
+    return {"event": NOTHING, "document": document, "page": page, "picture": picture.tobytes(), **size}
 
 
 # --- in actors ---
@@ -155,13 +159,13 @@ class _Engine:
         return {"event": events}
 
 
-def _picture(batch: dict[str, np.ndarray], i: int) -> Any:
-    from PIL import Image
+def _picture(batch: dict[str, np.ndarray], i: int) -> Image:
+    from PIL.Image import frombytes
 
-    return Image.frombytes("RGB", (int(batch["width"][i]), int(batch["height"][i])), batch["picture"][i])
+    return frombytes("RGB", (int(batch["width"][i]), int(batch["height"][i])), batch["picture"][i])
 
 
 def _first_line(error: Exception) -> str:
-    """The reason itself, without the trace that Ray puts before it."""
+    """Returns the reason itself, without the trace that Ray puts before it."""
     cause = getattr(error, "cause", None) or error
     return (str(cause).strip().splitlines() or [type(cause).__name__])[-1].rstrip(".")

@@ -72,7 +72,7 @@ class DeviceReader:
             device.stop()
 
     def _given(self, works: Iterable[Work]) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
-        """Documents as chunks of their pages, each after the news that it is open."""
+        """Yields documents as chunks of their pages, each after the news that it is open."""
         for work, future in opening(self._opener, works):
             try:
                 document = future.result()
@@ -103,7 +103,7 @@ class DeviceReader:
         return replace(event, reason=self._documents[event.document].named(event.reason))
 
     def _release(self, document: int) -> None:
-        """A document of which nothing is handed out is let go."""
+        """Lets a document go of which nothing is handed out."""
         if not any(document in device.pages for device in self._devices):
             self._documents.pop(document, None)
 
@@ -146,7 +146,7 @@ class _Device:
         self.send(work)
 
     def take(self) -> Iterator[PageRead | PageFailed]:
-        """The next message, as pages."""
+        """Yields the next message, as pages."""
         message = self.receive()
         if message == ROUND_DONE:
             self.busy = False

@@ -63,14 +63,14 @@ class EngineConfig:
         return cls(path, model, options, devices, workers)
 
     def here(self) -> EngineConfig:
-        """The same engine on another machine, built there where its folder is not shared."""
+        """Returns the same engine on another machine, built there where its folder is not shared."""
         if self.path.is_dir():
             return self
         on = self.devices[0].partition(":")[0]
         return replace(self, path=self.options.resolve(self.model, on))
 
     def settings(self, max_new_tokens: int | None) -> dict[str, object]:
-        """What decides on the text of a page."""
+        """Returns what decides on the text of a page."""
         manifest = self._open().manifest
         content = {name: entry["sha256"] for name, entry in manifest.files.items()}
         mark = hashlib.sha256(canonical_json(content).encode()).hexdigest()[:12]
@@ -84,13 +84,13 @@ class EngineConfig:
         return self.options.build.get("max_batch_size", self._open().limits.max_batch_size)
 
     def on(self, device: str) -> EngineConfig:
-        """One of the engines, with its share of the workers."""
+        """Returns one of the engines, with its share of the workers."""
         count = len(self.devices)
         shared = usual_workers(count) if self.workers is None else self.workers and max(1, self.workers // count)
         return replace(self, devices=(device,), workers=shared)
 
     def pipeline(self) -> Pipeline:
-        """The engine, loaded on the first device."""
+        """Loads the engine on the first device."""
         here = self.options.overridden_by(LoadOptions(runtime={"device": self.devices[0]}))
         return here.load(self.path)
 
@@ -112,7 +112,7 @@ def usual_workers(engines: int = 1) -> int:
 
 
 def devices_of(devices: str) -> tuple[str, ...]:
-    """`cuda:0,cuda:1`, or `all` that CUDA has; InputError for none."""
+    """Reads `cuda:0,cuda:1`, or `all` that CUDA has; InputError for none."""
     if devices != "all":
         return tuple(name.strip() for name in devices.split(","))
     import torch

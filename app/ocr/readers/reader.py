@@ -39,7 +39,8 @@ class PipelineReader:
         inputs = self._inputs(works, events, under_way)
         for index, result in self.pipeline.as_completed(inputs, on_error="yield", **sampling):
             yield from _drained(events)
-            yield page_event(*under_way.pop(index), result)
+            document, page = under_way.pop(index)
+            yield page_event(document, page, result)
         yield from _drained(events)
 
     def close(self) -> None:

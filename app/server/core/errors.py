@@ -63,7 +63,7 @@ def status_of(error: Exception) -> int:
 
 
 def sentence(error: Exception) -> str:
-    """Encodable whatever the client has sent."""
+    """Returns one that can be encoded whatever the client has sent."""
     if isinstance(error, RequestValidationError):
         text = _first(error.errors()[0])
     elif isinstance(error, HTTPException):
@@ -83,7 +83,7 @@ def _first(error: dict[str, Any]) -> str:
 
 
 def body(error: Exception, path: str) -> dict[str, Any]:
-    """OpenAI's shape, or KServe's."""
+    """Returns an error in OpenAI's shape, or KServe's."""
     if path.startswith("/v2"):
         return {"error": sentence(error)}
     status = status_of(error)

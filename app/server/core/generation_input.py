@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ class GenerationInput:
     """Holds one input, as a protocol's reader leaves it."""
 
     source: dict[str, Any]  # an input of Pipeline.generate
-    files: list[ImageFile]  # its images
+    files: Sequence[ImageFile]  # its images
     sampling: dict[str, Any]
 
     @property

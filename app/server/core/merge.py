@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """(number of the stream, item) as they come; all end when one fails or the iteration is left."""
+    """Yields (number of the stream, item) as they come; all end when one fails or the iteration is left."""
     results: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
 
     async def drain(number: int, stream: AsyncGenerator[T, None]) -> None:

@@ -18,7 +18,7 @@ IMAGES = {"image_url": "image_url", "input_image": "image_url"}
 def read_chat(
     pipeline: Pipeline, messages: list[dict[str, Any]], *, continued: bool = False, truncate: bool | int = False
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """A model without a template for conversations takes one message of the user as its whole input.
+    """Reads a conversation; a model without a template for them takes one message of the user as its whole input.
 
     `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
     cut. Raises InputError with one sentence.

@@ -156,7 +156,7 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def shutdown(self) -> None:
-        """uvicorn's; a connection that it cannot end so is cut off later."""
+        """Ends the connection as uvicorn does; one that it cannot end so is cut off later."""
         with contextlib.suppress(h11.LocalProtocolError):
             super().shutdown()
 
@@ -172,7 +172,7 @@ class Connection(H11Protocol):
             self.refuse(503, sentence)
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn calls it where it has caught what h11 says of a request."""
+        """Answers where uvicorn has caught what h11 says of a request."""
         status = getattr(sys.exc_info()[1], "error_status_hint", 400)
         self.refuse(status, TOO_LONG if status == 431 else UNREADABLE)
 
@@ -192,7 +192,7 @@ class Connection(H11Protocol):
             self.refuse(503, FULL)
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Whoever offers HTTP/2 as an upgrade (Java's client does) is served without it, and that is all."""
+        """Says nothing: who offers HTTP/2 as an upgrade (Java's client does) is served without it."""
 
 
 def timed(connections: Iterable[object]) -> list[Connection]:

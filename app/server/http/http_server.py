@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Not to be raised again, as uvicorn would: who runs the server knows why it ended."""
+        """Keeps signals from being raised again, as uvicorn would: who runs the server knows why it ended."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -71,7 +71,7 @@ class BodyLimit:
 
 
 async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; it is cancelled when the client goes. Raises ClientDisconnected."""
+    """Returns what `work` gives; it is cancelled when the client goes. Raises ClientDisconnected."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.kserve.descriptions import find, model_config, model_metadata, model_statistics, server_metadata
 from vlm_app.server.kserve.inferences import read_inference
-from vlm_app.server.repository.service import Service, Services
+from vlm_app.server.repository.service import Service, services_of
 from vlm_app.server.tensors import wire as tensors
 
 router = APIRouter(prefix="/v2")
@@ -83,7 +83,3 @@ async def infer(name: str, http: Request, version: str | None = None) -> Respons
 
 def service_of(http: Request, name: str, version: str | None) -> Service:
     return find(services_of(http), name, version)
-
-
-def services_of(http: Request) -> Services:
-    return http.app.state.services

@@ -86,7 +86,7 @@ def _source(row: Row) -> dict[str, Any]:
 
 
 def _check_size(service: Service, rows: int, width: int) -> None:
-    config = service.pipeline.processor.encoder
+    config = service.pipeline.processor.config
     size = rows * config.num_layers * config.num_heads * width**2 * 4
     if size > MAX_ATTENTION_BYTES:
         raise LimitError(

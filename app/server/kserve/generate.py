@@ -81,7 +81,7 @@ class Generation:
                 yield self.shown(response.outputs)
 
     def shown(self, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """Flat lists, and single values as they are."""
+        """Returns flat lists, and single values as they are."""
         own = {} if self._id is None else {"id": self._id}
         values = {name: _flat(array) for name, array in outputs.items()}
         return {**own, "model_name": self._service.name, "model_version": self._service.version, **values}

@@ -77,7 +77,7 @@ class Inference:
             async with asyncio.timeout(seconds and began + seconds - time.monotonic()) as limit:
                 yield
         except TimeoutError:
-            if not limit.expired():
+            if seconds is None or not limit.expired():
                 raise
             raise RequestTimeout(
                 f"the request took longer than its timeout of {seconds * 1e6:.0f} µs; give it more or ask for less."

@@ -27,8 +27,8 @@ class Usage:
         if delta.update is not None:
             self.completion += len(delta.update.token_ids)
             # the samples of one input share what it was read as
-            if delta.update.finished and not delta.index:
-                self.prompt += delta.update.completion.prompt_tokens
+            if (completion := delta.update.completion) is not None and not delta.index:
+                self.prompt += completion.prompt_tokens
         elif delta.output is not None:
             self.completion += len(delta.output.token_ids)
 
@@ -74,7 +74,7 @@ class Answer:
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]
 
     def part(self, index: int, text: str, logprobs: dict[str, Any] | None, output: Output | None) -> dict[str, Any]:
-        """A delta of an output; `output` with its last."""
+        """Returns a delta of an output; `output` with its last."""
         content = {"delta": {"content": text} if text else {}} if self.is_chat else {"text": text}
         end = {"finish_reason": None} if output is None else self._end(output)
         return {"index": index, **content, "logprobs": logprobs, **end}
@@ -86,7 +86,8 @@ class Answer:
 
     @staticmethod
     def _end(output: Output) -> dict[str, Any]:
-        """`stop_reason` and `seed` are ours: why it ended, and what gives the same tokens again."""
+        """Returns how it ended; `stop_reason` and `seed` are ours: why it ended, and what gives the same tokens
+        again."""
         reason = output.finish_reason
         return {"finish_reason": FINISH[reason], "stop_reason": reason, "seed": output.seed}
 
@@ -101,10 +102,11 @@ class LogProbs:
         self._offset = 0
 
     def added_by(self, delta: TextDelta) -> dict[str, Any]:
-        """What a delta adds; the token that ends an output is no part of it."""
+        """Returns what a delta adds; the token that ends an output is no part of it."""
         if delta.update is not None:
             tokens, logprobs, top = delta.update.token_ids, delta.update.logprobs, delta.update.top_logprobs
         else:
+            assert delta.output is not None  # one of a search's outcomes, which come whole
             tokens, logprobs, top = delta.output.token_ids, delta.output.logprobs, ()
         if delta.output is not None and delta.output.finish_reason == "eos":
             tokens = tokens[:-1]
@@ -124,7 +126,7 @@ class LogProbs:
         return {"token": name, "logprob": max(logprob, LEAST), "bytes": list(text.encode()) if whole else None}
 
     def _columns(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """As completions have it."""
+        """Returns rows as completions have them."""
         offsets = []
         for row in rows:
             offsets.append(self._offset)

@@ -22,7 +22,7 @@ from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.answers import Answer, LogProbs
 from vlm_app.server.openai.schema import ChatBody, CompletionBody, Sampling, StreamOptions
-from vlm_app.server.repository.service import Service, Services
+from vlm_app.server.repository.service import Service, services_of
 
 router = APIRouter(prefix="/v1", route_class=JsonRoute)
 
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 @router.post("/chat/completions")
 async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
-    service = _services(http)[body.model]
+    service = services_of(http)[body.model]
     how = {"continued": bool(body.continue_final_message), "truncate": body.truncate}
     source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
     texts = Texts(service, [GenerationInput(source, files, body.sampling())], _answer(body, "chat.completion"))
@@ -41,7 +41,7 @@ async def chat(body: ChatBody, http: Request) -> Response:
 @router.post("/completions")
 async def completions(body: CompletionBody, http: Request) -> Response:
     """What prompts are gone on with, or made of texts."""
-    service, sampling = _services(http)[body.model], body.sampling()
+    service, sampling = services_of(http)[body.model], body.sampling()
     items = [
         GenerationInput(verbatim(service.pipeline, prompt, body.truncate), [], sampling) for prompt in body.prompts
     ]
@@ -54,12 +54,12 @@ async def completions(body: CompletionBody, http: Request) -> Response:
 @router.get("/models")
 @router.get("/models/", include_in_schema=False)
 async def models(http: Request) -> dict[str, Any]:
-    return {"object": "list", "data": [_model(service) for service in _services(http)]}
+    return {"object": "list", "data": [_model(service) for service in services_of(http)]}
 
 
 @router.get("/models/{name:path}")
 async def model(name: str, http: Request) -> dict[str, Any]:
-    return _model(_services(http)[name.rstrip("/")])
+    return _model(services_of(http)[name.rstrip("/")])
 
 
 class Texts:
@@ -85,7 +85,7 @@ class Texts:
             )
 
     async def deltas(self) -> AsyncGenerator[tuple[int, TextDelta, dict[str, Any] | None], None]:
-        """(choice, delta, its log-probabilities), of all inputs as they come."""
+        """Yields (choice, delta, its log-probabilities), of all inputs as they come."""
         async with aclosing(self._service.stream_all(self._items)) as deltas:
             async for number, delta in deltas:
                 index = number * self._count + delta.index
@@ -158,14 +158,15 @@ def _answer(body: Sampling, kind: str) -> Answer:
 
 def _text(service: Service, prompt: str | list[int]) -> str:
     """Returns a prompt in words."""
-    tokenizer = service.pipeline.tokenizer
-    if isinstance(prompt, list) and tokenizer is None:
+    if isinstance(prompt, str):
+        return prompt
+    if (tokenizer := service.pipeline.tokenizer) is None:
         raise InputError("this engine has no tokenizer, so there is no text to echo; leave echo out.")
-    return tokenizer.decode(prompt) if isinstance(prompt, list) else prompt
+    return tokenizer.decode(prompt)
 
 
 def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Log-probabilities of an output's deltas, list by list."""
+    """Returns log-probabilities of an output's deltas, list by list."""
     if known is None or new is None:
         return new
     return {key: known[key] + value if isinstance(value, list) else value for key, value in new.items()}
@@ -174,7 +175,3 @@ def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[st
 def _model(service: Service) -> dict[str, Any]:
     limits = {"max_model_len": service.pipeline.capabilities.max_input_len}
     return {"id": service.name, "object": "model", "created": service.created, "owned_by": "vlm", **limits}
-
-
-def _services(http: Request) -> Services:
-    return http.app.state.services

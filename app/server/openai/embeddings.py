@@ -16,7 +16,7 @@ from vlm_app.server.core.messages import verbatim
 from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.schema import EmbeddingBody
-from vlm_app.server.repository.service import ENCODED_TOGETHER, Service, Services
+from vlm_app.server.repository.service import ENCODED_TOGETHER, Service, services_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,8 +27,7 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 @router.post("/embeddings")
 async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
     """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
-    services: Services = http.app.state.services
-    service = services[body.model]
+    service = services_of(http)[body.model]
     found = await cancel_on_disconnect(http, _vectors(service, body))
     rows = [_row(i, _shortened(vector, body), body.encoding_format) for i, (vector, _) in enumerate(found)]
     read = sum(count for _, count in found)
@@ -58,7 +57,7 @@ def _is_image(given: str | list[int]) -> bool:
 
 
 def _shortened(vector: Tensor, body: EmbeddingBody) -> Tensor:
-    """[dimensions] float32: the first values, at unit length again, as OpenAI shortens them."""
+    """Returns [dimensions] float32: the first values, at unit length again, as OpenAI shortens them."""
     if body.dimensions is None:
         return vector
     if body.dimensions > len(vector):

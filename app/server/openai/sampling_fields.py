@@ -41,7 +41,7 @@ def offered(completions: bool) -> dict[str, tuple[str, Offer]]:
     return {name: (called(name, offer), offer) for name, offer in offers.items()}
 
 
-def body_fields(completions: bool) -> dict[str, tuple[Any, None]]:
+def body_fields(completions: bool) -> dict[str, Any]:
     """Returns what pydantic makes a route's fields of: each may be left out."""
     hints, options = typing.get_type_hints(SamplingParams), options_of(SamplingParams)
     return {
@@ -74,7 +74,7 @@ def _choice(values: tuple[Any, ...]) -> Any:
     return Literal[words] if len(words) == len(values) else bool | Literal[words]
 
 
-def _bounds(limits: Range) -> dict[str, float]:
+def _bounds(limits: Range) -> dict[str, Any]:
     low = {} if limits.low == float("-inf") else {"gt" if limits.low_open else "ge": limits.low}
     high = {} if limits.high == float("inf") else {"lt" if limits.high_open else "le": limits.high}
     return {**low, **high}

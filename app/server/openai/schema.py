@@ -49,6 +49,8 @@ class Sampling(Body):
     if TYPE_CHECKING:  # made of the settings
         n: int | None
         num_beams: int | None
+        logprobs: Any
+        top_logprobs: int | None
 
     @model_validator(mode="after")
     def _best(self) -> Sampling:
@@ -88,6 +90,8 @@ class Sampling(Body):
 class ChatBody(create_model("ChatSampling", __base__=Sampling, **body_fields(completions=False))):
     completions = False
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"echo": (False,), "add_special_tokens": (False,)}
+    if TYPE_CHECKING:  # one of the fields that are made of the settings
+        top_logprobs: int | None
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
@@ -120,6 +124,8 @@ TokenLists = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_OUTPUT
 class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **body_fields(completions=True))):
     completions = True
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
+    if TYPE_CHECKING:  # one of the fields that are made of the settings
+        logprobs: int | None
 
     prompt: str | Texts | TokenIds | TokenLists
     echo: bool | None = False
@@ -138,6 +144,8 @@ class CompletionBody(create_model("CompletionSampling", __base__=Sampling, **bod
 
 class EmbeddingBody(Body):
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"add_special_tokens": (True,)}
+    if TYPE_CHECKING:  # one of the fields that are made of the settings
+        logprobs: int | None
 
     model: str
     input: (

@@ -102,7 +102,7 @@ class Control:
             self._serve(name, pipeline)
 
     async def unload(self, name: str) -> None:
-        """When what runs has ended, or the time to drain is over."""
+        """Unloads a model when what runs has ended, or the time to drain is over."""
         repositories = self._checked(name)
         async with self._lock:
             await self._unload(repositories, name)

@@ -7,12 +7,16 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import atomic_dir
 from vlm.build.store import Progress
 from vlm.errors import InputError
 from vlm_app.core.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
+
+if TYPE_CHECKING:
+    from vlm_app.core.storage import RemotePath
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Tree:
 
     @classmethod
     def from_url(cls, url: str) -> Tree:
-        """InputError where it cannot be reached or holds nothing."""
+        """Lists what lies at a URL. Raises InputError where it cannot be reached or holds nothing."""
         root = location(url)
         with reaching(root):
             stamps = dict(_remote(root) if is_remote(root) else _local(root))
@@ -33,7 +37,7 @@ class Tree:
         return cls(root, stamps)
 
     def folders(self, at: PurePosixPath) -> list[str]:
-        """The names of those in a folder."""
+        """Returns the names of those in a folder."""
         below = (file.relative_to(at).parts for file in self.stamps if file.is_relative_to(at))
         return sorted({parts[0] for parts in below if len(parts) > 1})
 
@@ -48,7 +52,7 @@ class Tree:
         return hashlib.sha256(json.dumps([str(self.root), files]).encode()).hexdigest()[:16]
 
     def local(self, at: PurePosixPath, progress: Progress | None = None) -> Path:
-        """A folder on this disk: itself, or its copy in the cache, which is made when there is none."""
+        """Returns a folder on this disk: itself, or its copy in the cache, which is made when there is none."""
         if not is_remote(self.root):
             return self.root.joinpath(*at.parts)
         from filelock import FileLock
@@ -69,6 +73,7 @@ class Tree:
                 progress(f"Fetching {at.parts[0]}", done, len(names))
             source, target = self.root.joinpath(*at.parts, *name.parts), draft / name
             target.parent.mkdir(parents=True, exist_ok=True)
+            assert is_remote(source)
             with reaching(source):
                 source.fs.get_file(source.path, str(target))
 
@@ -78,7 +83,7 @@ def _local(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
         yield PurePosixPath(file.relative_to(root).as_posix()), seen(file).stamp
 
 
-def _remote(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
+def _remote(root: RemotePath) -> Iterator[tuple[PurePosixPath, str]]:
     root.fs.invalidate_cache()
     for name, info in objects_below(root):
         yield name, seen_object(info).stamp

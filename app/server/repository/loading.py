@@ -36,7 +36,7 @@ class Loader:
         self._unfinished = False  # has the last one not loaded, and left memory behind?
 
     def expect(self, count: int) -> None:
-        """So many models are to load now."""
+        """Notes how many models are to load now."""
         self._left = count
 
     def model(self, model: str | Path, own: LoadOptions | None = None) -> Pipeline:

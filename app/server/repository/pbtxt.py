@@ -12,7 +12,7 @@ EXTRA = "pip install 'vlm-runtime[triton]'"
 
 
 def written(config: dict[str, Any]) -> str:
-    """The text of a configuration, fields by their names in the protobuf."""
+    """Returns the text of a configuration, fields by their names in the protobuf."""
     model_config = schema().ModelConfig()
     from google.protobuf import json_format, text_format
 
@@ -20,7 +20,7 @@ def written(config: dict[str, Any]) -> str:
 
 
 def parsed(text: str, where: object) -> Any:
-    """-> a ModelConfig; fields of a newer Triton are told of. ConfigError for what is none; `where` names it."""
+    """Returns a ModelConfig; fields of a newer Triton are told of. ConfigError for what is none; `where` names it."""
     model_config = schema().ModelConfig()
     from google.protobuf import text_format
 
@@ -36,7 +36,7 @@ def parsed(text: str, where: object) -> Any:
 
 
 def schema() -> ModuleType:
-    """Triton's protobuf; InputError with the pip command where it is not installed."""
+    """Returns Triton's protobuf; InputError with the pip command where it is not installed."""
     try:
         from tritonclient.grpc import model_config_pb2
     except (ImportError, RuntimeError):  # RuntimeError: tritonclient is there without grpc

@@ -61,7 +61,7 @@ class Entry:
 
 
 def scan(url: str) -> dict[str, Entry | VlmError]:
-    """Every model of a repository by its name, or why it cannot be served, in a sentence.
+    """Returns every model of a repository by its name, or why it cannot be served, in a sentence.
 
     An ensemble is served by the engine among its steps, which reads texts too; its parts are no models of their own.
     Raises InputError for a repository that cannot be reached.
@@ -81,7 +81,7 @@ def _tried(made: Any) -> Any:
 
 
 def _config(tree: Tree, name: str) -> Any:
-    """A ModelConfig; None where there is no file."""
+    """Returns a ModelConfig; None where there is no file."""
     at = PurePosixPath(name, CONFIG)
     return pbtxt.parsed(tree.text(at), tree.root / name / CONFIG) if at in tree.stamps else None
 
@@ -137,7 +137,7 @@ def _step(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
 
 
 def _version(tree: Tree, name: str, config: Any) -> str:
-    """The latest of those that the model's policy allows."""
+    """Returns the latest of those that the model's policy allows."""
     found = [v for v in tree.folders(PurePosixPath(name)) if v.isdecimal() and not v.startswith("0")]
     if config is not None and config.version_policy.WhichOneof("policy_choice") == "specific":
         found = [v for v in found if int(v) in config.version_policy.specific.versions]

@@ -9,6 +9,8 @@ from contextlib import aclosing, contextmanager
 from functools import partial
 from typing import Any
 
+from starlette.requests import HTTPConnection
+
 from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.api.outputs import Encoding, Output
 from vlm.api.pipeline import Pipeline
@@ -73,7 +75,7 @@ class Service:
 
     @contextmanager
     def acquire_slot(self, count: int) -> Iterator[None]:
-        """Room for so many outputs; Busy where there is none now, LimitError where there never is."""
+        """Holds room for so many outputs. Raises Busy where there is none now, LimitError where there never is."""
         if count > self._max:
             raise LimitError(f"{count} outputs were asked for at once; {self.name} holds {self._max} at most.")
         if self.held + count > self._max:
@@ -86,7 +88,7 @@ class Service:
             self.held -= count
 
     async def stream_all(self, items: list[GenerationInput]) -> AsyncGenerator[tuple[int, TextDelta], None]:
-        """(number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
+        """Yields (number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
         with self.statistics.request(len(items)) as times:
             async with aclosing(merged([self._stream(each, times) for each in items])) as deltas:
@@ -101,8 +103,8 @@ class Service:
             async with aclosing(self.model.stream(request)) as deltas:
                 async for delta in deltas:
                     watch.observe(delta)
-                    if delta.update and delta.update.finished:
-                        times.ended(prepared, delta.update)
+                    if delta.update and delta.update.completion:
+                        times.ended(prepared, delta.update.completion, delta.update.time)
                     yield delta
 
     async def outputs(self, items: list[GenerationInput]) -> list[list[Output]]:
@@ -130,7 +132,7 @@ class Services:
         self.by_name: dict[str, Service] = {}
 
     def start(self) -> None:
-        """Within the event loop that will ask them."""
+        """Starts the models within the event loop that will ask them."""
         for service in self:
             service.model.start()
 
@@ -138,7 +140,7 @@ class Services:
         self.by_name[service.name] = service
 
     def remove(self, name: str) -> Service:
-        """It is asked no more. Raises ModelNotFoundError."""
+        """Takes a model away: it is asked no more. Raises ModelNotFoundError."""
         return self.by_name.pop(self[name].name)
 
     def __getitem__(self, name: str) -> Service:
@@ -148,3 +150,8 @@ class Services:
 
     def __iter__(self) -> Iterator[Service]:
         return iter(list(self.by_name.values()))
+
+
+def services_of(http: HTTPConnection) -> Services:
+    """Returns the models of the server that a request came to."""
+    return http.app.state.services

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from vlm.requests.token_update import TokenUpdate
+from vlm.requests.token_update import Completion
 
 PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 
@@ -46,10 +46,10 @@ class RequestTimes:
         self.input = max(self.input, now - self.began)
         return now
 
-    def ended(self, prepared: float, update: TokenUpdate) -> None:
-        """Notes that a row has been generated."""
-        self.queue = max(self.queue, update.completion.first_scheduled_time - prepared)
-        self.computed = max(self.computed, update.time)
+    def ended(self, prepared: float, completion: Completion, time: float) -> None:
+        """Notes that a row has been generated, as the host read at this time.perf_counter()."""
+        self.queue = max(self.queue, completion.first_scheduled_time - prepared)
+        self.computed = max(self.computed, time)
 
 
 class Statistics:

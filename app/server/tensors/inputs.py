@@ -39,7 +39,7 @@ def read_batch(processor: Processor, inputs: dict[str, np.ndarray]) -> list[Gene
 def write_batch(
     processor: Processor, items: list[GenerationInput], outputs: list[list[Output]]
 ) -> dict[str, np.ndarray]:
-    """All that may be wanted: [batch, beams, …], rows padded at their ends.
+    """Returns all that may be wanted: [batch, beams, …], rows padded at their ends.
 
     A prompt of a decoder alone stands before what has been generated.
     """
@@ -101,8 +101,8 @@ def _of_text(processor: Processor, row: Row) -> GenerationInput:
     return GenerationInput({**source, **_start(processor, row)}, files, _sampling(row))
 
 
-def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], list[ImageFile]]:
-    """A text is put into the model's template, images stand where it says <image>, or first."""
+def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], Sequence[ImageFile]]:
+    """Reads a text, which is put into the model's template; images stand where it says <image>, or first."""
     text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
     images = row.get("image", ())
     files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
@@ -114,12 +114,12 @@ def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], list[Imag
 
 
 def _file(element: bytes) -> bytes:
-    """A file's bytes; in JSON, which cannot hold them, a data URI."""
+    """Returns a file's bytes; in JSON, which cannot hold them, a data URI."""
     return decode_data_uri(element.decode("ascii", "replace")) if element[:5].lower() == b"data:" else element
 
 
 def _start(processor: Processor, row: Row) -> dict[str, Any]:
-    """A decoder alone starts from its prompt."""
+    """Returns the start token, where one is sent; a decoder alone starts from its prompt."""
     begins = "start_id" in row and processor.config.cross_attention
     return {"decoder_prompt_token_ids": [int(row["start_id"])]} if begins else {}
 
@@ -157,7 +157,8 @@ def _words(name: str, table: np.ndarray) -> tuple[tuple[int, ...], ...]:
 
 # --- outputs ---
 def prompt_of(processor: Processor, token_ids: Iterable[int]) -> list[int]:
-    """What stands before an output: the ids that a decoder alone was given, without those of rows of embeddings."""
+    """Returns what stands before an output: the ids that a decoder alone was given, without those of rows of
+    embeddings."""
     if processor.config.cross_attention:
         return []
     return [i for i in token_ids if i < processor.config.vocab_size]

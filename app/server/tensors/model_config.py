@@ -11,7 +11,7 @@ from vlm_app.server.tensors.specs import TensorSpec
 def described(
     name: str, max_batch_size: int, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]
 ) -> dict[str, Any]:
-    """The part that tells a client what to send and what comes."""
+    """Returns the part that tells a client what to send and what comes."""
     return {
         "name": name,
         "max_batch_size": max_batch_size,

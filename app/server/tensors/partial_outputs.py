@@ -38,5 +38,6 @@ class PartialOutputs:
 def _grown(known: Output, delta: TextDelta) -> Output:
     if delta.output is not None:
         return delta.output
+    assert delta.update is not None  # an outcome that has not ended
     tokens, logprobs = [*known.token_ids, *delta.update.token_ids], [*known.logprobs, *delta.update.logprobs]
     return replace(known, text=known.text + delta.text, token_ids=tokens, logprobs=logprobs)

@@ -72,7 +72,7 @@ def output_specs(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[Tens
 
 
 def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
-    """(size of the batch, the tensors under T5's names). InputError for what does not fit the specs."""
+    """Returns (size of the batch, the tensors under T5's names). InputError for what does not fit the specs."""
     by_name = {spec.name: spec for spec in specs}
     found = {SAME.get(name, name): array for name, array in inputs.items()}
     if unknown := [name for name in found if name not in by_name]:
@@ -100,7 +100,7 @@ def _is_absent(array: np.ndarray, spec: TensorSpec) -> bool:
 
 
 def _fitted(array: np.ndarray, spec: TensorSpec, batch: int) -> np.ndarray:
-    """Any width of the spec's kind of number; scalars as [batch] or [batch, 1]."""
+    """Returns any width of the spec's kind of number; scalars as [batch] or [batch, 1]."""
     pixels = spec.name == "image" and array.dtype == np.uint8
     kinds = {"B": "O", "F": "f", "U": "iu", "I": "iu"}[spec.datatype[0]]
     if array.dtype.kind not in ("b" if spec.datatype == "BOOL" else kinds) and not pixels:

@@ -42,7 +42,8 @@ class InferRequest:
 
 
 def read(body: bytes, header_length: str | None) -> InferRequest:
-    """`header_length`: bytes of the JSON part, whose tensors' data follow it. InputError names what is wrong."""
+    """Reads a request. `header_length`: bytes of the JSON part, whose tensors' data follow it. InputError names what is
+    wrong."""
     size = len(body) if header_length is None else _size(header_length, len(body))
     return request_from(parse_json(body[:size]), memoryview(body)[size:])
 
@@ -164,7 +165,7 @@ def _shape(name: str, kind: str, shape: Any) -> list[int]:
 
 
 def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
-    """Flat; nested lists are allowed."""
+    """Returns flat values; nested lists are allowed."""
     if not isinstance(data, list):
         raise InputError(f"input {name} has no data, a list of values.")
     error = InputError(f"input {name} has data that are not {kind}.")
@@ -195,7 +196,7 @@ def _flat(values: list[Any]) -> list[Any]:
 
 
 def _from_bytes(name: str, kind: str, data: bytes) -> np.ndarray:
-    """Flat, little-endian; each of BYTES after its length, 4 bytes"""
+    """Returns flat values, little-endian; each of BYTES after its length, 4 bytes"""
     if kind == "BYTES":
         return _objects(list(_elements(name, data)))
     dtype = np.dtype(DTYPES[kind]).newbyteorder("<")

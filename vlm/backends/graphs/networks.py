@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -14,7 +16,9 @@ Tensors = dict[str, Tensor]
 
 
 class Graph(nn.Module):
-    """A network under another calling convention."""
+    """Gives a network another calling convention."""
+
+    network: Any  # a Module with a `config`, and of a decoder `logits` and `write_cross_kv`
 
     def __init__(self, network: nn.Module):
         super().__init__()
@@ -36,7 +40,7 @@ class EncoderGraph(Graph):
 
 
 class CrossGraph(Graph):
-    """What the decoder makes of an encoder's output, once a sequence."""
+    """Computes what the decoder makes of an encoder's output, once a sequence."""
 
     def forward(self, inputs: Tensors) -> Tensors:
         hidden = inputs["hidden"]
@@ -46,7 +50,7 @@ class CrossGraph(Graph):
 
 
 class DecoderGraph(Graph):
-    """One graph for prompts and for decode steps."""
+    """Computes prompts and decode steps: one graph for both."""
 
     def forward(self, inputs: Tensors) -> Tensors:
         config, ids, starts = self.network.config, inputs["token_ids"], inputs["starts"]

@@ -67,7 +67,8 @@ class InferStream:
             await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
 
     async def _answer(self, message: Message, before: asyncio.Task[None] | None) -> None:
-        """`before`: answers the stream's last request, which comes first of those that get one response each."""
+        """Answers one message. `before`: answers the stream's last request, which comes first of those that get one
+        response each."""
         try:
             if isinstance(message, InputError):
                 raise message

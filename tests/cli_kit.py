@@ -1,0 +1,25 @@
+"""Command lines that run in the test's own process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vlm_app.cli.main import main
+
+
+def ended(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[Any, str, str]:
+    """Runs `vlm` until it exits -> (exit code, stdout, stderr)."""
+    with pytest.raises(SystemExit) as done:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return done.value.code, captured.out, captured.err
+
+
+def one_sentence(result: Any, code: int = 2) -> str:
+    """Returns the one sentence that a mistake is told in: no traceback, no error of ours."""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("vlm: ")]
+    assert result.exit_code == code and len(lines) == 1 and lines[0].endswith("."), result.stderr
+    assert "internal error" not in lines[0]
+    return lines[0]
