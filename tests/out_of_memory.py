@@ -12,7 +12,7 @@ import vlm
 from tests.server_kit import is_empty
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import OutOfMemoryError
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaConfig, MediaPool
 
 SMALL = {"text": "translate English to German: The old ship is small."}
 LARGE = {"encoder_input_ids": [5 + i % 100 for i in range(4090)]}
@@ -44,7 +44,7 @@ async def encoding(model: AsyncPipeline, source: dict) -> str:
 
 async def main(backend: str) -> None:
     pipeline = vlm.load("mini-t5", device="cpu", max_encoder_input_len=4096, max_batch_size=2, backend=backend)
-    model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()))
+    model = AsyncPipeline(pipeline, MediaPool(MediaConfig()))
     model.start()
     await asyncio.gather(*(asyncio.to_thread(asyncio.run, asyncio.sleep(0.1)) for _ in range(4)))  # starts the threads
     print(await answer(model, SMALL))

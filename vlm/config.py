@@ -14,9 +14,7 @@ from vlm.options import errors_of, option
 from vlm.ranges import Range, at_least, one_of
 
 DTYPES = ("float32", "float16", "bfloat16")
-BACKENDS = ("torch", "onnxruntime", "tensorrt")
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start them
-QUANTIZATIONS = ("int8",)  # of weights alone; what they meet stays in the computing type
 PART = Range(0, 1, low_open=True, high_open=True, words="it must lie between 0 and 1")  # of a GPU's memory
 
 
@@ -89,15 +87,51 @@ class ModelConfig(Config):
 
 @dataclass(frozen=True)
 class VisionConfig(Config):
-    """What the runtime needs to know of any visual encoder. Towers extend it."""
+    """What the runtime needs to know of any visual encoder. Towers extend it.
 
-    image_size: tuple[int, int]  # (height, width), pixels
+    A network whose images have all one size says `num_features` alone. One that takes several says which
+    (`fixed_size`, `takes`, `shapes`), and how many rows each becomes (`rows_of`, `grid_of`, `min_rows`).
+    """
+
+    image_size: tuple[int, int]  # (height, width), pixels; where there are several sizes, the one of the most rows
     num_channels: int
 
     @property
     def num_features(self) -> int:
-        """Feature rows per image."""
+        """Feature rows of an image of `image_size`."""
         raise NotImplementedError
+
+    @property
+    def fixed_size(self) -> bool:
+        """Do all images have `image_size`?"""
+        return True
+
+    def takes(self, height: int, width: int) -> bool:
+        """Says whether images of so many pixels are read."""
+        return (height, width) == tuple(self.image_size)
+
+    @property
+    def shapes(self) -> str:
+        """Returns the shapes of pixel values that are read, as errors name them."""
+        return str((self.num_channels, *self.image_size))
+
+    def rows_of(self, height: int, width: int) -> int:
+        """Returns the feature rows of an image of a size that it takes, in pixels."""
+        return self.num_features
+
+    def grid_of(self, height: int, width: int) -> tuple[int, ...] | None:
+        """Returns the patches of such an image, (t, h, w) or (h, w), where the decoder's positions need them."""
+        return None
+
+    @property
+    def min_rows(self) -> int:
+        """Feature rows of the smallest image."""
+        return self.num_features
+
+    @property
+    def max_rows(self) -> int:
+        """Feature rows of the largest image."""
+        return self.rows_of(*self.image_size)
 
     @property
     def hidden_size(self) -> int:
@@ -112,7 +146,8 @@ class VisionConfig(Config):
 
 @dataclass(frozen=True)
 class BuildConfig(Config):
-    """What an engine is built for; kept in its manifest. `None` means: as much as the model allows."""
+    """What an engine is to be built for. `None` means: as much as the model allows. What a backend makes of it says
+    vlm.backends.installed.checked_backend."""
 
     dtype: str = option(
         "float32", f"Computing type, and that of the weights: {', '.join(DTYPES)}.", allowed=one_of(*DTYPES)
@@ -124,22 +159,17 @@ class BuildConfig(Config):
     max_encoder_input_len: int | None = option(
         None, "Encoder rows (tokens of a text) a request.", default="what the model takes", allowed=at_least(1)
     )
-    backend: str = option("torch", f"What runs it: {', '.join(BACKENDS)}.", allowed=one_of(*BACKENDS))
+    backend: str = option("torch", "What runs it.")
     target: tuple[str, ...] = option(  # compute capabilities; (): of this machine
         (), "GPUs of a TensorRT plan, like sm80,sm86.", default="the one here; without one, all from sm80 on",
         read=read_targets,
     )  # fmt: skip
-    quantization: str | None = option(
-        None, f"Of the weights: {', '.join(QUANTIZATIONS)} (backend onnxruntime).", default="as --dtype says",
-        allowed=one_of(*QUANTIZATIONS),
-    )  # fmt: skip
+    quantization: str | None = option(None, "Of the weights.", default="as --dtype says")
 
     def __post_init__(self) -> None:
-        errors = [*errors_of(self, ","), *self._target_errors()]
-        if self.quantization in QUANTIZATIONS:
-            errors += self._quantization_errors()
-        if self.backend == "onnxruntime" and self.dtype == "bfloat16":
-            errors.append("onnxruntime does not compute in bfloat16 on the CPU, build it with float32 or float16")
+        errors = [*errors_of(self, ",")]
+        if unknown := [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]:
+            errors.append(f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86")
         if errors:
             raise ConfigError("; ".join(errors) + ".")
 
@@ -148,18 +178,6 @@ class BuildConfig(Config):
         values = {**self.to_dict(), "target": ",".join(self.target) or None}
         given = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-    def _quantization_errors(self) -> list[str]:
-        if self.backend != "onnxruntime":
-            return [f"quantization is {self.quantization}, only the backend onnxruntime takes one"]
-        narrow = f"quantization {self.quantization} needs dtype float32, not {self.dtype}"
-        return [] if self.dtype == "float32" else [narrow]
-
-    def _target_errors(self) -> list[str]:
-        if self.target and self.backend != "tensorrt":
-            return [f"target is {','.join(self.target)}, only the backend tensorrt takes one"]
-        unknown = [name for name in self.target if not re.fullmatch(r"sm[1-9]\d{1,2}", name)]
-        return [f"target is {listed(unknown)}, it must be like sm89 or sm80,sm86"] if unknown else []
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypedDict
 
-from vlm.config import BACKENDS, DTYPES, QUANTIZATIONS, Config, RuntimeConfig
+from vlm.config import DTYPES, BuildConfig, Config, RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.options import check_limits, option, same_option
 from vlm.ranges import at_least
+from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.lists import names, numbers, pairs
+from vlm_app.core.backend_names import measured_names
 
 BATCH_SIZES = partial(numbers, option="--batch-size")
 LENGTHS = partial(pairs, option="--input-output-len")
@@ -34,7 +35,7 @@ class SubjectConfig(Config):
     arch: str | None = option(None, "With --random-weights: a published shape, or a Hugging Face config.json.")
     model: str | None = option(None, "Instead: a model, as in vlm run.", flags=("--model", "-m"))
     backends: tuple[str, ...] = option(
-        (), f"What runs it: {', '.join(BACKENDS)}, onnxruntime-int8 (weights of 8 bits); several apart by ','.",
+        (), f"What runs it: {', '.join(measured_names())}; several apart by ','.",
         flags=("--backend",), default="as built, or torch", read=names,
     )  # fmt: skip
     device: str = same_option(RuntimeConfig, "device")
@@ -53,14 +54,14 @@ class SubjectConfig(Config):
         if (self.arch is None) == (self.model is None):
             raise InputError("give either --model NAME, or --random-weights --arch NAME.")
         check_limits(self, flags=True)
-        known = [*BACKENDS, *(f"onnxruntime-{kind}" for kind in QUANTIZATIONS)]
+        known = measured_names()
         if unknown := [name for name in self.backends if name not in known]:
             raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(known)}, apart by ','.")
 
     @property
     def measured(self) -> tuple[str, ...]:
         """Returns the backends; the first is told of as vlm's."""
-        return self.backends or ("torch",)
+        return self.backends or (BuildConfig.backend,)
 
     @property
     def subject(self) -> str:
@@ -152,7 +153,7 @@ class TextBenchConfig(RowsConfig):
         rows = itertools.product(self.lengths, self.num_beams, self.batch_sizes)
         return [Workload(lengths, num_beams=beams, batch_size=size) for lengths, beams, size in rows]
 
-    def limits(self, configs: Mapping[str, Config]) -> Limits:
+    def limits(self, configs: RoleConfigs) -> Limits:
         """Returns what the engine must hold; a beam takes a sequence's place."""
         return {
             "max_batch_size": max(self.batch_sizes) * max(self.num_beams),
@@ -171,10 +172,10 @@ class PromptBenchConfig(RowsConfig):
     )  # fmt: skip
     images: int | None = option(None, "In each prompt.", default="1 where the model takes any", allowed=at_least(0))
 
-    def limits(self, configs: Mapping[str, Config]) -> Limits:
+    def limits(self, configs: RoleConfigs) -> Limits:
         """Returns what the engine of these roles must hold. Raises InputError for images that it does not take."""
         rows, size = self.image_rows(configs), max(self.batch_sizes)
-        if "encoder" not in configs:
+        if configs.encoder is None:
             longest = rows + max(given + made for given, made in self.lengths)
             return {"max_batch_size": size, "max_seq_len": longest}
         return {
@@ -183,13 +184,13 @@ class PromptBenchConfig(RowsConfig):
             "max_encoder_input_len": rows + max(given for given, _ in self.lengths),
         }
 
-    def image_rows(self, configs: Mapping[str, Config]) -> int:
+    def image_rows(self, configs: RoleConfigs) -> int:
         """Returns how many rows all images of a prompt take."""
         count = self.num_images(configs)
-        return count * configs["visual"].num_features if count else 0
+        return count * configs.visual.max_rows if count else 0
 
-    def num_images(self, configs: Mapping[str, Config]) -> int:
-        if "visual" in configs:
+    def num_images(self, configs: RoleConfigs) -> int:
+        if configs.visual is not None:
             return 1 if self.images is None else self.images
         if self.images:
             raise InputError(f"{self.subject} takes no images; leave --images out.")

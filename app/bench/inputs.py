@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vlm.config import Config
+from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.config import PromptBenchConfig, TextBenchConfig, Workload
 from vlm_app.bench.session import Session
 
@@ -28,7 +28,7 @@ def random_ids(vocab_size: int, shape: tuple[int, ...], generator: torch.Generat
 def random_texts(session: Session[TextBenchConfig], row: Workload) -> torch.Tensor:
     """[batch, tokens in], the same for both systems"""
     generator = torch.Generator().manual_seed(session.config.seed)
-    return random_ids(session.configs["decoder"].vocab_size, (row.batch_size, row.lengths[0]), generator)
+    return random_ids(session.configs.decoder.vocab_size, (row.batch_size, row.lengths[0]), generator)
 
 
 @dataclass(frozen=True)
@@ -51,24 +51,24 @@ def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: i
         texts = random_ids(vocab_size(configs), (row.batch_size, row.lengths[0]), generator)
         if not shape[1]:
             return Prompts(texts, None)
-        vision = configs["visual"]
+        vision = configs.visual
         size = (*shape, vision.num_channels, *vision.image_size)
         return Prompts(texts, torch.randn(size, generator=generator))
 
     return draw
 
 
-def vocab_size(configs: Mapping[str, Config]) -> int:
+def vocab_size(configs: RoleConfigs) -> int:
     """Returns the vocabulary size of the network that reads the prompt."""
-    return configs["encoder" if "encoder" in configs else "decoder"].vocab_size
+    return configs.reader.vocab_size
 
 
-def as_inputs(prompts: Prompts, configs: Mapping[str, Config]) -> list[dict[str, Any]]:
+def as_inputs(prompts: Prompts, configs: RoleConfigs) -> list[dict[str, Any]]:
     """As the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
-    key = "encoder_input_ids" if "encoder" in configs else "decoder_prompt_token_ids"
+    key = "encoder_input_ids" if configs.encoder else "decoder_prompt_token_ids"
     if prompts.pixel_values is None:
         return [{key: ids} for ids in prompts.texts.tolist()]
-    first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs["visual"].num_features
+    first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs.visual.max_rows
     rows = list(range(first, first + count))
     given = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
     return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in given]

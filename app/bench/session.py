@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 import vlm
-from vlm.api.loader import resolve_device
 from vlm.artifacts.engine_dir import EngineDir
-from vlm.config import Config, RuntimeConfig
+from vlm.backends.devices import resolve_device
+from vlm.backends.installed import backend
+from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.registry.catalogs import configs_of
+from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.environment import environment
@@ -52,7 +54,7 @@ class Session(Generic[C]):
         return next(iter(self.engines.values()))
 
     @functools.cached_property
-    def configs(self) -> Mapping[str, Config]:
+    def configs(self) -> RoleConfigs:
         """The engine's, by role."""
         return configs_of(self.engine)
 
@@ -102,8 +104,8 @@ def prepared(
 
 def _check_device(config: SubjectConfig, device: torch.device) -> None:
     """Before minutes are spent."""
-    others = "onnxruntime" if device.type == "cuda" else "tensorrt"
-    if unsupported := [name for name in config.backends if name.startswith(others)]:
+    runs = lambda name: device.type in backend(name.partition("-")[0]).devices  # noqa: E731
+    if unsupported := [name for name in config.backends if not runs(name)]:
         raise InputError(
             f"{listed(unsupported)} does not run on the device, which is {device}; choose another with --device."
         )

@@ -3,34 +3,35 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vlm.api.loader import resolve_device
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.hf_folder import HFFolder
+from vlm.backends.devices import resolve_device
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.kinds import kind_of as folder_kind
 from vlm.build.limits import resolve_limits
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.build.store import Source, locate, resolve
-from vlm.config import BuildConfig, Config
+from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError, InputError, LimitError, listed
 from vlm.registry.catalogs import configs_of, family, match_family
+from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 from vlm_app.bench.config import Limits, SubjectConfig
 from vlm_app.core.architecture import hf_config, read_arch
 from vlm_app.reference.random_model import has_class, save_random
 
 Progress = Callable[[str, int, int], None]
-LimitsOf = Callable[[Mapping[str, Config]], Limits]  # of an engine with these roles
+LimitsOf = Callable[[RoleConfigs], Limits]  # of an engine with these roles
 # kinds of models: what they take, and what measures them
 VERBS = {
     "image": ("image", "vlm bench latency or throughput"),
@@ -100,7 +101,7 @@ def _for_backend(build: BuildConfig, name: str) -> BuildConfig:
 
 def kind_of(family: FamilySpec) -> str:
     """What the family is measured with: "image", "text" or "prompt"."""
-    return "prompt" if family.chat_format is not None else family.inputs[0]
+    return "prompt" if family.takes_prompt else family.inputs[0]
 
 
 def _source(
@@ -126,7 +127,7 @@ def _source(
 
 
 def _checked_build(
-    config: SubjectConfig, family: FamilySpec, configs: Mapping[str, Config], dtype: str, takes: str, limits: LimitsOf
+    config: SubjectConfig, family: FamilySpec, configs: RoleConfigs, dtype: str, takes: str, limits: LimitsOf
 ) -> BuildConfig:
     """Without the backend, which must be able to take it all the same."""
     _check_kind(config.subject, family, takes)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from vlm.errors import InputError, VlmError
+from vlm.processing.conversation import Conversation, ImagePart
 from vlm_app.cli.decoding import check_chat_model
 from vlm_app.cli.errors import USER_ERROR, print_error
 from vlm_app.cli.outputs import as_json
@@ -25,7 +26,7 @@ COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, 
 
 
 class Chat:
-    """Keeps the conversation as messages, and what goes with the next turn."""
+    """Keeps the conversation, and what goes with the next turn."""
 
     def __init__(
         self,
@@ -41,11 +42,11 @@ class Chat:
         """
         self.pipeline, self.sampling, self.json_lines = pipeline, sampling, json_lines
         self.fields = {} if table is None else {"prompt_table": table}
-        self.messages: list[dict[str, Any]] = []
+        self.conversation = Conversation(())
         self.images: list[Any] = []
         self.failed = 0
         self.profile = Profile()
-        pipeline.request({"messages": [{"role": "user", "content": "a"}], **self.fields}, **sampling)
+        pipeline.request({"messages": self.conversation.with_turn("user", "a"), **self.fields}, **sampling)
         for image in images:
             self.attach(image)
 
@@ -56,7 +57,7 @@ class Chat:
             if command == "/exit":
                 break
             if command == "/reset":
-                self.messages, self.images = [], []
+                self.conversation, self.images = Conversation(()), []
             elif command == "/image":
                 self._tried(self.attach, rest.strip())
             elif command.startswith("/"):
@@ -69,22 +70,21 @@ class Chat:
         """Reads an image for the next turn. ImageError when it cannot be read."""
         from vlm.processing.images import load_image
 
-        if "image" not in self.pipeline.family.inputs:
+        if not self.pipeline.capabilities.takes_images:
             raise InputError(f"{self.pipeline.family.name} takes text, not images.")
         self.images.append(load_image(source))
 
     def answer(self, text: str) -> None:
         """Prints the model's answer; a turn that fails is as if it had not been."""
-        parts = [{"type": "image", "image": image} for image in self.images]
-        message = {"role": "user", "content": [*parts, {"type": "text", "text": text}] if parts else text}
-        given = {"messages": [*self.messages, message], **self.fields}
+        conversation = self.conversation.with_turn("user", *map(ImagePart, self.images), text)
+        given = {"messages": conversation, **self.fields}
         for piece in self.profile.timed(self.pipeline.stream(given, **self.sampling)):
             if not self.json_lines:
                 print(piece, end="", flush=True)
         output = self.pipeline.last_output
         print(as_json({"prompt": text}, output) if self.json_lines else "", flush=True)
         self.profile.add(self.pipeline, [output])
-        self.messages += [message, {"role": "assistant", "content": output.text}]
+        self.conversation = conversation.with_turn("assistant", output.text)
         self.images = []
 
     def _tried(self, action: Callable[[str], None], argument: str) -> None:

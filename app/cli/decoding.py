@@ -49,9 +49,9 @@ def packaged_chat_model() -> str | None:
 
 def check_chat_model(pipeline: Pipeline, what: str) -> None:
     """Raises InputError for a model that takes no prompts."""
-    family = pipeline.family
-    if family.chat_format is None:
-        other = "vlm run --image FILE" if "image" in family.inputs else 'vlm run --text "A text."'
+    family, able = pipeline.family, pipeline.capabilities
+    if not able.takes_prompt:
+        other = "vlm run --image FILE" if able.takes_images else 'vlm run --text "A text."'
         raise InputError(f"{what} is for models that are asked in words; {family.name} is for {other}.")
 
 

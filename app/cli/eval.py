@@ -145,7 +145,7 @@ def _run(
     references, theirs = [pair.reference for pair in pairs], None
     result = {"task": scoring.task, "pairs": len(pairs), "left_out": errors, "dtype": pipeline.engine.build.dtype}
     result |= {"device": str(pipeline.device), "sampling": sampling}
-    result["vlm"] = {**ours.summary(scoring.metrics, references), "batch_size": pipeline.llm.limits.max_batch_size}
+    result["vlm"] = {**ours.summary(scoring.metrics, references), "batch_size": pipeline.capabilities.max_batch_size}
     if reference is not None:
         folder, dtype = reference
         theirs = run_hugging_face(folder, pipeline, pairs, to_input, sampling, HF_BATCH_SIZE, dtype)

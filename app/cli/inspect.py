@@ -43,6 +43,7 @@ def inspect(
 def describe_engine(path: Path) -> dict[str, Any]:
     """Returns what an engine is and needs. Raises EngineError where it is damaged."""
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm.backends.installed import backend_of
 
     engine = EngineDir.open(path)
     manifest = engine.manifest
@@ -52,7 +53,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
         "path": str(path),
         "family": engine.family,
         "roles": roles,
-        "build": engine.build.to_dict(),
+        "build": backend_of(engine).build_of(engine).to_dict(),
         **_multimodal(engine),
         "memory": _memory(engine, sum(part["bytes"] for part in roles.values())),
         "processor": _names(engine.processor_dir),
@@ -180,7 +181,7 @@ def _multimodal(engine: EngineDir) -> dict[str, Any]:
 
     if "visual" not in engine.roles or family(engine.family).chat_format is None:
         return {}
-    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).num_features
+    features = model_spec(engine.roles["visual"]).config.from_dict(engine.config("visual")).max_rows
     limits = engine.limits
     images = (limits.max_encoder_input_len or limits.max_seq_len - 1) // features
     return {"images": {"features_per_image": features, "max_images_per_prompt": images,

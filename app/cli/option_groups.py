@@ -13,10 +13,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from vlm.config import BACKENDS, BuildConfig, RuntimeConfig
+from vlm.backends.installed import checked_backend
+from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, default_flag, defaults_of, options_of, without_none
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.core import load_options
+from vlm_app.core.backend_names import described_backends, described_quantizations
 from vlm_app.core.load_options import LoadOptions
 
 
@@ -146,7 +148,18 @@ def checked_sampling(values: dict[str, Any]) -> dict[str, Any]:
 
 RUNTIME = Group.making(RuntimeConfig)
 SAMPLING = Group.from_fields("Decoding", checked_sampling, SamplingParams)
-BUILD = Group.from_fields("Engine", lambda values: BuildConfig(**values), BuildConfig)
+
+
+def checked_build(values: dict[str, Any]) -> BuildConfig:
+    """Raises ConfigError for a build that the backend never makes."""
+    checked_backend(build := BuildConfig(**values))
+    return build
+
+
+BUILD = Group.from_fields("Engine", checked_build, BuildConfig).changed(
+    backend={"help": f"What runs it: {described_backends()}."},
+    quantization={"help": f"Of the weights: {described_quantizations()}."},
+)
 _built = {
     "dtype": "as built, or float32 on the CPU and bfloat16 on CUDA",
     "max_batch_size": f"as built, or {BuildConfig.max_batch_size}",
@@ -160,6 +173,6 @@ LOADING = (
     .changed(**{name: {"default": words} for name, words in _built.items()})
     .changed(
         dtype={"help": BUILD.options["dtype"].help.replace(", and that of the weights", "")},
-        backend={"help": f"What runs it: {', '.join(BACKENDS)}, or auto: what suits this machine."},
+        backend={"help": f"What runs it: {described_backends()}, or auto: what suits this machine."},
     )
 )

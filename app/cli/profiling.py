@@ -58,4 +58,4 @@ class Profile:
 
 
 def print_profile(profile: Profile, pipeline: Pipeline) -> None:
-    profile.print("vision" if "image" in pipeline.family.inputs else "encoder")
+    profile.print("vision" if pipeline.capabilities.takes_images else "encoder")

@@ -98,7 +98,7 @@ class RunInputs:
 
     def check_pages(self, pipeline: Pipeline) -> None:
         """Raises InputError where all pages of a long document would stand in one prompt without a word."""
-        if pipeline.family.chat_format is not None and self.long_document:
+        if pipeline.capabilities.takes_prompt and self.long_document:
             raise InputError(
                 f"{self.long_document} has several pages, and {pipeline.family.name} takes them all in one prompt; say"
                 " which with --pages 1 or --pages 1-3."
@@ -114,7 +114,7 @@ class RunInputs:
         if self.raw_prompt is not None or not self.images:
             check_chat_model(pipeline, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
         self.check_pages(pipeline)
-        if pipeline.family.chat_format is None:
+        if not pipeline.capabilities.takes_prompt:
             if named := [f"--{name}" for name in self.framing]:
                 raise InputError(f"{listed(named)} is for texts; {pipeline.family.name} takes none.")
             return [{"images": [source], "prompt": self.prompt} for source in self.images]

@@ -187,6 +187,6 @@ def _opened(out: Path | None) -> Iterator[TextIO]:
 def load_text_model(model: str, options: LoadOptions) -> Pipeline:
     """Loads a model. Raises InputError for one that takes no text."""
     pipeline = decoding.load(model, options)
-    if "text" not in pipeline.family.inputs:
+    if not pipeline.capabilities.takes_text:
         raise InputError(f"{model} takes {pipeline.family.inputs[0]}, not text; vlm models lists what takes text.")
     return pipeline

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vlm.backends.installed import checked_backend
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import options_of
 
@@ -32,7 +33,8 @@ class LoadOptions:
     def from_dict(cls, values: Mapping[str, Any]) -> LoadOptions:
         """Raises ConfigError for a value that no engine has."""
         build, runtime = ({name: values[name] for name in names if name in values} for names in (BUILD, RUNTIME))
-        BuildConfig(**{name: value for name, value in build.items() if (name, value) != ("backend", "auto")})
+        named = {name: value for name, value in build.items() if (name, value) != ("backend", "auto")}
+        checked_backend(BuildConfig(**named))
         RuntimeConfig(**runtime)
         return cls(build, runtime)
 

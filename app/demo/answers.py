@@ -16,7 +16,7 @@ from vlm.errors import VlmError
 
 if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline, TextDelta
-    from vlm.processing.workers import ImageFile
+    from vlm.processing.media_reading import ImageFile
 
 Handler = Callable[..., AsyncGenerator[Any, None]]
 log = logging.getLogger("vlm.demo")

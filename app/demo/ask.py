@@ -11,6 +11,7 @@ import gradio as gr
 
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
+from vlm.processing.conversation import Conversation, ImagePart, Message
 from vlm_app.demo import examples
 from vlm_app.demo.answers import answers, guarded
 from vlm_app.demo.documents import UploadedPage
@@ -33,9 +34,9 @@ class Turn:
         return {"role": self.role, "content": [*({"path": path} for path in self.images), self.text]}
 
     @property
-    def message(self) -> dict[str, Any]:
-        """As a pipeline takes it; the images come apart from it."""
-        return {"role": self.role, "content": [{"type": "image"}] * len(self.images) + _text(self.text)}
+    def message(self) -> Message:
+        """Returns the turn as a part of a conversation; the images come apart from it."""
+        return Message(self.role, (*[ImagePart()] * len(self.images), self.text))
 
 
 class AskTab:
@@ -115,10 +116,7 @@ def input_of(model: AsyncPipeline, turns: tuple[Turn, ...]) -> tuple[dict[str, A
     """(an input of the pipeline, the files of its images)"""
     if takes_images(model) and not any(turn.images for turn in turns):
         raise InputError("there is no image yet; attach one, or take an example.")
-    if model.pipeline.supports_chat:
-        return {"messages": [turn.message for turn in turns]}, tuple(path for turn in turns for path in turn.images)
+    if model.pipeline.capabilities.supports_chat:
+        conversation = Conversation(tuple(turn.message for turn in turns))
+        return {"messages": conversation}, tuple(path for turn in turns for path in turn.images)
     return {"prompt": turns[-1].text}, next((turn.images for turn in reversed(turns) if turn.images), ())
-
-
-def _text(text: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text}]

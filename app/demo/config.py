@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from vlm.options import check_limits, option
+from vlm.processing.media_pool import MediaConfig
 from vlm.processing.worker_process import Budget
 from vlm.ranges import at_least, positive
 from vlm_app.core.listening import check_names, check_port, listener
@@ -37,9 +38,9 @@ class DemoConfig:
         check_names(self.allowed_hosts, self.allowed_origins)
 
     @property
-    def media(self) -> Budget:
-        """Returns what reading a file may cost."""
-        return Budget(self.media_seconds, self.media_memory_mb)
+    def media(self) -> MediaConfig:
+        """Returns how files are read, and what that may cost."""
+        return MediaConfig(self.preprocess_workers, budget=Budget(self.media_seconds, self.media_memory_mb))
 
     def on_free_port(self) -> DemoConfig:
         """Returns the same with a port that can be listened at now. Raises InputError where none can."""

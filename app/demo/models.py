@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline
-    from vlm.registry.spec import FamilySpec
+    from vlm.api.capabilities import Capabilities
 
 Models = Mapping[str, "AsyncPipeline"]  # by name
 
@@ -15,16 +15,16 @@ ASK, READ, WRITE = "ask", "read", "write"
 PACKAGED = ("mini-llava", "mini-blip2", "mini-nougat", "mini-t5")
 
 
-def tab_of(family: FamilySpec) -> str:
-    """What is asked in words, reads pages, or turns a text into another."""
-    if family.chat_format is not None:
+def tab_of(capabilities: Capabilities) -> str:
+    """What takes a prompt, reads pages, or turns a text into another."""
+    if capabilities.takes_prompt:
         return ASK
-    return WRITE if "text" in family.inputs else READ
+    return WRITE if capabilities.takes_text else READ
 
 
 def models_of(tab: str, models: Models) -> dict[str, AsyncPipeline]:
-    return {name: model for name, model in models.items() if tab_of(model.pipeline.family) == tab}
+    return {name: model for name, model in models.items() if tab_of(model.pipeline.capabilities) == tab}
 
 
 def takes_images(model: AsyncPipeline) -> bool:
-    return "image" in model.pipeline.family.inputs
+    return model.pipeline.capabilities.takes_images

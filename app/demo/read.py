@@ -79,5 +79,5 @@ class ReadTab:
 
     async def _draw(self, function: Callable[..., Any], document: str, *arguments: Any) -> Any:
         """Calls a function of `documents` where a file can do no harm: the models share their worker processes."""
-        workers = next(iter(self.models.values())).workers
-        return await workers.run(documents.uploaded_name(document), function, document, *arguments)
+        media = next(iter(self.models.values())).media
+        return await media.run(documents.uploaded_name(document), function, document, *arguments)

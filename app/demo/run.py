@@ -18,7 +18,7 @@ from gradio import networking
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.api.pipeline import Pipeline
 from vlm.errors import EngineError, InputError
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaPool
 from vlm_app.core.listening import address, listener, reserve_files
 from vlm_app.demo import examples
 from vlm_app.demo.config import DemoConfig
@@ -37,17 +37,17 @@ DRAIN_SECONDS = 1  # a page keeps a connection open for as long as it is looked 
 def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[str]:
     """Serves loaded models under these names, which it owns from now on; gives the address. Raises InputError where
     there is none to be had."""
-    workers = ImageWorkers(config.preprocess_workers, MediaLimits(budget=config.media))
-    models = {name: AsyncPipeline(pipeline, workers) for name, pipeline in pipelines.items()}
+    media = MediaPool(config.media)
+    models = {name: AsyncPipeline(pipeline, media) for name, pipeline in pipelines.items()}
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         for model in models.values():
             model.start()
-        if any(model.pipeline.processor.vision for model in models.values()):
-            workers.start()
+        if any(model.pipeline.capabilities.takes_images for model in models.values()):
+            media.start()
         yield
-        workers.close()
+        media.close()
         for model in models.values():
             await model.close()
 

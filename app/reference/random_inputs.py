@@ -20,20 +20,17 @@ class RandomInputs:
     """What a family takes, drawn from a seed. `placeholder`: an id that stands for an image, and must not be drawn"""
 
     def __init__(self, pipeline: Pipeline, placeholder: int | None, new_tokens: int, seed: int):
-        encoders = pipeline.llm.encoders
-        self.is_chat = pipeline.family.chat_format is not None
-        self.visual, self.placeholder = encoders.visual and encoders.visual.config, placeholder
-        self.key = "encoder_input_ids" if encoders.encoder else "decoder_prompt_token_ids"
-        self.vocab = (encoders.encoder.config if encoders.encoder else pipeline.config).vocab_size
-        limits = pipeline.llm.limits
-        self.room = limits.max_encoder_input_len if encoders.encoder else limits.max_seq_len - new_tokens
+        able = pipeline.capabilities
+        self.takes_prompt, self.key, self.vocab = able.takes_prompt, able.id_field, able.vocab_size
+        self.visual, self.placeholder = pipeline.processor.vision, placeholder
+        self.room = able.max_encoder_input_len if able.has_text_encoder else able.max_seq_len - new_tokens
         self.generator = torch.Generator().manual_seed(seed)
-        if min(self.room, limits.max_seq_len - new_tokens) < 1:
+        if min(self.room, able.max_seq_len - new_tokens) < 1:
             raise InputError(f"{new_tokens} new tokens leave no room for a prompt in this engine; ask for fewer.")
 
     def all(self) -> list[tuple[str, dict[str, Any]]]:
         """Returns pairs of what it is and the input"""
-        if self.visual is not None and not self.is_chat:
+        if self.visual is not None and not self.takes_prompt:
             return [(f"image {i}", {"pixel_values": self._pixels(1)[0]}) for i in range(1, 4)]
         texts = [self._ids(min(length, self.room)) for length in LENGTHS]
         found = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]
@@ -43,7 +40,7 @@ class RandomInputs:
         """Returns a text after one image and after two, as far as they fit."""
         found = []
         for images in (1, 2):
-            rows = list(range(self.vocab, self.vocab + images * self.visual.num_features))
+            rows = list(range(self.vocab, self.vocab + images * self.visual.max_rows))
             if len(rows) + len(ids) <= self.room:
                 name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
                 found.append((name, {self.key: rows + ids, "pixel_values": self._pixels(images)}))

@@ -21,9 +21,8 @@ class Reference:
 
     def __init__(self, model: Any, pipeline: Pipeline):
         self.model, self.pipeline = model, pipeline
-        encoder = pipeline.llm.encoders.encoder
         self.encoder_decoder = pipeline.config.cross_attention
-        self.vocab_size = (encoder.config if encoder else pipeline.config).vocab_size
+        self.vocab_size = pipeline.capabilities.vocab_size
 
     @classmethod
     def load(cls, folder: Path, pipeline: Pipeline, dtype: str | None = None) -> Reference:
@@ -60,7 +59,7 @@ class Reference:
     # --- inputs ---
     @property
     def _ends(self) -> tuple[int, ...]:
-        return self.pipeline.llm.eos_token_ids
+        return self.pipeline.capabilities.eos_token_ids
 
     @property
     def _pad(self) -> int:
@@ -70,7 +69,7 @@ class Reference:
     def _limit(self, request: Request) -> int:
         """New tokens at most."""
         prompt, params = len(request.decoder_prompt_token_ids), request.params
-        most = self.pipeline.llm.limits.max_seq_len
+        most = self.pipeline.capabilities.max_seq_len
         return params.max_new_tokens or max(1, min(most, params.max_length or most) - prompt)
 
     def _inputs(self, request: Request, after: list[int] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -115,8 +114,10 @@ class Reference:
 
     def _pixels(self, request: Request) -> Tensor | None:
         """[images, C, H, W]"""
-        found = [image.pixel_values for image in request.images]
-        found += [request.pixel_values] if request.pixel_values is not None else []
+        images = request.images if request.encoder_image is None else (request.encoder_image,)
+        if len({image.pixels.shape for image in images}) > 1:
+            raise InputError("the accuracy check takes images of one size a request; give each its own.")
+        found = [image.pixels for image in images]
         return torch.stack(found).to(self.model.device, self.model.dtype) if found else None
 
     def _tensor(self, ids: list[int]) -> Tensor:

@@ -14,7 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from vlm import __version__
 from vlm.api.pipeline import Pipeline
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaPool
 from vlm_app.server.core import errors
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.core.metrics import Metrics
@@ -43,16 +43,15 @@ def create_app(
     that is unloaded must be free. `repositories`: where some of them come from, and others may. `on_break` is told of
     an engine that is beyond recovery."""
     metrics, services = Metrics(), Services()
-    limits = MediaLimits(config.max_images, config.max_image_pixels, config.media)
-    workers = ImageWorkers(config.preprocess_workers, limits)
-    metrics.register(lambda: {service.name: service.pipeline.llm for service in services})
-    if workers.pool is not None:
-        metrics.watch_workers(workers.pool)
+    media = MediaPool(config.media)
+    metrics.register(lambda: {service.name: service.pipeline.usage() for service in services})
+    if media.has_processes:
+        metrics.watch_workers(media)
     loaded = repositories.loaded if repositories else {}
 
     def add(name: str, pipeline: Pipeline) -> Service:
         entry = loaded[name].described if name in loaded else {}
-        services.add(Service(name, pipeline, workers, metrics, config.max_requests, on_break=on_break, **entry))
+        services.add(Service(name, pipeline, media, metrics, config.max_requests, on_break=on_break, **entry))
         return services[name]
 
     for name in list(pipelines):
@@ -61,14 +60,14 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.start()  # a loop here would hold the last one
-        if any(service.pipeline.processor.vision for service in services):
-            workers.start()
+        if any(service.pipeline.capabilities.takes_images for service in services):
+            media.start()
         if config.grpc_port is not None:
             app.state.grpc = await _grpc(services, app.state.control, config)
         yield
         if app.state.grpc is not None:
             await app.state.grpc.drain()
-        workers.close()
+        media.close()
         for service in services:
             await service.close()
 
@@ -76,7 +75,7 @@ def create_app(
         add(name, pipeline).model.start()
 
     app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
-    app.state.services, app.state.metrics, app.state.workers = services, metrics, workers
+    app.state.services, app.state.metrics, app.state.media = services, metrics, media
     app.state.grpc = None
     app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
     _route(app, config)
@@ -118,9 +117,9 @@ def _guard(app: FastAPI, config: ServerConfig) -> None:
 async def health(http: Request) -> JSONResponse:
     """200 while every engine runs and images can be read, else 503."""
     broken = [service.name for service in http.app.state.services if not service.ready]
-    pool = http.app.state.workers.pool
-    is_broken = bool(broken) or (pool is not None and pool.is_broken)
-    workers = {"workers": asdict(pool.state())} if pool is not None else {}
+    media: MediaPool = http.app.state.media
+    is_broken = bool(broken) or media.is_broken
+    workers = {"workers": asdict(media.state())} if media.has_processes else {}
     status = {"status": "broken" if is_broken else "ok", "broken": broken, **workers}
     return JSONResponse(status, 503 if is_broken else 200)
 

@@ -109,7 +109,7 @@ def _batch(model: Any, requests: list[Any], pipeline: Pipeline) -> list[list[int
     mask = torch.tensor([[1] * len(r.encoder_input_ids) + [0] * (longest - len(r.encoder_input_ids)) for r in requests])
     start = torch.tensor([list(r.decoder_prompt_token_ids) for r in requests])
     prompt = start.shape[1]
-    most = pipeline.llm.limits.max_seq_len
+    most = pipeline.capabilities.max_seq_len
     limit = min(most, params.max_length or most)
     out = model.generate(
         ids.to(model.device), attention_mask=mask.to(model.device), decoder_input_ids=start.to(model.device),
@@ -125,7 +125,7 @@ def _batch(model: Any, requests: list[Any], pipeline: Pipeline) -> list[list[int
 
 
 def _ends(pipeline: Pipeline, params: SamplingParams) -> tuple[int, ...]:
-    return (*pipeline.llm.eos_token_ids, *params.stop_token_ids)
+    return (*pipeline.capabilities.eos_token_ids, *params.stop_token_ids)
 
 
 def _up_to_end(tokens: list[int], ends: tuple[int, ...]) -> list[int]:

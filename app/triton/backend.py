@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vlm.artifacts.engine_dir import EngineDir, Manifest
+from vlm.config import EngineLimits
 from vlm.errors import VlmError
 from vlm.processing.processor import Processor
 from vlm_app.server.repository.triton_options import ENGINE_FOLDER, FRONTEND_FOLDER
@@ -40,7 +41,8 @@ def engine_of(args: Mapping[str, str]) -> Path:
 def processor_of(args: Mapping[str, str]) -> Processor:
     """Returns the processor of an engine whose weights are elsewhere."""
     folder = Path(args["model_repository"]) / args["model_version"] / FRONTEND_FOLDER
-    return Processor.from_engine(EngineDir(folder, Manifest.read(folder)))
+    manifest = Manifest.read(folder)
+    return Processor.from_engine(EngineDir(folder, manifest, EngineLimits.from_manifest(manifest.limits)))
 
 
 def config_of(args: Mapping[str, str]) -> dict[str, Any]:

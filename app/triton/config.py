@@ -16,7 +16,7 @@ from vlm_app.server.tensors.model_config import described
 from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 
 GIVEN_TEXT = ("text_input", "image")
-PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images")
+PREPARED = ("input_ids", "sequence_length", "pixel_values", "num_images", "image_sizes")
 # all of it from the engine: no step of an ensemble may take tensors of a decoupled model beside others
 READ_BACK = ("output_ids", "sequence_length", INPUT_LENGTHS)
 
@@ -49,7 +49,7 @@ def prepared_specs(processor: Processor) -> tuple[TensorSpec, ...]:
 def _texts(processor: Processor) -> tuple[TensorSpec, ...]:
     """What the ensemble takes; the first tensor must be there."""
     specs = specs_of(processor, TEXT_IN)
-    first = "image" if processor.family.inputs == ("image",) else "text_input"
+    first = "image" if processor.family.takes_images and not processor.family.takes_text else "text_input"
     return tuple(replace(spec, optional=False) if spec.name == first else spec for spec in specs)
 
 

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any
 
 from vlm.api.async_pipeline import AsyncPipeline, TextDelta
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.merge import merged
@@ -32,7 +32,7 @@ class Engine:
         device = f"cuda:{args['model_instance_device_id']}" if gpu else "cpu"
         pipeline = self._options(device).load(engine_of(args))
         self._loop, self._processor = Loop(), pipeline.processor
-        self._model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()))
+        self._model = AsyncPipeline(pipeline, MediaPool(MediaConfig()))
         self._loop.submit(_call(self._model.start)).result()
 
     def _options(self, device: str) -> LoadOptions:

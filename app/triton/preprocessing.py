@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from vlm.config import VisionConfig
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaPool
+from vlm.processing.media_reading import pixels
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.server.core.config import ServerConfig
@@ -24,16 +25,16 @@ class Preprocessing:
     def initialize(self, args: Mapping[str, str]) -> None:
         self._config, self._processor = config_of(args), processor_of(args)
         self._pool, self._loop = ThreadPoolExecutor(), Loop()
-        self._workers = ImageWorkers(ServerConfig().preprocess_workers, MediaLimits())
+        self._media = MediaPool(ServerConfig().media)
         if self._processor.vision:
-            self._workers.start()
+            self._media.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         return list(self._pool.map(self._answer, requests))
 
     def finalize(self) -> None:
         self._pool.shutdown()
-        self._workers.close()
+        self._media.close()
         self._loop.close()
 
     def _answer(self, request: Any) -> Any:
@@ -50,26 +51,32 @@ class Preprocessing:
             "sequence_length": _lengths(ids),
             "decoder_input_ids": padded(starts, 0, np.uint32),
             "decoder_input_lengths": _lengths(starts),
-            **(_pixels(rows, vision) if (vision := self._processor.vision) else {}),
+            **(padded_pixels(rows, vision) if (vision := self._processor.vision) else {}),
         }
 
     def _request(self, row: Row) -> Request:
         source, files = read_text(self._processor, row)
         if files:
-            images = self._loop.submit(self._workers.pixels(files, self._processor.image_source)).result()
+            images = self._loop.submit(pixels(self._media, files, self._processor.image_source)).result()
             source = self._processor.with_pixels(source, images)
         return self._processor.request_builder.build(source, SamplingParams())
 
 
-def _pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
-    """[batch, images, C, H, W], at least one image wide: an ensemble waits for every tensor of its steps."""
-    found = [[image.pixel_values for image in r.images] if r.pixel_values is None else [r.pixel_values] for r in rows]
-    table = np.zeros((len(rows), max(1, *map(len, found)), vision.num_channels, *vision.image_size), np.float32)
-    for row, images in zip(table, found, strict=True):
-        for place, image in zip(row, images, strict=False):
-            place[:] = image
-    return {"pixel_values": table, "num_images": _lengths(found)}
+def padded_pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
+    """Returns pixel_values [batch, images, C, H, W] and how many of each row there are; where a model takes several
+    sizes, which, as images are padded on the right and below. At least one image wide: an ensemble waits for every
+    tensor of its steps."""
+    found = [r.images if r.encoder_image is None else (r.encoder_image,) for r in rows]
+    count, shapes = max(1, *map(len, found)), [image.pixels.shape for images in found for image in images]
+    largest = map(max, zip(*shapes, strict=True)) if shapes else (vision.num_channels, *vision.image_size)
+    table, sizes = np.zeros((len(rows), count, *largest), np.float32), np.zeros((len(rows), count, 2), np.uint32)
+    for row, images in enumerate(found):
+        for number, image in enumerate(images):
+            height, width = sizes[row, number] = image.pixels.shape[1:]
+            table[row, number, :, :height, :width] = image.pixels
+    made = {"pixel_values": table, "num_images": _lengths(found)}
+    return made if vision.fixed_size else {**made, "image_sizes": sizes}
 
 
-def _lengths(rows: list[list[Any]]) -> np.ndarray:
+def _lengths(rows: Sequence[Sequence[Any]]) -> np.ndarray:
     return np.array([[len(row)] for row in rows], np.uint32)

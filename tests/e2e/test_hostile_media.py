@@ -178,22 +178,22 @@ def test_in_the_demo_a_preview_of_a_bomb_is_given_up(tmp_path):
     import asyncio
     from types import SimpleNamespace
 
+    from vlm.processing.media_pool import MediaConfig, MediaPool
     from vlm.processing.worker_process import Budget
-    from vlm.processing.workers import ImageWorkers, MediaLimits
     from vlm_app.demo.answers import guarded
     from vlm_app.demo.read import ReadTab
 
     path = tmp_path / "bomb.pdf"
     path.write_bytes(BOMB)
-    workers = ImageWorkers(1, MediaLimits(budget=Budget(1.0, MEMORY_MB)))
-    tab = ReadTab({"mini-nougat": SimpleNamespace(workers=workers)})
+    media = MediaPool(MediaConfig(1, budget=Budget(1.0, MEMORY_MB)))
+    tab = ReadTab({"mini-nougat": SimpleNamespace(media=media)})
 
     async def told(handler, *arguments) -> str:
         with pytest.raises(gradio.Error) as error:
             [state async for state in guarded(handler)(*arguments)]
         return error.value.message
 
-    with contextlib.closing(workers):
+    with contextlib.closing(media):
         for handler, *arguments in ((tab.open, str(path)), (tab.turn, str(path), 1)):
             assert "reading bomb.pdf took longer than 1 s" in asyncio.run(told(handler, *arguments))
 

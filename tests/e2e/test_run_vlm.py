@@ -217,7 +217,7 @@ def test_rows_before_prompts_and_images(asked, images, tmp_path):
         result = call("run", *flags, "--prompt", "w1", *asked_with)
         request = pipe.request({"images": list(map(str, given)), "prompt": "w1", "prompt_table": table[1]})
         ours = request.encoder_input_ids or request.decoder_prompt_token_ids
-        assert ours[:3] == (60, 61, 62) and max(ours) == 62 + len(given) * pipe.llm.num_features
+        assert ours[:3] == (60, 61, 62) and max(ours) == 62 + len(given) * pipe.processor.vision.max_rows
         plain = pipe.request({"images": list(map(str, given)), "prompt": "w1"})
         plain = plain.encoder_input_ids or plain.decoder_prompt_token_ids
         assert [i if i < 60 else i - 3 for i in ours[3:]] == list(plain)

@@ -22,7 +22,8 @@ from tests.server_kit import EXAMPLES, asked, command, data_uri, is_empty, load,
 from visual_engines.families.image_processors import CLIP
 from vlm.errors import ImageError, InputError
 from vlm.processing.image_processor import ProcessorSource
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.processing.media_reading import pixels
 from vlm_app.cli.serve import _named
 from vlm_app.server.core.config import ServerConfig
 
@@ -271,16 +272,16 @@ def test_an_image_that_kills_its_process_costs_one_request():
     """Decoding is done elsewhere: what breaks there is one refusal, and the next image is read."""
 
     async def ask():
-        workers = ImageWorkers(1, MediaLimits())
+        media = MediaPool(MediaConfig(1))
         source = ProcessorSource(None, (CLIP,), (32, 32))
         try:
-            [whole] = await workers.pixels([SCENE.read_bytes()], source)
+            [[whole]] = await pixels(media, [SCENE.read_bytes()], source)
             with pytest.raises(ImageError, match="broke the process"):
-                await workers.run("the images", os.abort)
-            [again] = await workers.pixels([SCENE.read_bytes()], source)
+                await media.run("the images", os.abort)
+            [[again]] = await pixels(media, [SCENE.read_bytes()], source)
             return whole, again
         finally:
-            workers.close()
+            media.close()
 
     whole, again = asyncio.run(ask())
-    assert whole.shape == (1, 3, 32, 32) and (whole == again).all()
+    assert whole.shape == (3, 32, 32) and (whole == again).all()

@@ -43,7 +43,7 @@ def test_a_chat_with_an_image_answers_as_the_pipeline_does(client, alone):
     assert choice.message.content == expected.text and expected.text
     assert choice.finish_reason == "stop"
     assert answer.usage.completion_tokens == len(expected.token_ids)
-    assert answer.usage.prompt_tokens > alone.llm.num_features
+    assert answer.usage.prompt_tokens > alone.processor.vision.max_rows
 
 
 def test_a_stream_is_the_answer_in_pieces(client, alone):
@@ -180,6 +180,6 @@ def test_images_have_embeddings_too(client, alone):
     answer = client.embeddings.create(model="mini-llava", input=[data_uri(SCENES[0]), data_uri(SCENES[1])])
     state = alone.encode(SCENES[0]).last_hidden_state.mean(0)
     np.testing.assert_allclose(answer.data[0].embedding, (state / state.norm()).tolist(), atol=1e-5)
-    assert answer.usage.prompt_tokens == 2 * alone.llm.num_features
+    assert answer.usage.prompt_tokens == 2 * alone.processor.vision.max_rows
     with pytest.raises(openai.BadRequestError, match="nothing else"):
         client.embeddings.create(model="mini-llava", input="a text")

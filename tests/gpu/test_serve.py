@@ -85,10 +85,10 @@ def test_a_warm_engine_captures_nothing_for_the_usual_requests(monkeypatch):
     for model in ("mini-t5", "mini-llava", "mini-nougat"):
         pipeline = vlm.load(model, device="cuda")
         warm_up(pipeline)
-        captured = set(pipeline.llm.encoders.graphs._graphs)
+        captured = set(pipeline.llm.executor.runner.graphs._graphs)
         sizes = {key[1] for key in captured if key[0] == "decode"}
         assert sizes == {1, 2, 4, 8} and is_empty(pipeline)
         source = {"text": TEXT} if model == "mini-t5" else {"images": [EXAMPLES / "page.png"]}
         pipeline.generate([source] * 4, max_new_tokens=8)
-        new = {key for key in set(pipeline.llm.encoders.graphs._graphs) - captured if key[0] == "decode"}
+        new = {key for key in set(pipeline.llm.executor.runner.graphs._graphs) - captured if key[0] == "decode"}
         assert not new, (model, new)

@@ -148,7 +148,7 @@ def check(model, folder, tmp_path):
     engine = build_engine(convert_folder(folder, tmp_path / "checkpoint"), tmp_path / "engine", BuildConfig())
     pipe = Pipeline(engine, RuntimeConfig(device="cpu", max_prefill_tokens=40))
     images = torch.randn(3, 3, model.size, model.size, generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(pipe.llm.encoders.encode(images), model.features(images), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pipe.llm.encoders.networks.encode(images), model.features(images), atol=1e-5, rtol=1e-5)
     inputs = [ours(model, prompt, images[which]) for prompt, which in PROMPTS]
     found = [out.token_ids for out in pipe.generate(inputs, max_new_tokens=12)]
     assert found == [model.continued(prompt, images[which], 12) for prompt, which in PROMPTS]

@@ -102,7 +102,7 @@ def test_features(case):
     with torch.no_grad():
         want = case.model.get_image_features(case.images).pooler_output
     want = want if torch.is_tensor(want) else torch.stack(list(want))
-    torch.testing.assert_close(pipe.llm.encoders.encode(case.images), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pipe.llm.encoders.networks.encode(case.images), want, atol=1e-5, rtol=1e-5)
 
 
 def test_mixed_batches(case):

@@ -13,7 +13,7 @@ from tests.server_kit import is_empty, until
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.engine.fair_lock import FairLock
 from vlm.errors import EngineError, LimitError
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaConfig, MediaPool
 
 TEXT = "translate English to German: The old ship is small."
 
@@ -25,7 +25,7 @@ def t5():
 
 @contextlib.asynccontextmanager
 async def running(pipeline, **options):
-    model = AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()), **options)
+    model = AsyncPipeline(pipeline, MediaPool(MediaConfig()), **options)
     model.start()
     try:
         yield model

@@ -27,7 +27,7 @@ def test_every_family_has_a_tab():
 def test_a_tab_has_its_models_in_the_order_given():
     families = catalogs.families()
     named = {"b": "llava", "page": "nougat", "a": "opt"}
-    models = {name: SimpleNamespace(pipeline=SimpleNamespace(family=families[f])) for name, f in named.items()}
+    models = {name: SimpleNamespace(pipeline=SimpleNamespace(capabilities=families[f])) for name, f in named.items()}
     assert list(models_of(ASK, models)) == ["b", "a"] and list(models_of(READ, models)) == ["page"]
     assert not models_of(WRITE, models)
 

@@ -12,6 +12,7 @@ from tests.demo_kit import EXAMPLES
 pytest.importorskip("gradio", reason="pip install 'vlm-runtime[demo]'")
 
 from vlm.errors import DocumentError, ImageError, InputError
+from vlm.processing.conversation import ImagePart
 from vlm.registry import catalogs
 from vlm_app.demo import documents
 from vlm_app.demo.answers import Clock
@@ -55,7 +56,7 @@ def test_controls_left_alone_leave_it_to_the_model():
 def test_a_turn_is_shown_with_its_images_and_told_with_their_places():
     turn = Turn("user", "Which is larger?", ("a.png", "b.png"))
     assert turn.shown["content"] == [{"path": "a.png"}, {"path": "b.png"}, "Which is larger?"]
-    assert [part["type"] for part in turn.message["content"]] == ["image", "image", "text"]
+    assert turn.message.parts == (ImagePart(), ImagePart(), "Which is larger?")
 
 
 def test_pages_are_counted_from_one():
@@ -86,10 +87,12 @@ def test_a_preview_is_no_larger_than_what_is_shown(tmp_path):
     assert documents.preview(str(tmp_path / "wide.png"), 1).size == (667, 334)
 
 
-def fake(family: str, **parts):
+def fake(name: str, supports_chat: bool = False):
     """An asynchronous pipeline, as far as tabs look at it."""
-    pipeline = SimpleNamespace(family=catalogs.families()[family], tokenizer=SimpleNamespace(languages=None), **parts)
-    return SimpleNamespace(pipeline=pipeline)
+    family = catalogs.families()[name]
+    capabilities = SimpleNamespace(takes_images=family.takes_images, supports_chat=supports_chat)
+    tokenizer = SimpleNamespace(languages=None)
+    return SimpleNamespace(pipeline=SimpleNamespace(family=family, tokenizer=tokenizer, capabilities=capabilities))
 
 
 def test_languages_are_those_that_a_model_can_be_told():
@@ -105,7 +108,7 @@ def test_languages_are_those_that_a_model_can_be_told():
 
 
 def test_a_decoder_alone_is_asked_without_images():
-    opt = fake("opt", supports_chat=False)
+    opt = fake("opt")
     assert AskTab({"opt": opt}).title == "Ask"
     assert input_of(opt, (Turn("user", "Once"), Turn("assistant", "upon"), Turn("user", "a"))) == ({"prompt": "a"}, ())
 
@@ -114,6 +117,6 @@ def test_a_conversation_keeps_its_images_in_their_places():
     llava = fake("llava", supports_chat=True)
     turns = (Turn("user", "One?", ("a.png",)), Turn("assistant", "1"), Turn("user", "Two?", ("b.png",)))
     source, files = input_of(llava, turns)
-    assert files == ("a.png", "b.png") and [len(m["content"]) for m in source["messages"]] == [2, 1, 2]
+    assert files == ("a.png", "b.png") and [len(m.parts) for m in source["messages"].messages] == [2, 1, 2]
     with pytest.raises(InputError, match="no image yet"):
         input_of(llava, turns[1:2])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from vlm.executor.encoder_cache import EncoderCache
-from vlm.requests.prompt_table import Image
+from vlm.requests.image import Image
 
 
 def test_each_content_is_encoded_once_an_adapter():
-    cat, again, dog = (Image.from_pixels(torch.full((3, 2, 2), value)) for value in (1.0, 1.0, 2.0))
+    cat, again, dog = (Image(torch.full((3, 2, 2), value), rows=2) for value in (1.0, 1.0, 2.0))
     cache, encoded = EncoderCache(8), []
 
     def encode(pixels: list[torch.Tensor]) -> list[torch.Tensor]:

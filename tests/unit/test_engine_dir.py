@@ -13,6 +13,7 @@ from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError
+from vlm.layers.context import ModelContext
 
 WEIGHTS = "decoder/rank0.safetensors"
 
@@ -39,7 +40,7 @@ def test_opens_what_was_built(engine):
 
 def test_weights_load_by_name_and_device(engine):
     weights = engine.weights("visual")
-    module = artifact_kit.Eye(artifact_kit.parse_eye(CONFIG["encoder"]))
+    module = artifact_kit.Eye(artifact_kit.parse_eye(CONFIG["encoder"]), ModelContext())
     module.load_state_dict(weights, strict=True, assign=True)
     assert engine.weights("visual", device=torch.device("cpu"))["stem.bias"].device.type == "cpu"
 

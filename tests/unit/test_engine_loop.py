@@ -75,3 +75,18 @@ def test_what_is_dropped_ends_as_aborted(t5):
     loop.step()
     loop.clear(ids)
     assert [completion.finish_reason for completion in ended] == ["abort"] * 2 and is_empty(t5)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 100])
+def test_nothing_is_held_of_a_prompt_that_is_computed_or_dropped(steps):
+    """The rows of its images are on the device while it is computed, and no longer."""
+    llava = vlm.load("mini-llava", runtime=RuntimeConfig("cpu", max_prefill_tokens=3, burst=2))
+    loop, held = EngineLoop(llava.llm), llava.llm.executor._prompt_embeds
+    source = {"pixel_values": torch.zeros(3, *llava.processor.vision.image_size), "prompt": "What is this?"}
+    ids = loop.add([llava.request(source, max_new_tokens=3)])
+    loop.step()
+    assert set(held) == set(ids)
+    for _ in range(steps):
+        loop.step()
+    loop.clear(ids)
+    assert not held and is_empty(llava)

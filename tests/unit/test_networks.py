@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-import llm_engines.models
-import visual_engines.models
+import llm_engines
+import visual_engines
 import vlm.layers
 from vlm.convert.roles import role_configs
 from vlm.layers.attention import Attention, CrossAttention
@@ -27,8 +27,6 @@ from vlm.parallel.mapping import Mapping
 from vlm.registry.catalogs import families, installed, model_spec
 from vlm.requests.adapters import NO_ADAPTER
 
-# networks whose products are not yet Linear's, and their files
-RAW = {"donut-swin": "swin.py", "llava-vision": "llava.py", "vila-vision": "vila.py", "blip2-vision": "blip2.py"}
 NETWORKS = sorted(ref.name for catalog in installed() for ref in catalog.MODELS)
 DECODERS = ["bart", "gpt2", "llama", "opt", "t5"]
 TWO = ModelContext(mapping=Mapping(tp=2, rank=1))
@@ -47,7 +45,7 @@ def skeletons(network: str) -> dict[str, nn.Module]:
     return {shape: model_spec(network).skeleton(config) for shape, config in published(network).items()}
 
 
-@pytest.mark.parametrize("network", [name for name in NETWORKS if name not in RAW])
+@pytest.mark.parametrize("network", NETWORKS)
 def test_every_product_is_a_linear(network):
     built = skeletons(network)
     assert built
@@ -55,13 +53,6 @@ def test_every_product_is_a_linear(network):
         assert not isinstance(module, nn.Linear)
         if isinstance(module, Linear):
             assert module.weight.shape == (sum(module.part_sizes.values()), module.in_features)
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_a_network_that_is_not_converted_is_listed(network):
-    """The list shrinks: what it names has a product of its own still."""
-    raw = any(isinstance(module, nn.Linear) for whole in skeletons(network).values() for module in whole.modules())
-    assert raw == (network in RAW)
 
 
 @pytest.mark.parametrize("network", DECODERS)
@@ -94,15 +85,13 @@ def test_a_rank_of_two_has_half_of_what_is_split(network):
 
 
 def sources() -> list[Path]:
-    folders = [Path(package.__path__[0]) for package in (llm_engines.models, visual_engines.models, vlm.layers)]
+    folders = [Path(package.__path__[0]) for package in (llm_engines, visual_engines, vlm.layers)]
     return [path for folder in folders for path in sorted(folder.rglob("*.py")) if path.parent.name != "quant"]
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_nothing_multiplies_past_the_layers(path):
     """What calls the op itself is a LinearMethod, of vlm.layers.quant."""
-    if path.name in (*RAW.values(), "vit.py"):
-        pytest.skip("not converted yet")
     found = [ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if _multiplies(node)]
     assert not found
 

@@ -23,6 +23,7 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends import selection as backends
 from vlm.backends.graphs import export as onnx_export
 from vlm.backends.graphs import io as graph_io
+from vlm.backends.installed import checked_backend
 from vlm.backends.onnxruntime import check as graph_check
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.build.builder import build_engine
@@ -33,6 +34,7 @@ from vlm.executor.slot_packing import neighbours
 from vlm.ops import slot_attention as slots
 from vlm.ops.prefill_attention import tiles_of
 from vlm.registry.catalogs import model_spec
+from vlm.registry.role_configs import RoleConfigs
 from vlm.requests.request import Request
 from vlm.requests.sequence import PrefillChunk, Sequence
 
@@ -44,7 +46,9 @@ def llama(tmp_path_factory):
     weights = Checkpoint.open(engine.path.parent / "checkpoint").weights("decoder")
     spec = model_spec("llama")
     network = spec.loaded(spec.config.from_dict(engine.config("decoder")), dict(weights), torch.device("cpu"))
-    io = graph_io.graphs_of({"decoder": network.config}, engine.build)["decoder"]
+    io = graph_io.graphs_of(RoleConfigs(decoder=network.config), engine.limits, torch.float32, caches_grow=True)[
+        "decoder"
+    ]
     return engine, engine.path / "decoder" / "model.onnx", network, io
 
 
@@ -191,7 +195,7 @@ def test_what_cannot_be_run_is_said(llama, tmp_path, monkeypatch):
     with pytest.raises(InputError, match="an onnxruntime engine runs on cpu"):
         Pipeline(engine, RuntimeConfig(device="cuda"))
     with pytest.raises(ConfigError, match="onnxruntime does not compute in bfloat16"):
-        BuildConfig(dtype="bfloat16", backend="onnxruntime")
+        checked_backend(BuildConfig(dtype="bfloat16", backend="onnxruntime"))
     with pytest.raises(ConfigError, match="threads is 0, it must be at least 1"):
         RuntimeConfig(threads=0)
     (tmp_path / "model.onnx").write_bytes(path.read_bytes()[:1000])
@@ -214,7 +218,7 @@ def test_what_auto_takes(monkeypatch):
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(backends, "version", missing)
+    monkeypatch.setattr("vlm.backends.onnxruntime.backend.version", missing)
     assert backends.pick("cpu") == ("torch", "onnxruntime is not installed: pip install 'vlm-runtime[onnx]'")
 
 

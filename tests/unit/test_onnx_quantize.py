@@ -18,6 +18,7 @@ from tests.prompted_kit import call
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.graphs import io as graph_io
+from vlm.backends.installed import checked_backend
 from vlm.backends.onnxruntime import check as graph_check
 from vlm.build.store import packaged_models
 from vlm.config import BuildConfig
@@ -60,7 +61,10 @@ def test_a_graph_that_is_off_is_refused(engines, monkeypatch):
     config = spec.config.from_dict(small.config("decoder"))
     weights = dict(Checkpoint.open(small.path.parent / "checkpoint").weights("decoder"))
     network = spec.loaded(config, weights, torch.device("cpu"))
-    io, path = graph_io.decoder_io(config, small.build, torch.float32), small.path / "decoder" / "model.onnx"
+    io, path = (
+        graph_io.decoder_io(config, small.limits, torch.float32, caches_grow=True),
+        small.path / "decoder" / "model.onnx",
+    )
     graph_check.check("decoder", network, io, path, quantized=True)
     with pytest.raises(EngineError, match="logits differs by"):
         graph_check.check("decoder", network, io, path)
@@ -89,7 +93,7 @@ def test_a_shared_table_is_quantized_once_and_kept(engines):
 )
 def test_what_cannot_be_quantized_is_said(options, says):
     with pytest.raises(ConfigError, match=says):
-        BuildConfig(**options)
+        checked_backend(BuildConfig(**options))
 
 
 def test_a_mistake_is_one_sentence(tmp_path):

@@ -19,7 +19,7 @@ from vlm.backends.graphs.io import BATCH, CACHED, GraphIO, Port
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError, OutOfMemoryError
 from vlm.executor.slot_cache import SlotCache
-from vlm.processing.workers import ImageWorkers, MediaLimits
+from vlm.processing.media_pool import MediaConfig, MediaPool
 
 TEXT = "translate English to German: The old ship is small."
 PROMPT = "USER: Tell me what the sign by the old road says today. ASSISTANT:"
@@ -122,7 +122,7 @@ def test_a_prefix_that_was_not_computed_is_not_shared(monkeypatch):
 
 
 def serving(pipeline, **listeners):
-    return AsyncPipeline(pipeline, ImageWorkers(0, MediaLimits()), **listeners)
+    return AsyncPipeline(pipeline, MediaPool(MediaConfig()), **listeners)
 
 
 @pytest.mark.parametrize("library", ERRORS)
@@ -177,7 +177,7 @@ def test_one_input_of_a_job_is_lost(monkeypatch):
 
 def test_an_image_is_too_much(monkeypatch):
     pipeline = alone("mini-llava")
-    monkeypatch.setattr(pipeline.llm.encoders, "encode", raising(ERRORS["torch on the cpu"]))
+    monkeypatch.setattr(pipeline.llm.encoders.networks, "encode", raising(ERRORS["torch on the cpu"]))
     source = {"pixel_values": torch.zeros(1, 3, 96, 96), "prompt": "Hi"}
     for ask in (pipeline.generate, lambda _: pipeline.encode({"pixel_values": source["pixel_values"]})):
         with pytest.raises(OutOfMemoryError):

@@ -13,7 +13,8 @@ from transformers import Blip2Processor, BlipImageProcessor, CLIPImageProcessor,
 from visual_engines.families.blip2 import as_question
 from vlm.artifacts.chat_template import read_template
 from vlm.errors import EngineError, InputError
-from vlm.processing.prompts import PLACEHOLDER, Prompts, read_messages, split_text
+from vlm.processing.conversation import PLACEHOLDER, Conversation
+from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.catalogs import families
 from vlm.registry.spec import ChatFormat
@@ -44,7 +45,11 @@ def fast(*special: str, template: str = "<s> $A") -> PreTrainedTokenizerFast:
 
 
 def prompts(folder, **form) -> Prompts:
-    return Prompts.load(ChatFormat(**form), Tokenizer.from_dir(folder), folder, VOCABULARY, FEATURES)
+    return Prompts.load(ChatFormat(**form), Tokenizer.from_dir(folder), folder, VOCABULARY)
+
+
+def read(messages) -> Conversation:
+    return Conversation.from_messages(messages, 100)
 
 
 def as_rows(ids, image_id):
@@ -77,13 +82,12 @@ def test_llava_reads_what_its_processor_gives(tmp_path):
         count = sum(part["type"] == "image" for turn in conversation for part in turn["content"])
         text = processor.apply_chat_template(conversation, add_generation_prompt=True)
         want = processor(images=[picture] * count or None, text=text)["input_ids"][0]
-        messages, _ = read_messages(conversation)
-        assert ours.ids(ours.of_messages(messages, count), count) == as_rows(want, image_id)
+        assert ours.ids(ours.of_conversation(read(conversation), count), [FEATURES] * count) == as_rows(want, image_id)
     question = ours.of_prompt("what is this?", 1)
     assert question == processor.apply_chat_template(turns[0], add_generation_prompt=True)
     raw = "USER: <image> and <image> ? ASSISTANT:"
     want = processor(images=[picture] * 2, text=raw)["input_ids"][0]
-    assert ours.ids(raw, 2) == as_rows(want, image_id)
+    assert ours.ids(raw, [FEATURES] * 2) == as_rows(want, image_id)
 
 
 @pytest.mark.parametrize("template", ["<s> $A", "$A </s>"])
@@ -98,16 +102,16 @@ def test_blip2_reads_what_its_processor_gives(template, tmp_path):
         assert ours.of_prompt(given, 1) == text
         want = processor(images=picture, text=text)["input_ids"]
         want = want[0] if isinstance(want[0], list) else want
-        assert ours.ids(text, 1) == as_rows(want, image_id)
-        assert ours.ids(text, 0) == tokenizer(text)["input_ids"], "words alone"
+        assert ours.ids(text, [FEATURES]) == as_rows(want, image_id)
+        assert ours.ids(text, []) == tokenizer(text)["input_ids"], "words alone"
 
 
 def test_a_tokenizer_that_does_not_know_the_placeholder(tmp_path):
     fast().save_pretrained(tmp_path)
     ours = prompts(tmp_path)
     rows = [*range(100, 104)]
-    assert ours.ids("what <image> is <image>", 2) == [1, 7, *rows, 8, *range(104, 108)]
-    assert ours.ids("what <image>", 1, given_rows=3) == [1, 7, *range(103, 107)]
+    assert ours.ids("what <image> is <image>", [4, 2]) == [1, 7, *rows, 8, 104, 105]
+    assert ours.ids("what <image>", [4], given_rows=3) == [1, 7, *range(103, 107)]
     assert ours.of_prompt("is this?", 2) == "<image><image>is this?", "no template: images come first"
 
 
@@ -118,11 +122,11 @@ def test_templates_of_words_alone(tmp_path):
     tokenizer.chat_template = template
     tokenizer.save_pretrained(tmp_path)
     ours = prompts(tmp_path)
-    turns, _ = read_messages([{"role": "user", "content": "what is <image> this"}])
-    assert ours.of_messages(turns, 1) == "<s>user : what is <image> this</s>"
+    turns = read([{"role": "user", "content": "what is <image> this"}])
+    assert ours.of_conversation(turns, 1) == "<s>user : what is <image> this</s>"
     conversation = [{"role": "user", "content": "what is this"}]
     want = tokenizer.apply_chat_template(conversation, tokenize=True, return_dict=True)["input_ids"]
-    assert ours.ids(ours.of_messages(read_messages(conversation)[0], 0), 0) == want
+    assert ours.ids(ours.of_conversation(read(conversation), 0), []) == want
 
 
 def test_families_have_their_own_templates(tmp_path):
@@ -130,10 +134,10 @@ def test_families_have_their_own_templates(tmp_path):
     found = {}
     for name in ("llava", "vila"):
         form = families()[name].chat_format
-        ours = Prompts.load(form, Tokenizer.from_dir(tmp_path), tmp_path, VOCABULARY, FEATURES)
+        ours = Prompts.load(form, Tokenizer.from_dir(tmp_path), tmp_path, VOCABULARY)
         turns = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "what is this?"}]},
                  {"role": "assistant", "content": "a cat."}, {"role": "user", "content": "and this?"}]  # fmt: skip
-        found[name] = ours.of_messages(read_messages(turns)[0], 1)
+        found[name] = ours.of_conversation(read(turns), 1)
         assert ours.of_prompt("this <image> and <image>?", 2).endswith("USER: this <image>\n and <image>\n? ASSISTANT:")
     assert found["llava"] == "USER: <image>\nwhat is this? ASSISTANT: a cat.</s>USER: and this? ASSISTANT:"
     assert found["vila"].startswith("A chat between a curious user") and found["vila"].endswith(found["llava"])
@@ -146,25 +150,9 @@ def test_placeholders_and_images_are_counted(tmp_path):
         placed = text.count(PLACEHOLDER)
         with pytest.raises(InputError, match=f"the prompt has {placed} <image> placeholders and {count} images were"):
             ours.of_prompt(text, count)
-    turns, _ = read_messages([{"role": "user", "content": "what?"}])
+    turns = read([{"role": "user", "content": "what?"}])
     with pytest.raises(InputError, match="0 <image> placeholders and 1 images"):
-        ours.of_messages(turns, 1)
-
-
-@pytest.mark.parametrize(
-    ("messages", "words"),
-    [
-        ([], "messages is empty"),
-        ("hello", "messages is empty|message 1 needs a role"),
-        ([{"role": "robot", "content": "a"}], "message 1 needs a role"),
-        ([{"role": "user"}], "message 1 needs a role"),
-        ([{"role": "user", "content": [{"type": "audio"}]}], "message 1 holds a part of type 'audio'"),
-        ([{"role": "user", "content": ["a"]}], "message 1 holds a part of type None"),
-    ],
-)
-def test_malformed_conversations(messages, words):
-    with pytest.raises(InputError, match=words):
-        read_messages(messages)
+        ours.of_conversation(turns, 1)
 
 
 STRIPPING = (
@@ -186,34 +174,36 @@ def test_a_last_message_is_gone_on_with_as_in_hugging_face(tmp_path, template):
         want = tokenizer.apply_chat_template(
             given, chat_template=template, continue_final_message=True, tokenize=False, add_generation_prompt=False
         )
-        assert ours.of_messages(read_messages(turns)[0], 0, continue_final_message=True) == want
+        assert ours.of_conversation(read(turns), 0, continue_final_message=True) == want
     for wrong in (turns[:1], [turns[0], {"role": "assistant", "content": " "}]):
         with pytest.raises(InputError, match="needs a last message of the assistant"):
-            ours.of_messages(read_messages(wrong)[0], 0, continue_final_message=True)
+            ours.of_conversation(read(wrong), 0, continue_final_message=True)
     with pytest.raises(InputError, match="leaves the last message out"):
-        prompts(tmp_path, template="{{ messages[0]['content'] }}").of_messages(read_messages(turns)[0], 0, True)
+        prompts(tmp_path, template="{{ messages[0]['content'] }}").of_conversation(
+            read(turns), 0, continue_final_message=True
+        )
 
 
 def test_conversations_that_cannot_go_on(tmp_path):
     fast().save_pretrained(tmp_path)
-    turns, _ = read_messages([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
+    turns = read([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
     with pytest.raises(InputError, match="no chat template"):
-        prompts(tmp_path).of_messages(turns, 0)
+        prompts(tmp_path).of_conversation(turns, 0)
     with pytest.raises(InputError, match="the last message is the assistant's"):
-        prompts(tmp_path, template=LLAVA).of_messages(turns, 0)
+        prompts(tmp_path, template=LLAVA).of_conversation(turns, 0)
     refusing = "{{ raise_exception('only one turn') }}"
     with pytest.raises(InputError, match="does not take this conversation: only one turn"):
-        prompts(tmp_path, template=refusing).of_messages(turns[:1], 0)
+        prompts(tmp_path, template=refusing).of_conversation(Conversation(turns.messages[:1]), 0)
     with pytest.raises(EngineError, match="template is damaged"):
-        prompts(tmp_path, template="{% for").of_messages(turns[:1], 0)
+        prompts(tmp_path, template="{% for").of_conversation(Conversation(turns.messages[:1]), 0)
 
 
 def test_templates_reach_nothing(tmp_path):
     fast().save_pretrained(tmp_path)
-    turns, _ = read_messages([{"role": "user", "content": "a"}])
+    turns = read([{"role": "user", "content": "a"}])
     for template in ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "{% for x in range(999999999) %}{% endfor %}"):
         with pytest.raises(InputError, match="does not take this conversation"):
-            prompts(tmp_path, template=template).of_messages(turns, 0)
+            prompts(tmp_path, template=template).of_conversation(turns, 0)
 
 
 def test_where_templates_are_kept(tmp_path):
@@ -229,8 +219,3 @@ def test_where_templates_are_kept(tmp_path):
     (tmp_path / "chat_template.json").write_text("{")
     with pytest.raises(EngineError, match="is damaged"):
         read_template(tmp_path)
-
-
-def test_texts_are_split_at_their_placeholders():
-    assert split_text("a <image><image> b") == ["a ", PLACEHOLDER, PLACEHOLDER, " b"]
-    assert split_text("<image>") == [PLACEHOLDER] and split_text("a") == ["a"] and split_text("") == []

@@ -18,6 +18,7 @@ from vlm.executor.decode_burst import StepOutput
 from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
+from vlm.requests.sequence import SequenceStatus
 from vlm.requests.token_update import Hypothesis
 
 CONFIG = ModelConfig(1000, 8, 1, 1, 64, 0, 2, 1, 0)
@@ -58,6 +59,9 @@ class Invented:
                 self._write(s.self_blocks[span.beam], s.tokens, position)
         for s, span in prefills:
             self._check(s.self_blocks[span.beam], s.tokens[: span.end])
+
+    def release(self, sequence):
+        assert sequence.status is not SequenceStatus.FINISHED
 
     def launch(self, sequences, steps):
         rows = []
@@ -258,6 +262,25 @@ def test_preemption_happens_and_loses_nothing():
     assert sum(s.preemptions for s in done) > 0
     assert [s.token_ids for s in done] == [[token_at(3, p) for p in range(1, 31)]] * 4
     assert llm.scheduler.blocks.balanced
+
+
+def test_a_sequence_says_where_it_is():
+    llm = engine(num_self=12, slots=2, burst=4, asynchronous=False, config=ALONE, max_prefill_tokens=5)
+    params = SamplingParams(max_new_tokens=30, seed=3, ignore_eos=True)
+    for first in (10, 20, 30):
+        llm.add(Request(tuple(range(first, first + 8)), params=params))
+    sequences, seen = list(llm._sequences.values()), [set(), set(), set()]
+    while llm.has_work:
+        for sequence, statuses in zip(sequences, seen, strict=True):
+            statuses.add(sequence.status)
+            held = bool(sequence.slots and sequence.self_blocks)
+            assert held == (not sequence.queued and not sequence.finished)
+            assert (sequence.status is SequenceStatus.PREFILLING) == bool(sequence.pending_chunks)
+        llm.step()
+    assert all(sequence.finished and not sequence.slots for sequence in sequences)
+    assert {SequenceStatus.WAITING, SequenceStatus.PREFILLING, SequenceStatus.RUNNING} <= set().union(*seen)
+    assert [SequenceStatus.PREEMPTED in statuses for statuses in seen] == [s.preemptions > 0 for s in sequences]
+    assert sum(s.preemptions for s in sequences) > 0
 
 
 def test_shared_blocks_return_with_their_last_owner():

@@ -13,13 +13,14 @@ SCRIPT = """
 import torch
 import torch.nn.functional as F
 from visual_engines.models import swin, swin_kernels
+from vlm.layers.context import ModelContext
 torch.manual_seed(0)
 torch.set_grad_enabled(False)
 
 def attention(grid, window, heads, width, shift, qkv_bias):
     config = swin.SwinConfig(image_size=grid, num_channels=3, patch_size=(1, 1), embed_dim=width, depths=(1,),
                              num_heads=(heads,), window_size=window, qkv_bias=qkv_bias)
-    module = swin.WindowAttention(config, 0, shift)
+    module = swin.WindowAttention(config, 0, shift, ModelContext())
     for parameter in module.parameters():
         parameter.data = torch.randn_like(parameter) * 0.4
     module.init_buffers(torch.device("cpu"))

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from vlm.backends.installed import checked_backend
 from vlm.backends.tensorrt import library as trt_library
 from vlm.backends.tensorrt.library import FULL, RTX, Library, installed, named, versions
 from vlm.backends.tensorrt.plan_info import Machine, PlanInfo, check_runnable
@@ -94,7 +95,7 @@ def test_bfloat16_needs_ampere():
 )
 def test_odd_builds(options, reason):
     with pytest.raises(ConfigError, match=reason):
-        BuildConfig(**options)
+        checked_backend(BuildConfig(**options))
 
 
 def test_what_can_be_imported(monkeypatch):

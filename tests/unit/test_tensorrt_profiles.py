@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from vlm.backends.tensorrt.profiles import DECODE, PREFILL, PlanLimits, graph_profiles
-from vlm.config import BuildConfig, RuntimeConfig
+from vlm.config import EngineLimits, RuntimeConfig
 from vlm.errors import EngineError
 
 LIMITS = PlanLimits(max_batch_size=8, max_seq_len=1024, max_encoder_input_len=600, max_prefill_tokens=4096)
@@ -86,6 +86,6 @@ def test_what_no_limit_fits(inputs, reason):
 
 
 def test_limits_come_from_the_build_and_the_runtime():
-    limits = PlanLimits.from_config(BuildConfig(max_batch_size=3, max_seq_len=20))
+    limits = PlanLimits.from_engine(EngineLimits(max_batch_size=3, max_seq_len=20))
     assert (limits.max_batch_size, limits.max_seq_len, limits.max_encoder_input_len) == (3, 20, 0)
     assert limits.max_prefill_tokens == RuntimeConfig().max_prefill_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,23 +16,23 @@ from tests.media_kit import children
 from tests.server_kit import until
 from tests.worker_calls import ENDLESS, die, double, eat, fail_oddly, hang, pid, refuse
 from vlm.errors import ImageError
-from vlm.processing.worker_pool import WorkerPool
+from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.worker_process import Budget, WorkerFailure
 
 CALLS = "tests.worker_calls"
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    with closing(WorkerPool(1, Budget(2.0, 256), CALLS)) as pool:
+def pool() -> Iterator[MediaPool]:
+    with closing(MediaPool(MediaConfig(1, budget=Budget(2.0, 256), preload=CALLS))) as pool:
         yield pool
 
 
-def run(pool: WorkerPool, function, *arguments):
+def run(pool: MediaPool, function, *arguments):
     return pool.submit(lambda worker: worker.run(function, *arguments)).result()
 
 
-def failure(pool: WorkerPool, function, *arguments) -> str:
+def failure(pool: MediaPool, function, *arguments) -> str:
     with pytest.raises(WorkerFailure) as raised:
         run(pool, function, *arguments)
     return raised.value.kind
@@ -69,7 +70,7 @@ def test_a_worker_that_died_between_calls_costs_nothing(pool):
 
 
 def test_a_failure_leaves_the_other_workers_alone():
-    with closing(WorkerPool(2, ENDLESS, CALLS)) as pool:
+    with closing(MediaPool(MediaConfig(2, budget=ENDLESS, preload=CALLS))) as pool:
         stuck = pool.submit(lambda worker: worker.run(hang))
         assert [run(pool, double, n) for n in range(5)] == [0, 2, 4, 6, 8]
         until(lambda: pool.state().alive == 2 and pool.state().longest_seconds > 0)
@@ -77,7 +78,7 @@ def test_a_failure_leaves_the_other_workers_alone():
 
 
 def test_a_call_that_nobody_wants_is_killed_or_never_begun():
-    with closing(WorkerPool(1, ENDLESS, CALLS)) as pool:
+    with closing(MediaPool(MediaConfig(1, budget=ENDLESS, preload=CALLS))) as pool:
         stuck, waiting = (pool.submit(lambda worker: worker.run(hang)) for _ in range(2))
         last = pool.submit(lambda worker: worker.run(double, 3))
         waiting.kill()
@@ -97,7 +98,7 @@ def test_a_call_that_was_killed_after_its_end_costs_the_next_nothing(pool):
 
 
 def test_closing_waits_for_nothing():
-    pool = WorkerPool(2, ENDLESS, CALLS)
+    pool = MediaPool(MediaConfig(2, budget=ENDLESS, preload=CALLS))
     calls = [pool.submit(lambda worker: worker.run(hang)) for _ in range(4)]
     until(lambda: pool.state().busy == 2)
     processes = [worker._process for worker in pool._workers]
@@ -109,7 +110,7 @@ def test_closing_waits_for_nothing():
 
 
 def test_a_process_that_cannot_start_is_told():
-    with closing(WorkerPool(1, ENDLESS, "vlm.no_such_module")) as pool:
+    with closing(MediaPool(MediaConfig(1, budget=ENDLESS, preload="vlm.no_such_module"))) as pool:
         assert failure(pool, double, 1) == "start"
         until(lambda: pool.is_broken)
 
@@ -117,10 +118,10 @@ def test_a_process_that_cannot_start_is_told():
 PARENT = """
 import sys, time
 from tests.worker_calls import ENDLESS, hang
-from vlm.processing.worker_pool import WorkerPool
+from vlm.processing.media_pool import MediaConfig, MediaPool
 
 if __name__ == "__main__":
-    pool = WorkerPool(2, ENDLESS, "tests.worker_calls")
+    pool = MediaPool(MediaConfig(2, budget=ENDLESS, preload="tests.worker_calls"))
     for _ in range(2):
         pool.submit(lambda worker: worker.run(hang))
     while pool.state().busy < 2:
@@ -142,3 +143,21 @@ def test_workers_die_with_their_parent(number):
     parent.send_signal(number)
     parent.wait()
     until(lambda: not any(process.is_alive() for process in family))
+
+
+def test_who_waits_for_a_call_is_told_in_a_sentence(pool):
+    assert asyncio.run(pool.run("a.png", double, 4)) == 8
+    for words, function, arguments in (
+        ("reading a.png took longer than 2 s", hang, ()),
+        ("reading a.png takes more than 256 MB", eat, (1024,)),
+        ("reading a.png broke the process", die, (signal.SIGKILL,)),
+        ("this is wrong", refuse, ()),
+    ):
+        with pytest.raises(ImageError, match=words):
+            asyncio.run(pool.run("a.png", function, *arguments))
+
+
+def test_without_processes_calls_run_in_threads():
+    with closing(MediaPool(MediaConfig())) as pool:
+        assert not pool.has_processes and not pool.is_broken
+        assert asyncio.run(pool.run("a.png", pid)) == os.getpid()

@@ -56,7 +56,7 @@ TEMPLATE = vicuna(
 
 @dataclass(frozen=True)
 class Tower:
-    """A checkpoint's vision tower."""
+    """Holds a checkpoint's vision tower."""
 
     config: dict[str, Any]
     tensors: Mapping[str, Tensor]

@@ -18,7 +18,7 @@ from vlm.registry.catalogs import family
 
 
 def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """A VILA-1.5 folder -> our checkpoint at `out`, written whole or not at all.
+    """Converts a VILA-1.5 folder to our checkpoint at `out`, written whole or not at all.
 
     Raises CheckpointError for a part that is missing or does not fit, ConfigError that names every setting which cannot
     be honoured.

@@ -10,12 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from visual_engines.layers import ACTIVATIONS
 from visual_engines.models import vit
-from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
+from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
 from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 from vlm.registry.spec import ModelSpec
 
@@ -60,7 +62,7 @@ class Blip2VisionConfig(VisionConfig):
 
 
 def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
-    """A whole Hugging Face `blip-2` configuration -> Blip2VisionConfig; ConfigError names every field it cannot
+    """Reads a whole Hugging Face `blip-2` configuration. Raises ConfigError that names every field it cannot
     honour."""
     fields = ConfigReader(hf, "BLIP-2", aliases={"image_token_id": "image_token_index"})
     text = hf.get("text_config") or {}
@@ -90,32 +92,35 @@ def parse(hf: dict[str, Any]) -> Blip2VisionConfig:
 class Attention(nn.Module):
     """Attends from queries to themselves, or to an image's rows; the sum with what went in is normalized."""
 
-    def __init__(self, config: Blip2VisionConfig, source: int | None = None):
+    def __init__(self, config: Blip2VisionConfig, context: ModelContext, source: int | None = None):
         super().__init__()
-        self.num_heads, width = config.num_heads, config.width
-        self.q, self.kv = nn.Linear(width, width), nn.Linear(source or width, 2 * width)
-        self.out, self.norm = nn.Linear(width, width), LayerNorm(width, eps=config.norm_eps)
+        width, self.head_dim = config.width, config.width // config.num_heads
+        self.q = Linear(width, {"q": width}, axis="column", context=context)
+        self.kv = Linear(source or width, {"k": width, "v": width}, axis="column", context=context)
+        self.out = Linear(width, width, axis="row", context=context)
+        self.norm = LayerNorm(width, eps=config.norm_eps)
 
     def forward(self, x: Tensor, seen: Tensor) -> Tensor:
         """x [n, Q, C], seen [n, T, source] -> [n, Q, C]"""
         q = self._heads(self.q(x))
         k, v = (self._heads(part) for part in self.kv(seen).chunk(2, -1))
-        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.norm(x, self.out(y))[1]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class QueryLayer(nn.Module):
-    """BERT's, of queries: self-attention, cross-attention in some layers, feed-forward; norms after each."""
+    """Is BERT's layer, of queries: self-attention, cross-attention in some layers, feed-forward; norms after each."""
 
-    def __init__(self, config: Blip2VisionConfig, looks: bool):
+    def __init__(self, config: Blip2VisionConfig, context: ModelContext, looks: bool):
         super().__init__()
-        self.attention = Attention(config)
-        self.cross_attention = Attention(config, config.tower.hidden_size) if looks else None
-        self.up, self.down = nn.Linear(config.width, config.ffn_size), nn.Linear(config.ffn_size, config.width)
-        self.activation, self.norm = ACTIVATIONS[config.activation](), LayerNorm(config.width, eps=config.norm_eps)
+        self.attention, width = Attention(config, context), config.width
+        self.cross_attention = Attention(config, context, config.tower.hidden_size) if looks else None
+        self.up = Linear(width, {"up": config.ffn_size}, axis="column", context=context)
+        self.down = Linear(config.ffn_size, width, axis="row", context=context)
+        self.activation, self.norm = ACTIVATIONS[config.activation], LayerNorm(width, eps=config.norm_eps)
 
     def forward(self, x: Tensor, image: Tensor) -> Tensor:
         x = self.attention(x, x)
@@ -125,16 +130,17 @@ class QueryLayer(nn.Module):
 
 
 class Blip2Vision(nn.Module):
-    """Pixels -> a row a query, in the language model's width."""
+    """Turns pixels into a row a query, in the language model's width."""
 
     def __init__(self, config: Blip2VisionConfig, context: ModelContext):
         super().__init__()
         self.config = config
-        self.tower = ViT(config.tower)
+        self.tower = ViT(config.tower, context)
         self.queries = nn.Parameter(torch.zeros(config.num_queries, config.width))
         self.query_norm = LayerNorm(config.width, eps=config.norm_eps)
-        self.layers = nn.ModuleList(QueryLayer(config, i % config.cross_every == 0) for i in range(config.num_layers))
-        self.projection = nn.Linear(config.width, config.text_width)
+        looks = [i % config.cross_every == 0 for i in range(config.num_layers)]
+        self.layers = nn.ModuleList(QueryLayer(config, context, each) for each in looks)
+        self.projection = Linear(config.width, config.text_width, context=context)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, H, W] -> [n, num_queries, text_width]"""
@@ -146,7 +152,7 @@ class Blip2Vision(nn.Module):
 
 
 def rules(config: Blip2VisionConfig) -> list[Any]:
-    """Weight rules of `Blip2ForConditionalGeneration`'s visual part, under the names of its releases."""
+    """Returns weight rules of `Blip2ForConditionalGeneration`'s visual part, under the names of its releases."""
     return [rule for prefix in PREFIXES for rule in _rules(config, prefix)]
 
 

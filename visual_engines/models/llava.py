@@ -7,12 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from visual_engines.layers import ACTIVATIONS
 from visual_engines.models import vit
-from visual_engines.models.vit import ACTIVATIONS, ViT, ViTConfig
+from visual_engines.models.vit import ViT, ViTConfig
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Rename
 from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
 from vlm.registry.spec import ModelSpec
 
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
@@ -44,7 +46,7 @@ class LlavaVisionConfig(VisionConfig):
 
 
 def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
-    """A whole Hugging Face `llava` configuration -> LlavaVisionConfig; ConfigError names every field it cannot
+    """Reads a whole Hugging Face `llava` configuration. Raises ConfigError that names every field it cannot
     honour."""
     fields = ConfigReader(hf, "LLaVA", aliases={"image_token_id": "image_token_index"})
     tower = vit.parse(hf.get("vision_config") or TOWER, fields.get("vision_feature_layer", -2))
@@ -64,15 +66,15 @@ def parse(hf: dict[str, Any]) -> LlavaVisionConfig:
 
 
 class LlavaVision(nn.Module):
-    """Pixels -> rows of the language model's width."""
+    """Turns pixels into rows of the language model's width."""
 
     def __init__(self, config: LlavaVisionConfig, context: ModelContext):
         super().__init__()
         self.config = config
-        self.tower = ViT(config.tower)
-        self.up = nn.Linear(config.tower.hidden_size, config.text_width, bias=config.bias)
-        self.activation = ACTIVATIONS[config.activation]()
-        self.down = nn.Linear(config.text_width, config.text_width, bias=config.bias)
+        self.tower, width = ViT(config.tower, context), config.text_width
+        self.up = Linear(config.tower.hidden_size, {"up": width}, bias=config.bias, axis="column", context=context)
+        self.activation = ACTIVATIONS[config.activation]
+        self.down = Linear(width, width, bias=config.bias, axis="row", context=context)
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, H, W] -> [n, num_features, text_width]"""
@@ -82,7 +84,7 @@ class LlavaVision(nn.Module):
 
 
 def rules(config: LlavaVisionConfig) -> list[Any]:
-    """Weight rules of `LlavaForConditionalGeneration`'s visual part, under the names of its releases."""
+    """Returns weight rules of `LlavaForConditionalGeneration`'s visual part, under the names of its releases."""
     found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
     for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
         for kind in ("weight", "bias") if config.bias else ("weight",):

@@ -1,4 +1,4 @@
-"""Swin encoders as Donut and Nougat use them, from timm's parts, equal to Hugging Face's DonutSwinModel.
+"""Swin encoders as Donut and Nougat use them, equal to Hugging Face's DonutSwinModel.
 
 Liu et al., Swin Transformer (arXiv:2103.14030). Three things differ from timm's own tower: the grid is padded before it
 is shifted (the other way round an uneven grid gives other windows), a grid as small as a window is not shifted in
@@ -12,19 +12,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, PatchEmbed, get_act_layer
-from timm.models.swin_transformer import PatchMerging, get_relative_position_index, window_partition, window_reverse
+from timm.layers import PatchEmbed
+from timm.models.swin_transformer import get_relative_position_index, window_partition, window_reverse
 from torch import Tensor, nn
 
+from visual_engines.layers import Mlp
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Drop, Fuse, Rename
 from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
 from vlm.ops.add_layer_norm import add_layer_norm
 from vlm.registry.spec import ModelSpec
 
-# what Hugging Face calls the functions, and timm
-ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu", "swish")
 SHIFT_MASK = -100.0  # finite, as published (and in the kernel): a masked cell keeps a weight of e^-100
 
 
@@ -42,7 +43,7 @@ class SwinConfig(VisionConfig):
 
     @property
     def grids(self) -> list[tuple[int, int]]:
-        """(rows, columns) of each stage; odd grids are padded when they are merged."""
+        """Returns (rows, columns) of each stage; odd grids are padded when they are merged."""
         height, width = (-(-size // patch) for size, patch in zip(self.image_size, self.patch_size, strict=True))
         found = [(height, width)]
         for _ in self.depths[1:]:
@@ -61,7 +62,7 @@ class SwinConfig(VisionConfig):
 
 
 def parse(hf: dict[str, Any]) -> SwinConfig:
-    """A Hugging Face `donut-swin` configuration -> SwinConfig; ConfigError names every field it cannot honour."""
+    """Reads a Hugging Face `donut-swin` configuration. Raises ConfigError that names every field it cannot honour."""
     fields = ConfigReader(hf, "Swin encoder", aliases={"num_attention_heads": "num_heads"})
     fields.choice("model_type", ["donut-swin"])
     fields.choice("use_absolute_embeddings", [False], default=False)
@@ -118,21 +119,25 @@ def _contradictions(config: SwinConfig) -> list[str]:
 
 
 class WindowAttention(nn.Module):
-    """Attention inside windows, every other time shifted by half a window, with a learned bias by relative position."""
+    """Attends inside windows, every other time shifted by half a window, with a learned bias by relative position.
 
-    def __init__(self, config: SwinConfig, stage: int, shift: int):
+    Ranks do not split it: the table of biases and the kernel know all heads.
+    """
+
+    def __init__(self, config: SwinConfig, stage: int, shift: int, context: ModelContext):
         super().__init__()
         width, grid = config.embed_dim * 2**stage, config.grids[stage]
         self.num_heads, self.window, self.shift = config.num_heads[stage], config.window_size, shift
         self.padding = tuple(-side % self.window for side in grid)
         self.padded_grid = tuple(side + more for side, more in zip(grid, self.padding, strict=True))
         self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * self.window - 1) ** 2, self.num_heads))
-        self.qkv = nn.Linear(width, 3 * width, bias=config.qkv_bias)
-        self.proj = nn.Linear(width, width)
+        parts = {"q": width, "k": width, "v": width}
+        self.qkv = Linear(width, parts, bias=config.qkv_bias, context=context)
+        self.proj = Linear(width, width, context=context)
         self.register_buffer("bias", None, persistent=False)
 
     def init_buffers(self, device: torch.device) -> None:
-        """The bias of every head and pair of cells, made once and not per pass, as `device` takes it."""
+        """Makes the bias of every head and pair of cells once, not in each pass, as `device` takes it."""
         area = self.window**2
         index = get_relative_position_index(self.window, self.window).to(device)
         bias = self.relative_position_bias_table.detach()[index.view(-1)].view(area, area, -1).permute(2, 0, 1)
@@ -146,17 +151,15 @@ class WindowAttention(nn.Module):
             self.bias = bias[None].contiguous()
 
     def _shift_mask(self, device: torch.device) -> Tensor:
-        """[windows, area, area]: cells that were apart before the cyclic shift must not see each other."""
+        """Returns [windows, area, area]: cells that were apart before the cyclic shift must not see each other."""
+        dtype = self.relative_position_bias_table.dtype
         rows, columns = (
-            sum(
-                (torch.arange(side, device=device) >= side - edge).to(self.proj.weight.dtype)
-                for edge in (self.window, self.shift)
-            )
+            sum((torch.arange(side, device=device) >= side - edge).to(dtype) for edge in (self.window, self.shift))
             for side in self.padded_grid
         )
         region = (rows[:, None] * 3 + columns[None])[None, :, :, None]
         region = window_partition(region, (self.window, self.window)).flatten(1)
-        return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(self.proj.weight.dtype)
+        return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [images, rows, columns, C] -> the same"""
@@ -197,20 +200,20 @@ class LayerNorm(nn.LayerNorm):
         return self.of_sum(x, None)[1]
 
     def of_sum(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """s = x + delta; returns s and its norm"""
+        """Returns x + delta and its norm."""
         return add_layer_norm(x, delta, self.weight, self.bias, self.eps)
 
 
 class Block(nn.Module):
-    def __init__(self, config: SwinConfig, stage: int, index: int):
+    def __init__(self, config: SwinConfig, stage: int, index: int, context: ModelContext):
         super().__init__()
         width, grid = config.embed_dim * 2**stage, config.grids[stage]
         # one window high or wide: there is nothing to shift to
         shift = 0 if index % 2 == 0 or min(grid) <= config.window_size else config.window_size // 2
         self.norm1 = LayerNorm(width, eps=config.layer_norm_eps)
-        self.attention = WindowAttention(config, stage, shift)
+        self.attention = WindowAttention(config, stage, shift, context)
         self.norm2 = LayerNorm(width, eps=config.layer_norm_eps)
-        self.mlp = Mlp(width, int(width * config.mlp_ratio), act_layer=get_act_layer(ACTIVATIONS[config.activation]))
+        self.mlp = Mlp(width, int(width * config.mlp_ratio), config.activation, context=context)
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """x [images, rows, columns, C] and what is still to be added to it -> the same"""
@@ -219,14 +222,31 @@ class Block(nn.Module):
         return x, self.mlp(y)
 
 
-class Stage(nn.Module):
-    """Blocks of one resolution; then 2×2 cells become one, but for the last stage."""
+class PatchMerging(nn.Module):
+    """Makes one cell of 2 × 2, twice as wide; an odd side gets a border of zeros."""
 
-    def __init__(self, config: SwinConfig, stage: int):
+    def __init__(self, width: int, context: ModelContext):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(config, stage, i) for i in range(config.depths[stage]))
+        # the norm's eps is not the configuration's
+        self.norm = LayerNorm(4 * width)
+        self.reduction = Linear(4 * width, 2 * width, bias=False, context=context)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [images, rows, columns, C] -> [images, ceil(rows / 2), ceil(columns / 2), 2 C]"""
+        images, height, width, channels = x.shape
+        x = F.pad(x, (0, 0, 0, width % 2, 0, height % 2))
+        x = x.reshape(images, -(-height // 2), 2, -(-width // 2), 2, channels)
+        return self.reduction(self.norm(x.permute(0, 1, 3, 4, 2, 5).flatten(3)))
+
+
+class Stage(nn.Module):
+    """Runs blocks of one resolution; then 2 × 2 cells become one, but for the last stage."""
+
+    def __init__(self, config: SwinConfig, stage: int, context: ModelContext):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(config, stage, i, context) for i in range(config.depths[stage]))
         last = stage == len(config.depths) - 1
-        self.downsample = nn.Identity() if last else PatchMerging(config.embed_dim * 2**stage, norm_layer=LayerNorm)
+        self.downsample = nn.Identity() if last else PatchMerging(config.embed_dim * 2**stage, context)
 
     def forward(self, x: Tensor) -> Tensor:
         delta = None
@@ -236,7 +256,7 @@ class Stage(nn.Module):
 
 
 class SwinEncoder(nn.Module):
-    """Pixels -> feature rows. Call `init_buffers` once the weights are in place, and again when they move or change."""
+    """Turns pixels into feature rows. Call `init_buffers` when weights are put in place, move or change."""
 
     def __init__(self, config: SwinConfig, context: ModelContext):
         super().__init__()
@@ -251,7 +271,7 @@ class SwinEncoder(nn.Module):
             strict_img_size=False,
             dynamic_img_pad=True,
         )
-        self.stages = nn.Sequential(*(Stage(config, i) for i in range(len(config.depths))))
+        self.stages = nn.Sequential(*(Stage(config, i, context) for i in range(len(config.depths))))
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the weights and is not stored."""
@@ -265,7 +285,7 @@ class SwinEncoder(nn.Module):
 
 
 def rules(config: SwinConfig) -> list[Any]:
-    """Weight rules for `DonutSwinModel` (names without the role's prefix)."""
+    """Returns weight rules of `DonutSwinModel` (names without the role's prefix)."""
     stage, block = "encoder.layers.{}", "encoder.layers.{}.blocks.{}"
     renamed = {
         "embeddings.patch_embeddings.projection": "patch_embed.proj",

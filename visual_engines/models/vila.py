@@ -19,6 +19,7 @@ from vlm.config import VisionConfig
 from vlm.convert.rules import Rename
 from vlm.errors import ConfigError
 from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
 from vlm.registry.spec import ModelSpec
 
 DOWNSAMPLE = "mlp_downsample"
@@ -50,7 +51,7 @@ class VilaVisionConfig(VisionConfig):
 
     @property
     def linears(self) -> int:
-        """Linear layers of the projector."""
+        """Counts the projector's Linear layers."""
         if self.projector == "linear":
             return 1
         return 2 if self.projector == DOWNSAMPLE else int(DEPTH.fullmatch(self.projector)[1])
@@ -82,17 +83,17 @@ def parse(config: dict[str, Any]) -> VilaVisionConfig:
 
 
 class VilaVision(nn.Module):
-    """Pixels -> rows of the language model's width."""
+    """Turns pixels into rows of the language model's width."""
 
     def __init__(self, config: VilaVisionConfig, context: ModelContext):
         super().__init__()
         self.config, width = config, config.tower.hidden_size
-        self.tower = ViT(config.tower)
+        self.tower = ViT(config.tower, context)
         if config.projector == DOWNSAMPLE:
             width *= 4
             self.norm = nn.LayerNorm(width)
         sizes = [width] + [config.text_width] * config.linears
-        self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.linears = nn.ModuleList(Linear(a, b, context=context) for a, b in itertools.pairwise(sizes))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, H, W] -> [n, num_features, text_width]"""
@@ -117,7 +118,7 @@ def cells(x: Tensor, side: int) -> Tensor:
 
 
 def rules(config: VilaVisionConfig) -> list[Any]:
-    """Weight rules, names beginning with `vision_tower.` and `mm_projector.layers`."""
+    """Returns weight rules, names beginning with `vision_tower.` and `mm_projector.layers`."""
     found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
     down = config.projector == DOWNSAMPLE
     names = {"mm_projector.layers.1": "norm"} if down else {}

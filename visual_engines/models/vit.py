@@ -1,4 +1,4 @@
-"""Plain vision transformers (Dosovitskiy et al., arXiv:2010.11929): CLIP's, SigLIP's and BLIP-2's, from timm's parts.
+"""Plain vision transformers (Dosovitskiy et al., arXiv:2010.11929): CLIP's, SigLIP's and BLIP-2's.
 
 They differ in the class token, in norms at the ends, in biases and in the activation. CLIP: Radford et al.
 (arXiv:2103.00020); SigLIP: Zhai et al. (arXiv:2303.15343); BLIP-2's ViT-g: Fang et al., EVA (arXiv:2211.07636).
@@ -11,36 +11,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import Mlp, PatchEmbed
+from timm.layers import PatchEmbed
 from torch import Tensor, nn
 
+from visual_engines.layers import ACTIVATIONS, Mlp
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
+from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
 
-
-class QuickGELU(nn.Module):
-    """CLIP's: x · sigmoid(1.702 x)"""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)
-
-
-class TanhGELU(nn.GELU):
-    def __init__(self) -> None:
-        super().__init__("tanh")
-
-
-ACTIVATIONS = {
-    "quick_gelu": QuickGELU,
-    "gelu": nn.GELU,
-    "gelu_python": nn.GELU,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-    "swish": nn.SiLU,
-    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), TanhGELU),
-}
 KINDS = ("clip_vision_model", "siglip_vision_model", "blip_2_vision_model")
 
 
@@ -62,7 +43,7 @@ class ViTConfig(VisionConfig):
 
     @property
     def depth(self) -> int:
-        """Blocks that are run."""
+        """Counts the blocks that are run."""
         return max(self.layers)
 
     @property
@@ -75,7 +56,7 @@ class ViTConfig(VisionConfig):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
+        """Returns rows and columns of patches."""
         return self.image_size[0] // self.patch_size, self.image_size[1] // self.patch_size
 
     @property
@@ -96,7 +77,7 @@ DEFAULTS = {
 
 
 def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str = KINDS[0]) -> ViTConfig:
-    """A Hugging Face configuration of a tower -> ViTConfig; ConfigError names every field it cannot honour.
+    """Reads a Hugging Face configuration of a tower. Raises ConfigError that names every field it cannot honour.
 
     `layers`: the feature layers as Hugging Face numbers them, -1 the last; None: the last one, normalized. `kind`: what
     it is where it does not say.
@@ -135,39 +116,40 @@ def _pair(value: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
 
 
 class Attention(nn.Module):
-    """Every row over all rows of its image."""
+    """Attends from every row to all rows of its image."""
 
-    def __init__(self, config: ViTConfig):
+    def __init__(self, config: ViTConfig, context: ModelContext):
         super().__init__()
-        self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.qkv_bias)
-        self.proj = nn.Linear(config.width, config.width)
+        width, self.head_dim = config.width, config.width // config.num_heads
+        parts = {"q": width, "k": width, "v": width}
+        self.qkv = Linear(width, parts, bias=config.qkv_bias, axis="column", context=context)
+        self.proj = Linear(width, width, axis="row", context=context)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, T, C] -> the same"""
-        n, rows, width = x.shape
-        q, k, v = self.qkv(x).view(n, rows, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
-        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(n, rows, width))
+        n, rows, _ = x.shape
+        q, k, v = self.qkv(x).view(n, rows, 3, -1, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class Block(nn.Module):
-    def __init__(self, config: ViTConfig):
+    def __init__(self, config: ViTConfig, context: ModelContext):
         super().__init__()
         self.norm1, self.norm2 = (LayerNorm(config.width, eps=config.norm_eps) for _ in range(2))
-        self.attention = Attention(config)
-        self.mlp = Mlp(config.width, config.ffn_size, act_layer=ACTIVATIONS[config.activation])
+        self.attention = Attention(config, context)
+        self.mlp = Mlp(config.width, config.ffn_size, config.activation, context=context)
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The residual stream [n, T, C] and the last sublayer's output, not yet added: the next norm adds it."""
+        """Returns the residual stream [n, T, C] and the last sublayer's output, which the next norm adds."""
         x, y = self.norm1(x, delta)
         x, y = self.norm2(x, self.attention(y))
         return x, self.mlp(y)
 
 
 class ViT(nn.Module):
-    """Pixels -> rows, the class token's first where there is one."""
+    """Turns pixels into rows, the class token's first where there is one."""
 
-    def __init__(self, config: ViTConfig):
+    def __init__(self, config: ViTConfig, context: ModelContext):
         super().__init__()
         self.config = config
         clip = config.kind == "clip_vision_model"
@@ -178,7 +160,7 @@ class ViT(nn.Module):
         self.positions = nn.Parameter(torch.zeros(config.num_features, config.width))
         if config.embedding_norm:
             self.embedding_norm = LayerNorm(config.width, eps=config.norm_eps)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(Block(config, context) for _ in range(config.depth))
         if config.final_norm:
             self.final_norm = LayerNorm(config.width, eps=config.norm_eps)
 
@@ -204,7 +186,7 @@ class ViT(nn.Module):
 
 
 def rules(config: ViTConfig, prefix: str, to: str = "tower.") -> list[Any]:
-    """Weight rules of `CLIPVisionModel`, `SiglipVisionModel` or `Blip2VisionModel`, whose names begin with `prefix`."""
+    """Returns weight rules of `CLIPVisionModel`, `SiglipVisionModel` or `Blip2VisionModel`, named `prefix`…"""
     row = "the class token's row is kept as a vector"
     e = f"{prefix}embeddings"
     found: list[Any] = [Drop(f"{e}.position_ids", "they are counted", optional=True)]
@@ -261,7 +243,7 @@ def _unused(layer: str) -> list[Any]:
 def _optional(
     names: dict[str, str], kinds: tuple[str, ...] = (".weight", ".bias"), to: tuple[str, ...] | None = None
 ) -> list[Any]:
-    """A file has its names with one prefix or another, so that each is optional; a target left over is an error."""
+    """Renames what a file has under one prefix or another, so that each is optional; a target left over is an error."""
     pairs = list(zip(kinds, to or kinds, strict=True))
     return [Rename(f"{a}{x}", f"{b}{y}", optional=True) for a, b in names.items() for x, y in pairs]
 

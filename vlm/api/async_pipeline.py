@@ -11,8 +11,9 @@ from typing import Any
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
 from vlm.engine.async_engine import AsyncEngine
+from vlm.processing.media_pool import MediaPool
+from vlm.processing.media_reading import ImageFile, pixels
 from vlm.processing.tokenization import TextStream
-from vlm.processing.workers import ImageFile, ImageWorkers
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
 
@@ -30,9 +31,9 @@ class TextDelta:
 class AsyncPipeline:
     """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
 
-    def __init__(self, pipeline: Pipeline, workers: ImageWorkers, **listeners: Callable[..., None]):
+    def __init__(self, pipeline: Pipeline, media: MediaPool, **listeners: Callable[..., None]):
         """`listeners`: on_end, on_break, on_step; see AsyncEngine."""
-        self.pipeline, self.workers = pipeline, workers
+        self.pipeline, self.media = pipeline, media
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:
@@ -94,7 +95,7 @@ class AsyncPipeline:
             return source
         processor = self.pipeline.processor
         processor.request_builder.check_images(len(files))
-        return processor.with_pixels(source, await self.workers.pixels(files, processor.image_source))
+        return processor.with_pixels(source, await pixels(self.media, files, processor.image_source))
 
     def _text_stream(self, request: Request) -> TextStream | None:
         tokenizer = self.pipeline.tokenizer

@@ -104,7 +104,8 @@ class OutputReader:
             completion.seed,
             top_logprobs=completion.top_logprobs if params.top_logprobs else None,
             score=score,
-            **logits_of(completion),
+            context_logits=completion.context_logits,
+            generation_logits=completion.generation_logits,
         )
 
     def _text(self, completion: Completion, outcome: Completion | Hypothesis) -> str:
@@ -116,15 +117,3 @@ class OutputReader:
             whole = [*request.decoder_prompt_token_ids, *completion.token_ids]
             shown = without_loop(shown, period) if (period := loop_period(whole)) else shown
         return self.tokenizer.showing(special_tokens=not request.params.skip_special_tokens).decode(shown)
-
-
-def logits_of(completion: Completion) -> dict[str, torch.Tensor | None]:
-    """Those of a prompt and of its output, where the request wants them."""
-    import torch
-
-    params, generated = completion.request.params, completion.generation_logits
-    context = [*completion.context_logits, *(logits[None] for logits in generated[:1])]
-    return {
-        "context_logits": torch.cat(context) if params.return_context_logits and generated else None,
-        "generation_logits": torch.stack(generated) if params.return_generation_logits and generated else None,
-    }

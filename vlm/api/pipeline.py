@@ -12,18 +12,21 @@ from typing import Any
 
 import torch
 
+from vlm.api.capabilities import Capabilities
 from vlm.api.job import Job
-from vlm.api.loader import load_engine, resolve_device
+from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import resolve_device
+from vlm.backends.installed import backend as backend_named
 from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of
-from vlm.config import ModelConfig, RuntimeConfig
+from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.engine_loop import EngineLoop
-from vlm.engine.llm_engine import LLMEngine
+from vlm.engine.llm_engine import EngineUsage, LLMEngine
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
@@ -80,7 +83,7 @@ def engine_of(
 
     if backend == "auto":
         backend = None if kind_of(model) == "engine" else pick(on, dtype).name
-    default = "bfloat16" if on == "cuda" and backend != "onnxruntime" else "float32"
+    default = backend_named(backend or BuildConfig.backend).default_dtype(on)
     return resolve(model, dtype=dtype, default_dtype=default, backend=backend, **options)
 
 
@@ -92,6 +95,7 @@ class Pipeline:
         self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
         self.loop = EngineLoop(self.llm)
         self.processor = Processor.from_engine(engine)
+        self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
         self.family, self._builder = self.processor.family, self.processor.request_builder
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
         self.config: ModelConfig = self.llm.config
@@ -112,9 +116,10 @@ class Pipeline:
         those of SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
-        conversation), with several `images` (or `pixel_values` [n, C, H, W]), which stand where the text says <image>,
-        or first; `prompt_table` [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows
-        come after it; with a text, its rows go before the text.
+        conversation), with several `images` (or `pixel_values` [n, C, H, W], or a list of [C, H, W], whose sizes may
+        differ where the model allows it), which stand where the text says <image>, or first; `prompt_table`
+        [rows, hidden] is what ids from the vocabulary's size on address, and the images' rows come after it; with a
+        text, its rows go before the text.
         """
         if isinstance(inputs, list | tuple):
             given, sampling = self._split(options)
@@ -160,17 +165,15 @@ class Pipeline:
         """
         many = isinstance(inputs, list | tuple)
         fields = [{**self._builder.fields(one), **options} for one in (inputs if many else [inputs])]
-        if self.family.chat_format is not None and (
-            self.llm.encoders.encoder is None or all({"images", "pixel_values"} >= one.keys() for one in fields)
+        if self.capabilities.takes_prompt and (
+            not self.capabilities.has_text_encoder or all({"images", "pixel_values"} >= one.keys() for one in fields)
         ):
             found = [self._features(one, hidden_states or attentions) for one in fields]
             return found if many else found[0]
         requests = [self._builder.build(one, SamplingParams()) for one in fields]
         if (encoder := self.processor.encoder) is not None:
             for request in requests:
-                check_encoder_input(
-                    request, encoder, self.processor.num_features, self.llm.limits.max_encoder_input_len
-                )
+                check_encoder_input(request, encoder, self.capabilities.max_encoder_input_len)
         found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
         return found if many else found[0]
 
@@ -205,10 +208,13 @@ class Pipeline:
         total = (self._ended or time.perf_counter()) - self._started
         return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
 
-    @property
-    def supports_chat(self) -> bool:
-        """Has it a template for conversations?"""
-        return self._builder.prompts is not None and self._builder.prompts.template is not None
+    def usage(self) -> EngineUsage | None:
+        """Says how full its engine is; None of an encoder alone. Any thread may ask."""
+        return self.llm.usage()
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.llm.free_cached_memory()
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -261,7 +267,7 @@ class Pipeline:
         if encoders.encoder is None:
             if hidden_states or attentions:
                 raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
-            features = encoders.encode(torch.stack([r.pixel_values for r in requests]))
+            features = encoders.encode_pixels([r.encoder_image.pixels for r in requests])
             return [Encoding(x.cpu()) for x in features]
         recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
         texts = [r.encoder_input_ids for r in requests]
@@ -283,7 +289,7 @@ class Pipeline:
 
     def _window(self, window: int | None) -> int:
         # as much again as runs, so that a freed slot never waits for preprocessing
-        return window or 2 * self.llm.limits.max_batch_size
+        return window or 2 * self.capabilities.max_batch_size
 
     def _reset_timings(self) -> None:
         self.llm.encoders.timer.reset()

@@ -24,9 +24,9 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     What the engine or the device is too small for is left out, and an encoder alone decodes nothing. The pipeline must
     be idle, and is so afterwards.
     """
-    if not pipeline.processor.generates:
+    if not pipeline.capabilities.generates:
         return
-    most = pipeline.llm.limits.max_batch_size
+    most = pipeline.capabilities.max_batch_size
     sizes = sorted({bucket_of(n, most) for n in range(1, most + 1)})
     numbers = itertools.count()
     for done, size in enumerate(sizes):
@@ -35,7 +35,7 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
         for sampling in WAYS:
             if not _run(pipeline, [_made_up(pipeline, next(numbers)) for _ in range(size)], sampling):
                 return
-    pipeline.llm.executor.free_cached_memory()
+    pipeline.free_cached_memory()
 
 
 def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, Any]) -> bool:
@@ -54,9 +54,8 @@ def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, 
 def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
     """An input like no other: equal ones would share their work."""
     processor, drawn = pipeline.processor, torch.Generator().manual_seed(number)
-    if (vision := processor.vision) and (processor.tokenizer or processor.family.chat_format is None):
+    if (vision := processor.vision) and (processor.tokenizer or not processor.family.takes_prompt):
         pixels = torch.rand(vision.num_channels, *vision.image_size, generator=drawn)
-        return {"pixel_values": pixels, **({"prompt": f"{number}"} if processor.family.chat_format else {})}
-    vocab_size = (processor.encoder or processor.config).vocab_size
-    ids = torch.randint(vocab_size, (LENGTH,), generator=drawn).tolist()
-    return {"encoder_input_ids" if processor.encoder else "decoder_prompt_token_ids": ids}
+        return {"pixel_values": pixels, **({"prompt": f"{number}"} if processor.family.takes_prompt else {})}
+    ids = torch.randint(processor.vocab_size, (LENGTH,), generator=drawn).tolist()
+    return {pipeline.capabilities.id_field: ids}

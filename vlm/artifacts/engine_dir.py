@@ -47,9 +47,8 @@ class Manifest(Config):
 
     @property
     def build(self) -> BuildConfig:
-        target = tuple(self.built_for.get("tensorrt", {}).get("targets", ()))
-        kind = {"backend": self.backend, "target": target, "quantization": self.quantization}
-        values: dict[str, Any] = {**kind, **self.limits}
+        """What was asked of the build, but for what its backend alone knows (Backend.build_of)."""
+        values: dict[str, Any] = {"backend": self.backend, "quantization": self.quantization, **self.limits}
         return BuildConfig(dtype=self.dtype, **values)
 
     def write(self, folder: Path) -> None:

@@ -1,9 +1,11 @@
-"""What can run an engine on this machine, and which of it `auto` takes."""
+"""Which backend `auto` takes."""
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
+
+from vlm.backends.installed import backends
+from vlm.errors import EngineError
 
 
 class Picked(NamedTuple):
@@ -14,20 +16,13 @@ class Picked(NamedTuple):
 
 
 def pick(device: str, dtype: str | None = None) -> Picked:
-    """What `--backend auto` means on a device ("cpu", "cuda"): on the CPU ONNX Runtime where it is installed and
-    computes in `dtype`, else torch."""
-    if device != "cpu":
-        return Picked("torch", f"it is what runs on {device}")
-    installed = _version("onnxruntime")
-    if installed is None:
-        return Picked("torch", "onnxruntime is not installed: pip install 'vlm-runtime[onnx]'")
-    if dtype == "bfloat16":
-        return Picked("torch", "onnxruntime does not compute in bfloat16 on the CPU")
-    return Picked("onnxruntime", f"onnxruntime {installed} is installed, and the device is the CPU")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    """Returns what `--backend auto` means on a device ("cpu", "cuda"): of the backends that would run there in `dtype`
+    the one of the highest rank, with why those above it would not."""
+    refusals = []
+    for backend in sorted(backends(), key=lambda each: -each.rank):
+        if (preference := backend.preference(device, dtype)) is None:
+            continue
+        if preference.takes:
+            return Picked(backend.name, "; ".join(refusals) or preference.reason)
+        refusals.append(preference.reason)
+    raise EngineError(f"no installed backend runs on {device}: {'; '.join(refusals)}.")

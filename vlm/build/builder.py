@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from vlm import __version__
-from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, copy_processor, write_roles
+from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, copy_processor
 from vlm.artifacts.engine_dir import FORMAT_VERSION, WHAT, EngineDir, Manifest, built_on, file_entries, is_engine
 from vlm.artifacts.files import atomic_dir
 from vlm.artifacts.weights import TensorSource
+from vlm.backends.base import Backend, BuildJob, BuiltFiles
+from vlm.backends.installed import checked_backend
 from vlm.build.limits import resolve_limits
-from vlm.config import BuildConfig, Config
+from vlm.config import BuildConfig, Config, EngineLimits
 from vlm.convert.roles import module_layout
 from vlm.convert.values import invalid_values
 from vlm.errors import CheckpointError, EngineError, listed
@@ -34,47 +35,23 @@ def build_engine(
     spec = family(checkpoint.family)
     with invalid_values(checkpoint.path):
         configs = configs_of(checkpoint)
-        build = resolve_limits(build, configs)
-    check_backend(build)
+        limits = resolve_limits(build, configs)
+    backend = check_backend(build)
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
-        files, built_for = _write_networks(draft, roles, configs, build, progress)
-        files |= file_entries(draft, copy_processor(checkpoint.processor_files, draft))
-        _manifest(checkpoint, spec, roles, build, files, built_for).write(draft)
+        built = backend.write(BuildJob(draft, roles, configs, build, limits, progress))
+        others = file_entries(draft, copy_processor(checkpoint.processor_files, draft))
+        files = BuiltFiles(built.files | others, built.built_for)
+        _manifest(checkpoint, spec, roles, build=build, limits=limits, built=files).write(draft)
     return EngineDir.open(out, verify=False)
 
 
-def check_backend(build: BuildConfig) -> None:
-    """EngineError where this machine cannot build for it: to be said before a long conversion."""
-    if build.backend == "tensorrt":
-        from vlm.backends.tensorrt.builder import PlanBuilder
-
-        PlanBuilder.from_config(build)
-    if build.backend != "torch":
-        from vlm.backends.onnxruntime.session import require
-
-        require("onnx", "onnxscript", "onnxruntime")
-
-
-def _write_networks(
-    draft: Path,
-    roles: Mapping[str, RoleWeights],
-    configs: Mapping[str, Config],
-    build: BuildConfig,
-    progress: Progress | None,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The files that the backend runs, as the manifest lists them (weights, or graphs or plans that hold them), and
-    what may run them."""
-    if build.backend == "torch":
-        return write_roles(draft, roles, "Building the engine", progress), {"devices": ["cpu", "cuda"]}
-    if build.backend == "tensorrt":
-        from vlm.backends.tensorrt.engine import write_plans
-
-        plans, info = write_plans(draft, roles, configs, build, progress)
-        return file_entries(draft, plans), info.built_for()
-    from vlm.backends.onnxruntime.engine import write_graphs
-
-    return file_entries(draft, write_graphs(draft, roles, configs, build, progress)), {"devices": ["cpu"]}
+def check_backend(build: BuildConfig) -> Backend:
+    """Returns what builds it. Raises ConfigError for a build that it never makes, EngineError where this machine
+    cannot: to be said before a long conversion."""
+    backend = checked_backend(build)
+    backend.check_build(build)
+    return backend
 
 
 def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> RoleWeights:
@@ -113,9 +90,10 @@ def _manifest(
     checkpoint: Checkpoint,
     spec: FamilySpec,
     roles: Mapping[str, RoleWeights],
+    *,
     build: BuildConfig,
-    files: dict[str, Any],
-    built_for: dict[str, Any],
+    limits: EngineLimits,
+    built: BuiltFiles,
 ) -> Manifest:
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -123,13 +101,13 @@ def _manifest(
         family=spec.name,
         roles={role: {"model": weights.model, "config": weights.config} for role, weights in roles.items()},
         backend=build.backend,
-        limits={n: getattr(build, n) for n in ("max_batch_size", "max_seq_len", "max_encoder_input_len")},
+        limits=limits.to_manifest(),
         dtype=build.dtype,
         mapping={"tp": 1, "pp": 1},
         quantization=build.quantization,
         generation=checkpoint.generation,
         source=checkpoint.source,
         built_on=built_on(),
-        built_for=built_for,
-        files=files,
+        built_for=built.built_for,
+        files=built.files,
     )

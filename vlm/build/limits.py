@@ -1,40 +1,39 @@
-"""What an engine is built for: what was asked within what the model allows."""
+"""What an engine holds: what was asked within what the model allows."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+from vlm.backends.installed import backend, backends
+from vlm.config import BuildConfig, EngineLimits
+from vlm.errors import ConfigError, listed
+from vlm.registry.role_configs import RoleConfigs
 
-from vlm.config import BuildConfig, Config
-from vlm.errors import ConfigError
 
-
-def resolve_limits(build: BuildConfig, configs: Mapping[str, Config]) -> BuildConfig:
-    """`None` becomes what the model allows; ConfigError for more than that."""
-    decoder = configs.get("decoder")
-    defaults: dict[str, int | None] = {"max_seq_len": None, "max_encoder_input_len": None}
-    allowed, errors = dict(defaults), []
+def resolve_limits(build: BuildConfig, configs: RoleConfigs) -> EngineLimits:
+    """Resolves `None` to what the model allows. Raises ConfigError for more than that."""
+    defaults, allowed, errors = {"max_seq_len": 0, "max_encoder_input_len": 0}, {}, []
+    vision, source, decoder = configs.visual, configs.encoder, configs.decoder
     if decoder is not None:
         defaults["max_seq_len"], allowed["max_seq_len"] = decoder.max_positions, decoder.position_limit
     elif build.max_seq_len is not None:
         errors.append("this model is an encoder alone: max_encoder_input_len is the limit, leave max_seq_len out")
-    if "encoder" in configs:
-        source = configs["encoder"]
+    if source is not None:
         defaults["max_encoder_input_len"] = source.max_positions
         allowed["max_encoder_input_len"] = source.position_limit
     elif decoder.cross_attention:
-        rows, limit = configs["visual"].num_features, build.max_encoder_input_len
-        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = rows
-        if limit is not None and limit < rows:
-            errors.append(f"max_encoder_input_len is {limit}, but one image takes {rows} rows")
+        limit = build.max_encoder_input_len
+        defaults["max_encoder_input_len"] = allowed["max_encoder_input_len"] = vision.max_rows
+        if limit is not None and limit < vision.min_rows:
+            errors.append(f"max_encoder_input_len is {limit}, but one image takes {vision.min_rows} rows")
     elif build.max_encoder_input_len is not None:
         errors.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
+    if vision is not None and not vision.fixed_size and not backend(build.backend).takes_image_sizes:
+        able = listed([each.name for each in backends() if each.takes_image_sizes])
+        errors.append(f"backend is {build.backend}, but images of several sizes are encoded by {able} alone")
     for name, most in allowed.items():
         limit = getattr(build, name)
         if limit is not None and most is not None and limit > most:
             errors.append(f"{name} is {limit}, this model allows at most {most}")
     if errors:
         raise ConfigError("; ".join(errors) + ".")
-    return dataclasses.replace(
-        build, **{n: value if getattr(build, n) is None else getattr(build, n) for n, value in defaults.items()}
-    )
+    asked = {name: getattr(build, name) for name in defaults}
+    return EngineLimits(build.max_batch_size, **{n: asked[n] or default for n, default in defaults.items()})

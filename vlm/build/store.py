@@ -21,8 +21,7 @@ from vlm import __version__
 from vlm.artifacts import hub
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir
-from vlm.backends.tensorrt import library as trt_library
-from vlm.backends.tensorrt import targets as trt_targets
+from vlm.backends.installed import backend, backend_of, checked_backend
 from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
@@ -71,7 +70,9 @@ def resolve(
     if source.kind == "engine":
         _check_engine(source.path, overrides)
         return source.path
-    return _cached_engine(source, BuildConfig(**{"dtype": default_dtype, **overrides}), cache_dir, progress)
+    build = BuildConfig(**{"dtype": default_dtype, **overrides})
+    build = checked_backend(build).for_this_machine(build)
+    return _cached_engine(source, build, cache_dir, progress)
 
 
 def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
@@ -129,12 +130,13 @@ def similar_names(name: str) -> list[str]:
 
 def _check_engine(path: Path, overrides: dict[str, Any]) -> None:
     """An engine serves smaller limits than its own; a larger one or another dtype needs a build."""
-    build = EngineDir.open(path, verify=False).build
+    engine = EngineDir.open(path, verify=False)
+    build, limits = backend_of(engine).build_of(engine), engine.limits
     if build.max_seq_len is None and "max_seq_len" in overrides:
         raise EngineError(
             f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out."
         )
-    short = {n: v for n, v in overrides.items() if n in LIMITS and v > (getattr(build, n) or 0)}
+    short = {n: v for n, v in overrides.items() if n in LIMITS and v > getattr(limits, n)}
     other = {n: v for n, v in overrides.items() if n not in LIMITS and v != getattr(build, n)}
     if not short and not other:
         return
@@ -149,8 +151,6 @@ def _check_engine(path: Path, overrides: dict[str, Any]) -> None:
 
 
 def _cached_engine(source: Source, build: BuildConfig, cache_dir: str | Path | None, progress: Progress | None) -> Path:
-    if build.backend == "tensorrt":
-        build = trt_targets.for_this_gpu(build)
     root = cache_root(cache_dir)
     name = f"{_slug(source.name)}-{build.dtype}-{_key(source, build)}"
     out = root / "engines" / name
@@ -199,8 +199,7 @@ def _key(source: Source, build: BuildConfig) -> str:
     """Changes with the source's content, the build options, this version of vlm and the engine format."""
     path = source.path.resolve()
     content = [str(path), sorted(_fingerprint(path, file) for file in _files(source))]
-    builders = trt_library.versions() if build.backend == "tensorrt" else {}  # plans are tied to them
-    parts = [content, build.to_dict(), builders, __version__, FORMAT_VERSION]
+    parts = [content, build.to_dict(), backend(build.backend).cache_key(), __version__, FORMAT_VERSION]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 

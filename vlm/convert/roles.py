@@ -14,19 +14,21 @@ from vlm.config import Config
 from vlm.convert.rules import apply_rules
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.registry.catalogs import model_spec
+from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec, ModelSpec, Role
 
 # what lies outside of the base model in Hugging Face's classes
 HEADS = ("lm_head.", "final_logits_bias")
 
 
-def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> dict[str, Config]:
+def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> RoleConfigs:
     """Every role's configuration out of a Hugging Face one; ConfigError when its part is missing or unsupported."""
     keys = [role.config_key for role in spec.roles.values() if role.config_key]
     if absent := [key for key in keys if not isinstance(hf.get(key), dict)]:
         raise ConfigError(f"the configuration of this {spec.name} model lacks its part {listed(absent)}.")
     parts = {name: hf[role.config_key] if role.config_key else hf for name, role in spec.roles.items()}
-    return {name: model_spec(role.model).parse(parts[name]) for name, role in spec.roles.items()}
+    roles = spec.roles.items()
+    return RoleConfigs.from_roles({name: model_spec(role.model).parse(parts[name]) for name, role in roles})
 
 
 def module_layout(spec: ModelSpec, config: Config) -> Layout:
@@ -36,7 +38,7 @@ def module_layout(spec: ModelSpec, config: Config) -> Layout:
 
 
 def convert_roles(
-    tensors: Mapping[str, Tensor], spec: FamilySpec, configs: Mapping[str, Config], folder: Path
+    tensors: Mapping[str, Tensor], spec: FamilySpec, configs: RoleConfigs, folder: Path
 ) -> dict[str, RoleWeights]:
     """A folder's tensors -> every role's. Raises one CheckpointError with every reason why they do not fit."""
     owned, reasons = partition_tensors(tensors, spec.roles), []

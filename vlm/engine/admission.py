@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vlm.config import EngineLimits, ModelConfig
+from vlm.config import EngineLimits, ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, LimitError
-from vlm.requests.prompt_table import contents
+from vlm.requests.prompt_table import content_keys
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
@@ -19,8 +19,7 @@ class Admission:
     config: ModelConfig  # of the decoder
     encoder: ModelConfig | None  # of a text encoder
     limits: EngineLimits
-    num_features: int | None  # rows of an image
-    image_token_id: int | None = None  # what logits processors see of them
+    vision: VisionConfig | None  # of a visual encoder
 
     def sequence(self, number: int, request: Request, num_stop_ids: int) -> Sequence:
         """The request as number `number`. Raises InputError and LimitError for what the engine cannot hold."""
@@ -41,27 +40,27 @@ class Admission:
         tokens = list(request.decoder_prompt_token_ids)
         sequence = Sequence(number, request, length, features, tokens, num_stop_ids=num_stop_ids, content_keys=table)
         if request.images and self.encoder is None:
-            sequence.image_token_id = self.image_token_id
+            sequence.image_token_id = self.vision.image_token_id
             sequence.first_image_row = self.config.vocab_size + len(request.prompt_table or ())
         return sequence
 
     def _num_features(self, request: Request) -> int:
         """Rows of encoder output that the decoder will see."""
-        given = request.encoder_input_ids if request.encoder_output is None else request.encoder_output
+        image, ids, output = request.encoder_image, request.encoder_input_ids, request.encoder_output
+        is_given = not (image is None and ids is None and output is None)
         if not self.config.cross_attention:
-            if given is not None or request.pixel_values is not None:
+            if is_given:
                 raise InputError("this model has no encoder besides that of images: its prompt is all it takes.")
             return 0
-        if given is None and request.pixel_values is None:
+        if not is_given:
             raise InputError("a request to this model needs pixel_values, encoder_input_ids or encoder_output.")
-        features = self.num_features if given is None else len(given)
-        if features is None or (request.encoder_input_ids is not None and self.encoder is None):
+        if (image is not None and self.vision is None) or (ids is not None and self.encoder is None):
             raise InputError("this model's encoder does not take this kind of input.")
-        return features
+        return image.rows if image is not None else len(output if ids is None else ids)
 
     def _contents(self, request: Request) -> list[bytes]:
         """What the rows of a request's prompt table are made of."""
-        if request.images and (self.num_features is None or (self.config.cross_attention and not self.encoder)):
+        if request.images and (self.vision is None or (self.config.cross_attention and not self.encoder)):
             raise InputError("this model does not take images in its prompt.")
         given = request.prompt_table
         width = (self.encoder or self.config).embedding_size
@@ -69,7 +68,7 @@ class Admission:
             raise InputError(
                 f"the prompt table has shape {list(given.rows.shape)}; this model takes rows of {width} values."
             )
-        return contents(given, request.images, self.num_features or 0)
+        return content_keys(given, request.images)
 
     def _length(self, request: Request, virtual: int) -> int:
         """Tokens that a sequence may have in all."""
@@ -95,12 +94,11 @@ class Admission:
         return f"or give --max-seq-len {length}" if most is None or length <= most else ""
 
 
-def check_encoder_input(request: Request, encoder: ModelConfig, num_features: int | None, most: int) -> None:
-    """Raises LimitError for ids that the encoder cannot take, or more than `most` of them; `num_features`: of an
-    image."""
+def check_encoder_input(request: Request, encoder: ModelConfig, most: int) -> None:
+    """Raises LimitError for ids that the encoder cannot take, or more than `most` of them."""
     ids = request.encoder_input_ids or ()
     _check_rows(len(ids), most)
-    _check_ids(ids, encoder.vocab_size, len(contents(request.prompt_table, request.images, num_features or 0)))
+    _check_ids(ids, encoder.vocab_size, len(content_keys(request.prompt_table, request.images)))
 
 
 def _check_rows(count: int, most: int) -> None:

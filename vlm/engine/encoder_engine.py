@@ -14,6 +14,7 @@ class EncoderEngine:
 
     has_work = False
     last_batch_size = 0
+    eos_token_ids = ()
 
     def __init__(self, config: ModelConfig, encoders: Encoders, limits: EngineLimits, *, name: str):
         """`config` describes what a request's ids are, `name` is the family's, for sentences."""
@@ -29,10 +30,17 @@ class EncoderEngine:
     def abort(self, request_id: int) -> None:
         """Does nothing: no request has an id."""
 
+    def usage(self) -> None:
+        """Returns nothing: it holds no sequences."""
+
     def step(self) -> list[TokenUpdate]:
         return []
 
     def recover(self) -> list[TokenUpdate]:
         """After an encoding that ran out of memory."""
-        self.encoders.free_cached_memory()
+        self.free_cached_memory()
         return []
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.encoders.free_cached_memory()

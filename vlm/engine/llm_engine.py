@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
@@ -14,7 +15,16 @@ from vlm.executor.executor import Executor
 from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence
-from vlm.requests.token_update import Hypothesis, TokenUpdate
+from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
+
+
+@dataclass(frozen=True)
+class EngineUsage:
+    """How full an engine is."""
+
+    running: int  # sequences
+    waiting: int
+    cache: Mapping[str, float]  # part of the KV cache in use, by "self" and "cross"
 
 
 class LLMEngine:
@@ -29,9 +39,8 @@ class LLMEngine:
     ):
         self.config, self.executor, self.scheduler, self.limits = executor.config, executor, scheduler, limits
         self.encoders = executor.encoders
-        visual, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
-        self.num_features = visual and visual.num_features
-        self._admission = Admission(self.config, encoder, limits, self.num_features, visual and visual.image_token_id)
+        vision, encoder = (network and network.config for network in (self.encoders.visual, self.encoders.encoder))
+        self._admission = Admission(self.config, encoder, limits, vision)
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
@@ -48,6 +57,12 @@ class LLMEngine:
     def last_batch_size(self) -> int:
         """Sequences that the last step decoded at once."""
         return len(self._at_work)
+
+    def usage(self) -> EngineUsage:
+        """Says how full it is; any thread may ask."""
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        used = {kind: blocks.used[kind] / quota for kind, quota in blocks.quota.items() if quota}
+        return EngineUsage(len(scheduler.running), len(scheduler.waiting), used)
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
@@ -75,6 +90,8 @@ class LLMEngine:
         if self._aborted:
             self._updates += self._drop_aborted()
         plan = self._schedule()
+        for sequence in plan.preempted:
+            self.executor.release(sequence)
         if plan.admitted:
             self._at_work = plan.admitted
             self._admit(plan.admitted)
@@ -94,15 +111,19 @@ class LLMEngine:
         """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
         ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
         """
-        self.executor.free_cached_memory()
+        self.free_cached_memory()
         self._updates += self._collect()
         self.scheduler.requeue_all()
         for sequence in [s for s in dict.fromkeys(self._at_work) if not s.finished]:
             self._forget(sequence, "memory")
-            self._updates.append(sequence.update(0))
+            self._updates.append(self._update(sequence, 0))
         if not self.scheduler.idle:
             raise EngineError("the KV cache was not whole again after the device had run out of memory.")
         return self._reported()
+
+    def free_cached_memory(self) -> None:
+        """Gives back the device memory of what is kept for later."""
+        self.executor.free_cached_memory()
 
     def _reported(self) -> list[TokenUpdate]:
         updates, self._updates = self._updates, []
@@ -141,14 +162,14 @@ class LLMEngine:
         sequence.logprobs += row.logprobs[:new]
         sequence.top_logprobs += row.top[:new]
         if row.logits is not None:
-            sequence.generation_logits += row.logits[:new]
+            self.executor.logits.keep(sequence.id, row.logits[:new])
         if (keep := _end_of(sequence, known)) is not None:
             new, code = keep - known, STOP
             del sequence.tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:]
-            del sequence.top_logprobs[keep:], sequence.generation_logits[keep:]
+            del sequence.top_logprobs[keep:]
         if code:
             self._end(sequence, self._reason(sequence, code))
-        return sequence.update(new)
+        return self._update(sequence, new)
 
     def _end_searches(self, sequences: list[Sequence]) -> list[TokenUpdate]:
         """Beam searches bring their tokens at their end, the best hypothesis' as the sequence's own."""
@@ -159,7 +180,7 @@ class LLMEngine:
             best = sequence.hypotheses[0]
             sequence.tokens, sequence.logprobs = sequence.tokens + best.token_ids, list(best.logprobs)
             self._end(sequence, best.finish_reason)
-        return [sequence.update(sequence.num_generated) for sequence in sequences]
+        return [self._update(sequence, sequence.num_generated) for sequence in sequences]
 
     def _hypothesis_reason(self, sequence: Sequence, hypothesis: Hypothesis) -> str:
         """Returns why a hypothesis of this search ended."""
@@ -172,26 +193,35 @@ class LLMEngine:
         ended_by_eos = reason == "stop" and (sequence.tokens[-1] if last is None else last) in self.eos_token_ids
         return "eos" if ended_by_eos and not sequence.request.params.ignore_eos else reason
 
+    def _update(self, sequence: Sequence, num_new: int) -> TokenUpdate:
+        return sequence.update(num_new, self._completion(sequence) if sequence.finished else None)
+
+    def _completion(self, sequence: Sequence) -> Completion:
+        if not sequence.request.params.returns_logits:
+            return sequence.completion()
+        return sequence.completion(*self.executor.logits.take(sequence))
+
     def _end(self, sequence: Sequence, reason: str) -> None:
-        sequence.finish_reason = reason
         self.scheduler.release(sequence)
+        self.executor.release(sequence)
+        sequence.finish(reason)
         del self._sequences[sequence.id]
 
     def _forget(self, sequence: Sequence, reason: str) -> None:
         """Ends one that waits."""
         self.scheduler.waiting.remove(sequence)
-        sequence.finish_reason = reason
+        sequence.finish(reason)
         del self._sequences[sequence.id]
 
     def _drop_aborted(self) -> list[TokenUpdate]:
         updates = self._collect()
         for request_id in self._aborted & self._sequences.keys():
             sequence = self._sequences[request_id]
-            if not sequence.slots:
+            if sequence.queued:
                 self._forget(sequence, "abort")
             else:
                 self._end(sequence, "abort")
-            updates.append(sequence.update(0))
+            updates.append(self._update(sequence, 0))
         self._aborted.clear()
         return updates
 

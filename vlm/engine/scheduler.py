@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from vlm.engine.block_manager import BlockManager
 from vlm.engine.prefix import block_keys
-from vlm.requests.sequence import PrefillChunk, Sequence
+from vlm.requests.sequence import PrefillChunk, Sequence, SequenceStatus
 
 
 @dataclass
@@ -90,8 +90,7 @@ class Scheduler:
         """After a step that failed: nobody runs, and no block's content is trusted. The running ones wait again."""
         for sequence in reversed(list(self.running)):
             self.release(sequence, computed=False)
-            sequence.preemptions += 1
-            self.waiting.appendleft(sequence)
+            self._requeue(sequence)
         self.blocks.reset_prefix_cache()
 
     @property
@@ -101,14 +100,15 @@ class Scheduler:
 
     def release(self, sequence: Sequence, computed: bool = True) -> None:
         """Takes a sequence out of the running ones and returns all that it holds."""
-        if computed and self.config.prefix_sharing and sequence.width == 1 and not sequence.pending_chunks:
+        is_whole = sequence.status is SequenceStatus.RUNNING
+        if computed and is_whole and self.config.prefix_sharing and sequence.width == 1:
             self._register(sequence, 0, len(sequence.tokens) - 1)
         self.running.remove(sequence)
         self._slots += sequence.slots
         for blocks in (*sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks):
             self.blocks.free(blocks)
         sequence.slots, sequence.self_blocks, sequence.spare_blocks, sequence.cross_blocks = [], [], [], []
-        sequence.pending_chunks, sequence.prompt_embeds = [], None
+        sequence.pending_chunks = []
 
     # --- prompts ---
     def _admit(self, plan: Plan, room: int) -> None:
@@ -120,6 +120,7 @@ class Scheduler:
             sequence.slots = [self._slots.pop() for _ in range(sequence.width)]
             sequence.scheduled = len(sequence.tokens)
             sequence.first_scheduled_time = sequence.first_scheduled_time or time.perf_counter()
+            sequence.status = SequenceStatus.PREFILLING
             self.running.append(sequence)
             plan.admitted.append(sequence)
             room = self._plan_chunks(sequence, plan, room)
@@ -180,11 +181,14 @@ class Scheduler:
             room -= end - chunk.start
             if self.config.prefix_sharing and chunk.beam == 0:
                 self._register(sequence, chunk.start, end)
+        if not sequence.pending_chunks:
+            sequence.status = SequenceStatus.RUNNING
         return room
 
     # --- bursts ---
     def _decoding(self) -> list[Sequence]:
-        return [s for s in self.running if not s.pending_chunks and s.scheduled < s.max_length]
+        running = SequenceStatus.RUNNING
+        return [s for s in self.running if s.status is running and s.scheduled < s.max_length]
 
     def _steps(self, plan: Plan) -> int:
         longest = max((s.max_length - s.scheduled for s in plan.running), default=0)
@@ -199,9 +203,9 @@ class Scheduler:
 
     def _reserve(self, sequence: Sequence, plan: Plan) -> None:
         # an earlier reservation of this round may have preempted it
-        while sequence.slots and self._need(sequence) > self.blocks.available("self"):
+        while sequence.status is SequenceStatus.RUNNING and self._need(sequence) > self.blocks.available("self"):
             self._preempt(self.running[-1], plan)
-        if sequence.slots:
+        if sequence.status is SequenceStatus.RUNNING:
             each = self._need(sequence) // sequence.width
             for blocks in sequence.self_blocks:
                 blocks += self.blocks.allocate(each, "self")
@@ -209,6 +213,10 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
         """Back to the head of the queue with all its tokens: it is recomputed when there is room again."""
         self.release(sequence)
+        self._requeue(sequence)
+        plan.preempted.append(sequence)
+
+    def _requeue(self, sequence: Sequence) -> None:
+        sequence.status = SequenceStatus.PREEMPTED
         sequence.preemptions += 1
         self.waiting.appendleft(sequence)
-        plan.preempted.append(sequence)

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from vlm.backends.base import Layout
 from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.backends.graphs.network import Network
-from vlm.config import EngineLimits, RuntimeConfig
+from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.executor import kv_cache
 from vlm.executor.batch_state import BatchState
-from vlm.executor.encoders import Encoders, TorchEncoders
+from vlm.executor.encoders import EncoderNetworks, Encoders
 from vlm.executor.executor import Executor
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
@@ -24,74 +25,71 @@ from vlm.executor.sampler import Sampler
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
+from vlm.executor.torch_encoders import TorchEncoders
 
 
-def paged_executor(
-    networks: Mapping[str, nn.Module],
+def create_executor(
+    layout: Layout,
+    networks: Mapping[str, Any],
     limits: EngineLimits,
     runtime: RuntimeConfig,
     *,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Executor:
-    """Returns what runs modules, by role, over a paged cache of what memory is left. Raises OutOfMemoryError."""
-    decoder, config = networks["decoder"], networks["decoder"].config
+    """Returns what runs networks as Backend.load returns them for a layout. Raises OutOfMemoryError."""
+    encoders = create_encoders(layout, networks, runtime, device=device, dtype=dtype)
+    create = {Layout.PAGED: _paged_runner, Layout.SLOTS: _slot_runner}[layout]
+    runner = create(networks, limits, runtime, encoders.networks)
+    return Executor(networks["decoder"].config, runner, encoders, runner.sampler)
+
+
+def create_encoders(
+    layout: Layout, networks: Mapping[str, Any], runtime: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
+) -> Encoders:
+    """Returns what runs the encoders of networks as Backend.load returns them for a layout."""
+    held = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
+    if layout is Layout.SLOTS:
+        return Encoders(SlotEncoders(**held), runtime)
+    graphs = GraphPool(device) if runtime.cuda_graphs and device.type == "cuda" else None
+    return Encoders(TorchEncoders(**held, graphs=graphs), runtime)
+
+
+def _paged_runner(
+    networks: Mapping[str, nn.Module], limits: EngineLimits, runtime: RuntimeConfig, encoders: TorchEncoders
+) -> PagedRunner:
+    """Returns what runs modules, by role, over a paged cache of what memory is left."""
+    decoder, device, dtype = networks["decoder"], encoders.device, encoders.dtype
     _share_embedding(networks)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-    shape = kv_cache.plan_cache(config, runtime, limits=limits, dtype=dtype, free_bytes=free)
-    cache = kv_cache.allocate(config, shape, runtime.block_size, dtype, device)
-    sampler = _sampler(config, limits, shape, device=device, dtype=dtype)
-    encoders = paged_encoders(networks, runtime, device=device, dtype=dtype)
-    runner = PagedRunner(
-        decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=encoders.graphs
-    )  # fmt: skip
-    return Executor(config, runner, encoders, sampler)
+    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=dtype, free_bytes=free)
+    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype, device)
+    sampler = _sampler(decoder.config, limits, shape, encoders)
+    graphs = encoders.graphs
+    return PagedRunner(decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs)
 
 
-def paged_encoders(
-    networks: Mapping[str, nn.Module], runtime: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
-) -> TorchEncoders:
-    """Returns what runs the modules of encoders, which are CUDA graphs on CUDA."""
-    graphs = GraphPool(device) if runtime.cuda_graphs and device.type == "cuda" else None
-    return TorchEncoders(networks.get("visual"), networks.get("encoder"), device, dtype, runtime, graphs)
-
-
-def slot_executor(
-    networks: Mapping[str, Network],
-    limits: EngineLimits,
-    runtime: RuntimeConfig,
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Executor:
+def _slot_runner(
+    networks: Mapping[str, Network], limits: EngineLimits, runtime: RuntimeConfig, encoders: SlotEncoders
+) -> SlotRunner:
     """Returns what runs compiled graphs, by name, over linear caches: a slot is one block that holds a whole
     sequence."""
-    decoder, config = networks["decoder"], networks["decoder"].config
-    size = max(limits.max_seq_len, limits.max_encoder_input_len)
+    decoder, size = networks["decoder"], max(limits.max_seq_len, limits.max_encoder_input_len)
     one_block = replace(runtime, block_size=size, max_kv_blocks=None)
-    shape = kv_cache.plan_cache(config, one_block, limits=limits, dtype=dtype, free_bytes=None)
+    shape = kv_cache.plan_cache(decoder.config, one_block, limits=limits, dtype=encoders.dtype, free_bytes=None)
     rows = {CACHED: limits.max_seq_len, CROSSED: limits.max_encoder_input_len}
-    cache = SlotCache(decoder.graph.io, limits.max_batch_size + 1, rows, device)
-    sampler = _sampler(config, limits, shape, device=device, dtype=dtype)
-    encoders = slot_encoders(networks, runtime, device=device, dtype=dtype)
-    runner = SlotRunner(
+    cache = SlotCache(decoder.graph.io, limits.max_batch_size + 1, rows, encoders.device)
+    sampler = _sampler(decoder.config, limits, shape, encoders)
+    return SlotRunner(
         decoder, encoders.encoder, networks.get("cross"), cache=cache, shape=shape, block_size=size, sampler=sampler
     )
-    return Executor(config, runner, encoders, sampler)
 
 
-def slot_encoders(
-    networks: Mapping[str, Network], runtime: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
-) -> Encoders:
-    """Returns what runs the compiled graphs of encoders."""
-    return SlotEncoders(networks.get("visual"), networks.get("encoder"), device, dtype, runtime)
-
-
-def _sampler(
-    config: Any, limits: EngineLimits, shape: CacheShape, *, device: torch.device, dtype: torch.dtype
-) -> Sampler:
-    state = BatchState(limits.max_batch_size, limits.max_seq_len, shape, device, config.embedding_size, dtype)
-    return Sampler(state, LogitsRecorder(limits.max_batch_size + 1, device))
+def _sampler(config: ModelConfig, limits: EngineLimits, shape: CacheShape, encoders: EncoderNetworks) -> Sampler:
+    """Returns what samples for the slots of a new batch state."""
+    device, size = encoders.device, limits.max_batch_size
+    state = BatchState(size, limits.max_seq_len, shape, device, config.embedding_size, encoders.dtype)
+    return Sampler(state, LogitsRecorder(size + 1, device))
 
 
 def _share_embedding(modules: Mapping[str, nn.Module]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm.requests.adapters import NO_ADAPTER, adapter_key
-from vlm.requests.prompt_table import Image
+from vlm.requests.image import Image
 
 
 class EncoderCache:
@@ -35,7 +35,7 @@ class EncoderCache:
         missing = [image for key, image in wanted.items() if key not in found]
         self.hits, self.misses = self.hits + len(images) - len(missing), self.misses + len(missing)
         if missing:
-            made = encode([image.pixel_values for image in missing])
+            made = encode([image.pixels for image in missing])
             found |= {image.key: features for image, features in zip(missing, made, strict=True)}
         for key in wanted:
             self._keep(before + key, found[key])

@@ -35,6 +35,7 @@ class Executor:
         padding_slot = self.state.padding_slot
         self.rows = torch.full((2, padding_slot + 1), padding_slot, dtype=torch.int32, device=self.device)
         self.beam_rows = BeamRows(padding_slot, self.device)
+        self._prompt_embeds: dict[int, Tensor] = {}  # [n, hidden] of sequences, while their prompts are computed
 
     @torch.inference_mode()
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
@@ -46,10 +47,11 @@ class Executor:
             self._make_prompt_embeds([s for s in sequences if s.content_keys])
             texts = [s for s in sequences if s.request.encoder_input_ids is not None]
             for chunk in batched_by_tokens(texts, self.encoders.max_encoder_tokens, lambda s: s.num_features):
-                self.runner.encode_texts(chunk)
+                self.runner.encode_texts(chunk, self._prompt_embeds)
             for sequence in texts:
-                sequence.prompt_embeds = None
+                self.release(sequence)
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
+            others.sort(key=lambda s: s.num_features)  # images of one size share passes
             for chunk in batched(others, self.encoders.max_encoder_batch_size):
                 self.runner.write_cross_kv(chunk, self._features(chunk))
 
@@ -57,9 +59,9 @@ class Executor:
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
         """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
         with self.timer("prefill"):
-            self.runner.prefill(prefills)
+            self.runner.prefill(prefills, self._prompt_embeds)
         for sequence in {s for s, _ in prefills if not s.pending_chunks}:
-            sequence.prompt_embeds = None
+            self.release(sequence)
 
     @torch.inference_mode()
     def launch(self, sequences: list[Sequence], steps: int) -> DecodeBurst:
@@ -87,8 +89,13 @@ class Executor:
         rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
         return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
 
+    def release(self, sequence: Sequence) -> None:
+        """Drops what was held for a sequence's prompt."""
+        self._prompt_embeds.pop(sequence.id, None)
+
     def free_cached_memory(self) -> None:
-        """Waits for the device and gives back the memory of what is kept for later."""
+        """Waits for the device and gives back the memory of what is kept for later. Sequences are admitted again."""
+        self._prompt_embeds.clear()
         self.encoders.free_cached_memory()
         self.runner.free_cached_memory()
 
@@ -105,8 +112,8 @@ class Executor:
 
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
-        images = [s.request.pixel_values for s in sequences if s.request.pixel_values is not None]
-        encoded = iter(self.encoders.encode(torch.stack(images))) if images else iter(())
+        images = [s.request.encoder_image.pixels for s in sequences if s.request.encoder_image is not None]
+        encoded = iter(self.encoders.encode_pixels(images))
         given = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
         parts = [
             next(encoded) if s.request.encoder_output is None else given(s.request.encoder_output) for s in sequences
@@ -117,12 +124,13 @@ class Executor:
     def _make_prompt_embeds(self, sequences: list[Sequence]) -> None:
         """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
         made = self.encoders.prompt_embeds([s.request for s in sequences])
-        for sequence, prompt_embeds in zip(sequences, made, strict=True):
-            sequence.prompt_embeds = prompt_embeds
+        for sequence, embeds in zip(sequences, made, strict=True):
+            if embeds is not None:
+                self._prompt_embeds[sequence.id] = embeds
             last = sequence.tokens[-1] - self.config.vocab_size
             if self.encoders.encoder is None and last >= 0:
                 for slot in sequence.slots:
-                    self.state.last_prompt_embed[slot] = sequence.prompt_embeds[last]
+                    self.state.last_prompt_embed[slot] = embeds[last]
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:

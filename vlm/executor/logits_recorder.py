@@ -1,6 +1,8 @@
-"""Keeps the logits of a burst's steps on the device, for the sequences that want them."""
+"""Keeps logits for the sequences that want them: of a burst's steps on the device, of all before on the host."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ class LogitsRecorder:
         self.device = device
         self.places = torch.zeros(num_slots, dtype=torch.int32, device=device)  # of each slot in the buffer
         self.starts = torch.zeros(num_slots, dtype=torch.int32, device=device)  # lengths at the burst's begin
+        self._context: dict[int, list[Tensor]] = {}  # on the host, by the sequence's id; the same of its output:
+        self._generated: dict[int, list[Tensor]] = {}
         self.kept: Tensor | None = None  # [n + 1, steps, vocab] float32; the last row is nobody's
 
     @property
@@ -45,3 +49,26 @@ class LogitsRecorder:
         """Returns the logits [n, steps, vocab] of the sequences that want them; a view."""
         count = sum(s.request.params.returns_logits for s in sequences)
         return self.kept[:count, :steps]
+
+    # --- on the host ---
+    def keep_context(self, sequence_id: int, start: int, parts: Iterable[Tensor]) -> None:
+        """Keeps logits [n, vocab] of a prompt from its token `start` on; those from 0 replace what was kept."""
+        kept = self._context.setdefault(sequence_id, [])
+        if start == 0:
+            kept.clear()
+        kept += [part.float().cpu() for part in parts]
+
+    def keep(self, sequence_id: int, logits: Tensor) -> None:
+        """Keeps logits [n, vocab] float32 on the host of an output's next tokens."""
+        self._generated.setdefault(sequence_id, []).append(logits)
+
+    def take(self, sequence: Sequence) -> tuple[Tensor | None, Tensor | None]:
+        """Forgets what was kept for a sequence, and returns what its request wants of it: logits of its prompt's tokens
+        [prompt, vocab] and of its output's [new, vocab]; None where it has no output."""
+        context, parts = self._context.pop(sequence.id, []), self._generated.pop(sequence.id, [])
+        if not sequence.num_generated or not parts:
+            return None, None
+        params, generated = sequence.request.params, torch.cat(parts)[: sequence.num_generated]
+        # the prompt's last token goes through the first decode step
+        whole = torch.cat([*context, generated[:1]]) if params.return_context_logits else None
+        return whole, generated if params.return_generation_logits else None

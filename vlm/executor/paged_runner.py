@@ -16,6 +16,7 @@ from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import PackedChunks, PackedTexts, packed
 from vlm.executor.prompt_embeds import gather_prompt_embeds
+from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
@@ -58,9 +59,9 @@ class PagedRunner:
         """Does nothing: the pool stays as it is, and torch's own cache is emptied with the encoders'."""
 
     # --- prompts ---
-    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         packed_chunks = PackedChunks.from_prefills(prefills)
-        parts = [(s.prompt_embeds, s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
+        parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
@@ -75,14 +76,11 @@ class PagedRunner:
         slots, positions = packed([(s.slot, s.num_features) for s in sequences], self.device)
         self.decoder.write_cross_kv(features, self._batch(slots, positions))
 
-    def encode_texts(self, sequences: list[Sequence]) -> None:
+    def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.from_texts([s.request.encoder_input_ids for s in sequences], [s.slot for s in sequences])
-        prompt_embeds = gather_prompt_embeds(
-            [(s.prompt_embeds, s.request.encoder_input_ids) for s in sequences],
-            self.encoder.config.vocab_size,
-            self.device,
-        )
+        parts = [(embeds.get(s.id), s.request.encoder_input_ids) for s in sequences]
+        prompt_embeds = gather_prompt_embeds(parts, self.encoder.config.vocab_size, self.device)
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
             self._encode_packed(*texts.tensors(self.device), *(prompt_embeds or ()))
         else:
@@ -106,10 +104,8 @@ class PagedRunner:
             # a sequence that is recomputed has tokens of its own there, too
             wanted = max(0, sequence.prompt_length - 1 - chunk.start)
             if sequence.request.params.return_context_logits and wanted:
-                if chunk.start == 0:
-                    sequence.context_logits = []
-                for some in hidden[:wanted].split(LOGITS_ROWS):
-                    sequence.context_logits.append(self.decoder.logits(some).float().cpu())
+                rows = (self.decoder.logits(some) for some in hidden[:wanted].split(LOGITS_ROWS))
+                self.sampler.logits.keep_context(sequence.id, chunk.start, rows)
 
     def _prefill(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vlm.layers.forward_batch import PromptEmbeds
 
+Parts = list[tuple[Tensor | None, Items[int]]]  # (prompt table, tokens) of each sequence
 
-def gather_prompt_embeds(
-    parts: list[tuple[Tensor | None, Items[int]]], vocab_size: int, device: torch.device
-) -> PromptEmbeds | None:
+
+def gather_prompt_embeds(parts: Parts, vocab_size: int, device: torch.device) -> PromptEmbeds | None:
     """Returns the embeddings [n, hidden] of all parts, each (its own embeddings, tokens), and which of them each token
     is; None where no part has any."""
     if all(own is None for own, _ in parts):

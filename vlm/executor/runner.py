@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +11,8 @@ from vlm.executor.kv_cache import CacheShape
 from vlm.executor.sampler import DecodeRows
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.requests.sequence import PrefillChunk, Sequence
+
+Embeds = Mapping[int, Tensor]  # prompt embeddings [n, hidden], by the id of their sequence
 
 
 class Runner(Protocol):
@@ -23,13 +26,13 @@ class Runner(Protocol):
     def reserve(self, sequences: list[Sequence]) -> None:
         """Makes room for newly admitted sequences."""
 
-    def encode_texts(self, sequences: list[Sequence]) -> None:
+    def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences and writes their cross K/V."""
 
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
         """Encoder output of these sequences, one after the other -> their cross K/V. features [R, hidden]"""
 
-    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         """Puts chunks of prompts into the cache."""
 
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:

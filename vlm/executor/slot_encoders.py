@@ -5,26 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vlm.backends.graphs.network import Network
 from vlm.errors import InputError
-from vlm.executor.encoders import Encoders
+from vlm.executor.prompt_embeds import Parts
 from vlm.executor.slot_inputs import encode_padded
 from vlm.layers.forward_batch import HiddenStateRecorder
-from vlm.requests.request import Request
 
 
-class SlotEncoders(Encoders):
+class SlotEncoders:
     """Networks whose sequences are right-padded."""
+
+    def __init__(self, visual: Network | None, encoder: Network | None, *, device: torch.device, dtype: torch.dtype):
+        self.visual, self.encoder, self.device, self.dtype = visual, encoder, device, dtype
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         assert self.visual is not None
         return self.visual(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())["features"]
 
-    @torch.inference_mode()
-    def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
-        """Returns each request's hidden rows [T, hidden] of the encoder; InputError where more is asked for."""
+    def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
         if recorder is not None:
             raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
-        texts = [r.encoder_input_ids for r in requests]
-        parts = list(zip(self.prompt_embeds(requests), texts, strict=True))
         hidden = encode_padded(self.encoder, parts, self.dtype, self.device)
-        return [rows[: len(text)] for rows, text in zip(hidden, texts, strict=True)]
+        return [rows[: len(tokens)] for rows, (_, tokens) in zip(hidden, parts, strict=True)]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Items
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vlm.backends.graphs.network import Network
 from vlm.config import ModelConfig
-from vlm.executor.prompt_embeds import gather_prompt_embeds
-
-Parts = list[tuple[Tensor | None, Items[int]]]  # (prompt table, tokens) of each sequence
+from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
 
 
 def encode_padded(encoder: Network, parts: Parts, dtype: torch.dtype, device: torch.device) -> Tensor:

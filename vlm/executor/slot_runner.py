@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.backends.graphs.network import Network, Tensors
 from vlm.executor.kv_cache import CacheShape
+from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import SamplingPlan
 from vlm.executor.slot_cache import SlotCache
@@ -75,20 +76,20 @@ class SlotRunner:
             self._passes.clear()
 
     # --- prompts ---
-    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
+    def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         """Computes the first beams' chunks; the other beams of a search copy them."""
         first = [(s, chunk) for s, chunk in prefills if chunk.beam == 0]
         for group in neighbours(first, self.state.slots.tokens.shape[1]):
-            self._prefill(group)
+            self._prefill(group, embeds)
         for sequence, chunk in prefills:
             if chunk.beam:
                 self.cache.copy(sequence.slot, sequence.slots[chunk.beam], chunk.start, chunk.end)
 
-    def _prefill(self, group: list[tuple[Sequence, PrefillChunk]]) -> None:
+    def _prefill(self, group: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         slots = slice(group[0][0].slot, group[-1][0].slot + 1)
         reach = max(chunk.start for _, chunk in group) + max(chunk.end - chunk.start for _, chunk in group)
         self._reserve(CACHED, reach)
-        parts = [(s.prompt_embeds, s.tokens[chunk.start : chunk.end]) for s, chunk in group]
+        parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in group]
         inputs = padded_tokens(parts, self.config, self.dtype, self.device)
         inputs |= {
             "starts": integers([chunk.start for _, chunk in group], self.device),
@@ -104,9 +105,9 @@ class SlotRunner:
         return graph.bind({port.name: inputs[port.name] for port in graph.io.inputs}, outputs)
 
     # --- encoders ---
-    def encode_texts(self, sequences: list[Sequence]) -> None:
+    def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         for group in alike(sequences):
-            parts = [(s.prompt_embeds, s.request.encoder_input_ids) for s in group]
+            parts = [(embeds.get(s.id), s.request.encoder_input_ids) for s in group]
             self._write_padded(group, encode_padded(self.encoder, parts, self.dtype, self.device))
 
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:

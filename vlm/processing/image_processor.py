@@ -110,12 +110,13 @@ class ProcessorSource:
     folder: Path | None
     specs: tuple[ImageProcessorSpec, ...]  # the family's
     image_size: tuple[int, int]  # (height, width), where there is no folder or none in it
+    fixed_size: bool = True  # whatever it makes of an image must have that size
 
     def load(self) -> ImageProcessor:
         """Raises EngineError for a damaged one."""
         found = ImageProcessor.from_dir(self.folder, self.specs) if self.folder else None
         processor = found or ImageProcessor.default(self.specs[0], self.image_size)
-        processor.image_size = self.image_size
+        processor.image_size = self.image_size if self.fixed_size else None
         return processor
 
 

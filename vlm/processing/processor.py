@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +41,11 @@ class Processor:
     def from_engine(cls, engine: EngineDir) -> Processor:
         """Raises EngineError for a damaged processor."""
         family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
-        encoder, vision = configs.get("encoder"), configs.get("visual")
-        config = configs.get("decoder", encoder)
+        encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
-        source = ProcessorSource(folder, family.image_processors, tuple(vision.image_size)) if vision else None
+        size = tuple(vision.image_size) if vision else ()
+        source = ProcessorSource(folder, family.image_processors, size, vision.fixed_size) if vision else None
         image_processor = source.load() if source else None
         if image_processor is not None and not image_processor.fits():
             warnings.warn(
@@ -52,9 +53,8 @@ class Processor:
                 " images are refused; convert the model again with the preprocessor_config.json that belongs to it.",
                 stacklevel=4,
             )
-        prompts, features = None, vision.num_features if vision else 0
-        if family.chat_format is not None:
-            prompts = Prompts.load(family.chat_format, tokenizer, folder, vocab_size, features)
+        form = family.chat_format
+        prompts = Prompts.load(form, tokenizer, folder, vocab_size) if form is not None else None
         request_builder = RequestBuilder(
             family,
             config,
@@ -81,9 +81,15 @@ class Processor:
         )
 
     @property
-    def num_features(self) -> int | None:
-        """Returns the rows of an image; None for a model of texts."""
-        return self.vision.num_features if self.vision else None
+    def vocab_size(self) -> int:
+        """Returns the size of the vocabulary that texts are read with."""
+        return (self.encoder or self.config).vocab_size
+
+    @property
+    def supports_chat(self) -> bool:
+        """Says whether the model has a template for conversations."""
+        prompts = self.request_builder.prompts
+        return prompts is not None and prompts.template is not None
 
     @property
     def image_source(self) -> ProcessorSource:
@@ -92,19 +98,20 @@ class Processor:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
         return self.processor_source
 
-    def with_pixels(self, source: dict[str, Any], images: list[np.ndarray]) -> dict[str, Any]:
-        """An input of `Pipeline.generate` and its images, of each [pages, C, H, W] -> the input that has them in it.
+    def with_pixels(self, source: dict[str, Any], images: list[Items[np.ndarray]]) -> dict[str, Any]:
+        """An input of `Pipeline.generate` and its images, of each its pages [C, H, W] -> the input that has them in it.
 
         Raises InputError and LimitError for more images than the model reads.
         """
         import torch
 
         if "messages" in source:
-            source = {**source, "messages": _with_pages(source["messages"], [len(x) for x in images])}
+            conversation = self.request_builder.conversation(source["messages"])
+            source = {**source, "messages": conversation.with_pages([len(x) for x in images])}
         self.request_builder.check_images(sum(map(len, images)))
-        pixels = torch.cat([torch.from_numpy(x) for x in images])
-        if self.family.chat_format is not None or self.vision is None:
-            return {**source, "pixel_values": pixels} if len(pixels) else source
+        pixels = [torch.from_numpy(page) for pages in images for page in pages]
+        if self.family.takes_prompt or self.vision is None:
+            return {**source, "pixel_values": pixels} if pixels else source
         if len(pixels) != 1:
             raise InputError(
                 f"{self.family.name} reads one image a request, got {len(pixels)}; send a request for each."
@@ -116,15 +123,3 @@ class Processor:
         period = loop_period(token_ids) if self.family.loop_detection else None
         shown = without_loop(token_ids, period) if period else token_ids
         return self.family.postprocess(self.tokenizer.decode(shown))
-
-
-def _with_pages(messages: list[dict[str, Any]], counts: list[int]) -> list[dict[str, Any]]:
-    """A conversation whose i-th image is as many as `counts[i]`: a PDF's pages."""
-    count = iter(counts)
-
-    def expanded(content: Any) -> Any:
-        if isinstance(content, str):
-            return content
-        return [part for each in content for part in [each] * (next(count) if each["type"] == "image" else 1)]
-
-    return [{**message, "content": expanded(message["content"])} for message in messages]

@@ -6,107 +6,30 @@ Images become rows of the request's prompt table: ids from the vocabulary's size
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Items
 from pathlib import Path
-from typing import Any
 
 from vlm.artifacts.chat_template import read_template
-from vlm.errors import InputError, LengthError, listed
-from vlm.processing.tokenization import Piece, Tokenizer, check_size, ids_without
+from vlm.errors import InputError
+from vlm.processing.conversation import PLACEHOLDER, Conversation, ImagePart, Message, split_text
+from vlm.processing.tokenization import Piece, Tokenizer, ids_without
 from vlm.registry.spec import ChatFormat
 
-PLACEHOLDER = "<image>"
 MARK = "<|the text ends here|> "  # with a blank, to see whether a template strips texts
-ROLES = ("system", "user", "assistant")
-MIN_PARTS = 256  # of a conversation that are taken by every model
-
-
-@dataclass(frozen=True)
-class Message:
-    """A turn of a conversation: texts and, where images stand between them, PLACEHOLDER."""
-
-    role: str
-    parts: tuple[str, ...]
-
-    def for_template(self, plain: bool) -> dict[str, Any]:
-        """As chat templates take it: with its parts, or as one text."""
-        if plain:
-            return {"role": self.role, "content": "".join(self.parts)}
-        parts = [{"type": "image"} if p == PLACEHOLDER else {"type": "text", "text": p} for p in self.parts]
-        return {"role": self.role, "content": parts}
-
-
-def read_messages(messages: Any) -> tuple[list[Message], list[Any]]:
-    """A conversation -> its turns and its images in order.
-
-    A turn is {"role", "content"}; the content is a text, or a list of {"type": "text", "text"} and {"type": "image",
-    "image"}. InputError names what is wrong.
-    """
-    if not isinstance(messages, list | tuple) or not messages:
-        raise InputError('messages is empty; give a list of {"role": "user", "content": "..."}.')
-    turns, images = [], []
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, Mapping) or message.get("role") not in ROLES or "content" not in message:
-            raise InputError(f"message {number} needs a role ({listed(ROLES)}) and a content.")
-        parts = []
-        if not isinstance(content := message["content"], str | list | tuple):
-            raise InputError(f"the content of message {number} is neither a text nor a list of parts.")
-        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind == "text" and isinstance(part.get("text"), str):
-                parts += split_text(part["text"])
-            elif kind == "image":
-                parts.append(PLACEHOLDER)
-                images += [part["image"]] if part.get("image") is not None else []
-            else:
-                raise InputError(f"message {number} holds a part of type {kind!r}; allowed are text and image.")
-        turns.append(Message(message["role"], tuple(parts)))
-    return turns, images
-
-
-def check_conversation(messages: Any, limit: int) -> None:
-    """Raises LengthError for more text than is read for `limit` tokens, or more messages and parts than tokens."""
-    turns = messages if isinstance(messages, list | tuple) else ()
-    given = [turn.get("content") for turn in turns if isinstance(turn, Mapping)]
-    sizes = [size for content in given for size in _sizes(content)]
-    if len(sizes) > max(limit, MIN_PARTS):
-        raise LengthError(
-            f"the conversation has {len(sizes):,} messages and parts; this model takes {limit:,} tokens in all. Leave"
-            " out earlier ones."
-        )
-    check_size(sum(sizes), limit)
-
-
-def _sizes(content: Any) -> Iterator[int]:
-    """Counts the characters of each part; what is wrong with it is said elsewhere."""
-    for part in content if isinstance(content, list | tuple) else [content]:
-        text = part.get("text", part.get("refusal")) if isinstance(part, Mapping) else part
-        yield len(text) if isinstance(text, str) else 0
-
-
-def split_text(text: str) -> list[str]:
-    """A text at its placeholders, which are kept; empty pieces are not."""
-    pieces = [piece for text_piece in text.split(PLACEHOLDER) for piece in (PLACEHOLDER, text_piece)][1:]
-    return [piece for piece in pieces if piece]
 
 
 class Prompts:
     """Makes the prompts of one engine. Used by several threads at once."""
 
-    def __init__(
-        self, form: ChatFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int, num_features: int
-    ):
-        self.form, self.tokenizer, self.template = form, tokenizer, template
-        self.vocab_size, self.num_features = vocab_size, num_features
+    def __init__(self, form: ChatFormat, tokenizer: Tokenizer | None, template: str | None, vocab_size: int):
+        self.form, self.tokenizer, self.template, self.vocab_size = form, tokenizer, template, vocab_size
 
     @classmethod
-    def load(
-        cls, form: ChatFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int, num_features: int
-    ) -> Prompts:
+    def load(cls, form: ChatFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int) -> Prompts:
         """With the folder's chat template, or the family's where the folder has none."""
         template = (read_template(folder) if folder else None) or form.template
-        return cls(form, tokenizer, template, vocab_size, num_features)
+        return cls(form, tokenizer, template, vocab_size)
 
     # --- text ---
     def of_prompt(self, prompt: str, num_images: int) -> str:
@@ -117,37 +40,39 @@ class Prompts:
             return self.form.question(prompt)
         if self.template is None:
             return prompt if placed else PLACEHOLDER * num_images + prompt
-        parts = (*([] if placed else [PLACEHOLDER] * num_images), *split_text(prompt))
+        parts = (*([] if placed else [ImagePart()] * num_images), prompt)
         return self._rendered([Message("user", parts)])
 
-    def of_messages(self, turns: list[Message], num_images: int, continue_final_message: bool = False) -> str:
+    def of_conversation(
+        self, conversation: Conversation, num_images: int, *, continue_final_message: bool = False
+    ) -> str:
         """Returns what the model reads for a conversation that it is to go on with; `continue_final_message`: with the
         assistant's last message, which has no end then."""
-        _check_count(sum(turn.parts.count(PLACEHOLDER) for turn in turns), num_images)
+        _check_count(conversation.num_placed, num_images)
         if self.template is None:
             raise InputError("this model has no chat template, it does not converse; give a prompt instead.")
         if continue_final_message:
-            return self._open_ended(turns)
-        if turns[-1].role == "assistant":
+            return self._open_ended(conversation)
+        if conversation.messages[-1].role == "assistant":
             raise InputError(
                 "the last message is the assistant's; end with one of the user, or go on with it"
                 " (continue_final_message=True)."
             )
-        return self._rendered(turns)
+        return self._rendered(conversation.messages)
 
-    def _open_ended(self, turns: list[Message]) -> str:
+    def _open_ended(self, conversation: Conversation) -> str:
         """Cuts as Hugging Face does: what the template puts after the last text is cut off."""
-        *before, last = turns
-        if last.role != "assistant" or PLACEHOLDER in last.parts or not "".join(last.parts).strip():
+        *before, last = conversation.messages
+        if last.role != "assistant" or PLACEHOLDER in last.pieces or not last.text.strip():
             raise InputError("continue_final_message needs a last message of the assistant with a text; add one.")
-        marked = Message(last.role, ("".join(last.parts) + MARK,))
+        marked = Message(last.role, (last.text + MARK,))
         rendered = self._rendered([*before, marked], add_generation_prompt=False)
         if (end := rendered.rfind(MARK.strip())) < 0:
             raise InputError("the model's chat template leaves the last message out; it cannot be gone on with.")
         # a template that strips texts would have stripped this one
         return rendered[:end] if rendered.startswith(MARK, end) else rendered[:end].rstrip()
 
-    def _rendered(self, turns: list[Message], add_generation_prompt: bool = True) -> str:
+    def _rendered(self, turns: Iterable[Message], add_generation_prompt: bool = True) -> str:
         from vlm.processing.chat_templates import render
 
         plain = "type" not in self.template  # it takes contents as texts
@@ -157,43 +82,51 @@ class Prompts:
 
     # --- ids ---
     def ids(
-        self, text: str, num_images: int, given_rows: int = 0, *, limit: int | None = None, cut: str | None = None
+        self,
+        text: str,
+        image_rows: Items[int],
+        given_rows: int = 0,
+        *,
+        limit: int | None = None,
+        cut: str | None = None,
     ) -> list[int]:
-        """The tokens of a text, its i-th placeholder the rows of image i; `given_rows` of the prompt table come before
-        them. `limit`: of its part `cut` (None: all of it) so many tokens are left out that the others are within."""
+        """The tokens of a text, its i-th placeholder the `image_rows[i]` rows of image i; `given_rows` of the prompt
+        table come before them. `limit`: of its part `cut` (None: all of it) so many tokens are left out that the others
+        are within."""
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give token ids instead of text.")
         before, after = self.tokenizer.ends
+        images = self._rows(image_rows, given_rows)
         if self.form.images == "first":
             text = text.replace(PLACEHOLDER, "")
-            rows = [Piece(row) for image in range(num_images) for row in self.rows(image, given_rows)]
+            rows = map(Piece, itertools.chain(*images))
             pieces = [*rows, *map(Piece, before), *self.tokenizer.pieces(text), *map(Piece, after)]
         else:
-            _check_count(text.count(PLACEHOLDER), num_images)
+            _check_count(text.count(PLACEHOLDER), len(images))
             if self.tokenizer.bos_token and text.startswith(self.tokenizer.bos_token):
                 before = []
-            pieces = [*map(Piece, before), *self._inline(text, given_rows), *map(Piece, after)]
+            pieces = [*map(Piece, before), *self._inline(text, images), *map(Piece, after)]
         over = 0 if limit is None else len(pieces) + given_rows - limit
         return ids_without(pieces, over, _span(text, cut), self.tokenizer.truncation_side)
 
-    def _inline(self, text: str, given_rows: int) -> Iterator[Piece]:
-        image = itertools.count()
+    def _inline(self, text: str, images: list[range]) -> Iterator[Piece]:
+        image = iter(images)
         if (place := self.tokenizer.id_of(PLACEHOLDER)) is not None:
             for piece in self.tokenizer.pieces(text):
-                yield from map(Piece, self.rows(next(image), given_rows)) if piece.id == place else (piece,)
+                yield from map(Piece, next(image)) if piece.id == place else (piece,)
             return
         at = 0
         for part in split_text(text):
             if part == PLACEHOLDER:
-                yield from map(Piece, self.rows(next(image), given_rows))
+                yield from map(Piece, next(image))
             else:
                 yield from (Piece(i, at + start, at + end) for i, start, end in self.tokenizer.pieces(part))
             at += len(part)
 
-    def rows(self, image: int, given_rows: int = 0) -> range:
-        """The ids that stand for an image's features."""
-        first = self.vocab_size + given_rows + image * self.num_features
-        return range(first, first + self.num_features)
+    def _rows(self, image_rows: Items[int], given_rows: int) -> list[range]:
+        """Returns the ids that stand for each image's features."""
+        ends = itertools.accumulate(image_rows, initial=self.vocab_size + given_rows)
+        return list(itertools.starmap(range, itertools.pairwise(ends)))
 
 
 def _span(text: str, part: str | None) -> tuple[int, int]:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError, LengthError, listed
 from vlm.executor.memory import memory_errors
+from vlm.processing.conversation import PLACEHOLDER, Conversation
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
-from vlm.processing.prompts import PLACEHOLDER, Prompts, check_conversation, read_messages
+from vlm.processing.prompts import Prompts
 from vlm.processing.tokenization import StopStrings, Tokenizer
 from vlm.registry.spec import FamilySpec
-from vlm.requests.prompt_table import Image, PromptTable
+from vlm.requests.image import Image
+from vlm.requests.prompt_table import PromptTable
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
@@ -68,17 +70,13 @@ class RequestBuilder:
         stops = self._stops(params) if params.stop and self.tokenizer else None
         if self.prompts is not None:
             return self._chat_request(fields, params, stops)
-        given, pixels, ids = fields.get("encoder_output"), fields.get("pixel_values"), fields.get("encoder_input_ids")
-        if fields.get("images") is not None:
-            pixels = self._pixels(fields["images"])
-        elif pixels is not None:
-            pixels = self._checked_pixels(pixels)
+        image, given, ids = self._encoder_image(fields), fields.get("encoder_output"), fields.get("encoder_input_ids")
         if fields.get("text") is not None:
             ids = self._source_ids(fields)
         ids = None if ids is None else tuple(ids)
         if (target := fields.get("tgt_lang")) is not None:
             params = self._towards(target, params)
-        return Request(self._decoder_prompt(fields), pixels, ids, given, params, stops, prompt_table=_table(fields))
+        return Request(self._decoder_prompt(fields), image, ids, given, params, stops, prompt_table=_table(fields))
 
     def _stops(self, params: SamplingParams) -> StopStrings:
         return StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
@@ -95,30 +93,31 @@ class RequestBuilder:
 
     def _chat_request(self, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None) -> Request:
         """A prompt, with images in it or not."""
-        if "messages" in fields:
-            check_conversation(fields["messages"], self.max_tokens)
-        turns, sources = read_messages(fields["messages"]) if "messages" in fields else (None, [])
+        conversation: Conversation | None = fields.get("messages")
+        sources = [] if conversation is None else conversation.images
         if sources and fields.get("images"):
             raise InputError("images were given in the messages and besides them; give each once.")
         if sources and self.image_processor is None:
             raise InputError(f"{self.family.name} takes text, not images; leave them out of the messages.")
         images = self.images(fields, sources)
+        image_rows = [image.rows for image in images]
         table = _table(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
         suffix = self._suffix(fields)
         limit = _cut_to(fields, self._prompt_limit(params))
-        if turns is not None:
+        if conversation is not None:
             continued = bool(fields.get("continue_final_message"))
-            whole = self._bounded(self.prompts.of_messages(turns, len(images), continued))
-            ids = self.prompts.ids(whole, len(images), rows)
+            text = self.prompts.of_conversation(conversation, len(images), continue_final_message=continued)
+            whole = self._bounded(text)
+            ids = self.prompts.ids(whole, image_rows, rows)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
-            ids = self.prompts.ids(text + suffix, len(images), rows, limit=limit, cut=text)
+            ids = self.prompts.ids(text + suffix, image_rows, rows, limit=limit, cut=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             text = self._prompt_text(prompt, limit)
             whole = self.prompts.of_prompt(text + suffix, len(images))
-            ids = self.prompts.ids(whole, len(images), rows, limit=limit, cut=text)
+            ids = self.prompts.ids(whole, image_rows, rows, limit=limit, cut=text)
         unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if given := sorted(unknown & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
@@ -171,24 +170,26 @@ class RequestBuilder:
     def images(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Those of a prompt; `sources`: of its conversation."""
         if (pixels := fields.get("pixel_values")) is not None:
-            return tuple(Image.from_pixels(self._checked_pixels(x)) for x in (pixels if pixels.ndim == 4 else [pixels]))
+            single = not isinstance(pixels, list | tuple) and pixels.ndim != 4
+            return tuple(self._image(each).hashed() for each in ([pixels] if single else pixels))
         given = fields.get("images") or sources or []
         given = given if isinstance(given, list | tuple) else [given]
-        return tuple(Image.from_pixels(self.image_processor([load_image(source)])[0]) for source in given)
+        return tuple(self._read_image(source).hashed() for source in given)
 
     def check_images(self, count: int) -> None:
         """Raises LengthError for more images than a request can hold, before any of them is read."""
-        rows = count * self.vision.num_features if self.vision and self.prompts else 0
+        rows = count * self.vision.min_rows if self.vision and self.prompts else 0
         if rows > self.max_tokens:
+            least = "" if self.vision.fixed_size else "at least "
             raise LengthError(
-                f"{count} images and pages are {rows:,} tokens, the engine was built for {self.max_tokens:,}; send"
-                " fewer."
+                f"{count} images and pages are {least}{rows:,} tokens, the engine was built for"
+                f" {self.max_tokens:,}; send fewer."
             )
 
     def fields(self, source: Any) -> dict[str, Any]:
         """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""
         if not isinstance(source, Mapping):
-            is_text = "image" not in self.family.inputs or (self.prompts is not None and isinstance(source, str))
+            is_text = not self.family.takes_images or (self.prompts is not None and isinstance(source, str))
             if is_text and not isinstance(source, str):
                 raise InputError(f"{self.family.name} takes text; got {type(source).__name__}.")
             key = "prompt" if self.prompts is not None else "text"
@@ -196,9 +197,9 @@ class RequestBuilder:
         if unknown := [k for k in source if k not in INPUT_KEYS]:
             raise InputError(f"{listed(unknown)} is unknown in an input; allowed are {listed(INPUT_KEYS, 40)}.")
         fields = self._with_named_ids({k: v for k, v in source.items() if v is not None})
-        if {"text", "encoder_input_ids"} & fields.keys() and "text" not in self.family.inputs:
+        if {"text", "encoder_input_ids"} & fields.keys() and not self.family.takes_text:
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
-        if {"images", "pixel_values"} & fields.keys() and "image" not in self.family.inputs:
+        if {"images", "pixel_values"} & fields.keys() and not self.family.takes_images:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
         asked = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
         if asked == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
@@ -206,7 +207,14 @@ class RequestBuilder:
         for names in (asked, _SOURCES if self.prompts is None else ("images", "pixel_values")):
             if len(given := [k for k in names if k in fields]) > 1:
                 raise InputError(f"{listed(given)} were given together; an input has one of them.")
-        return fields
+        return fields | ({"messages": self.conversation(fields["messages"])} if "messages" in fields else {})
+
+    def conversation(self, messages: Any) -> Conversation:
+        """Returns what was read of messages, or reads them; LengthError where they are too much for the model."""
+        if not isinstance(messages, Conversation):
+            return Conversation.from_messages(messages, self.max_tokens)
+        messages.check_size(self.max_tokens)
+        return messages
 
     def _with_named_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
         """`input_ids` are the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""
@@ -247,21 +255,28 @@ class RequestBuilder:
             )
         return ids
 
-    def _pixels(self, images: Any) -> torch.Tensor:
+    def _encoder_image(self, fields: dict[str, Any]) -> Image | None:
+        """Returns the image that a decoder attends to; None: it is given something else."""
+        if (images := fields.get("images")) is None:
+            pixels = fields.get("pixel_values")
+            return None if pixels is None else self._image(pixels)
         images = images if isinstance(images, list | tuple) else [images]
         if len(images) != 1:
             raise InputError(
                 f"{self.family.name} reads one image a request, got {len(images)}; pass a list of inputs:"
                 ' generate(["a.png", "b.png"]).'
             )
-        return self.image_processor([load_image(images[0])])[0]
+        return self._read_image(images[0])
 
-    def _checked_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
-        config = self.vision
-        wanted = (config.num_channels, *config.image_size)
-        if tuple(pixels.shape) != wanted:
-            raise InputError(f"pixel_values has shape {tuple(pixels.shape)}; this model takes {wanted}.")
-        return pixels
+    def _read_image(self, source: Any) -> Image:
+        return self._image(self.image_processor([load_image(source)])[0])
+
+    def _image(self, pixels: torch.Tensor) -> Image:
+        """Raises InputError for pixels [C, H, W] of a size that the model does not take."""
+        shape, vision = tuple(pixels.shape), self.vision
+        if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
+            raise InputError(f"pixel_values has shape {shape}; this model takes {vision.shapes}.")
+        return Image.from_pixels(pixels, vision)
 
     def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
         """Returns the settings with the target's token as the first one of the output, where the model does not start

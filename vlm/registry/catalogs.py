@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.model_files import ModelFiles
 from vlm.errors import ConfigError, listed
+from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import ConverterRef, FamilySpec, ModelSpec
 from vlm.registry.unsupported import ROWS, Unsupported, check_supported
 
@@ -51,15 +52,10 @@ def model_spec(name: str) -> ModelSpec:
     raise ConfigError(f"model {name!r} is in no installed catalog; reinstall the package that brought it.")
 
 
-def configs_of(model: Checkpoint | EngineDir) -> dict[str, Any]:
-    """Every role's configuration, of the class that its network takes."""
-    return {role: model_spec(name).config.from_dict(model.config(role)) for role, name in model.roles.items()}
-
-
-def text_config(model: Checkpoint | EngineDir) -> Any:
-    """Returns the configuration of what a request's ids are: the decoder's, or that of an encoder alone."""
-    configs = configs_of(model)
-    return configs.get("decoder", configs.get("encoder"))
+def configs_of(model: Checkpoint | EngineDir) -> RoleConfigs:
+    """Returns every role's configuration, of the class that its network takes."""
+    roles = model.roles.items()
+    return RoleConfigs.from_roles({role: model_spec(name).config.from_dict(model.config(role)) for role, name in roles})
 
 
 def converters() -> tuple[ConverterRef, ...]:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from vlm.config import Config
 from vlm.errors import ConfigError
@@ -18,20 +18,23 @@ if TYPE_CHECKING:
     from vlm.layers.context import ModelContext
 
 
+C = TypeVar("C", bound=Config)  # a network's own configuration
+
+
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(Generic[C]):
     """All that one network needs: its configuration, its module and its weight rules."""
 
     name: str
-    config: type[Config]
-    parse: Callable[[dict[str, Any]], Config]  # Hugging Face config -> ours; ConfigError names every unsupported field
-    # (config, ModelContext) -> torch.nn.Module whose state_dict names are the rules' targets
-    module: Callable[[Any, Any], Any]
-    rules: Callable[[Any], list[Any]]  # config -> weight rules (vlm.convert.rules)
+    config: type[C]
+    parse: Callable[[dict[str, Any]], C]  # Hugging Face config -> ours; ConfigError names every unsupported field
+    # its torch.nn.Module, whose state_dict names are the rules' targets
+    module: Callable[[C, ModelContext], Any]
+    rules: Callable[[C], list[Any]]  # weight rules (vlm.convert.rules)
     # what only the weights tell (tied or not, a bias that is there): config and tensors by name -> config
-    config_from_weights: Callable[[Any, Mapping[str, Any]], Any] = lambda config, tensors: config
+    config_from_weights: Callable[[C, Mapping[str, Any]], C] = lambda config, tensors: config
 
-    def skeleton(self, config: Config, context: ModelContext | None = None) -> Any:
+    def skeleton(self, config: C, context: ModelContext | None = None) -> Any:
         """Returns the module on torch's meta device: shapes and types alone. `context` None: a whole network, whose
         weights are as they are."""
         from vlm.layers.context import ModelContext
@@ -44,9 +47,7 @@ class ModelSpec:
             )
         return skeleton(lambda: self.module(config, context or ModelContext()))
 
-    def loaded(
-        self, config: Config, weights: Mapping[str, Any], device: Any, context: ModelContext | None = None
-    ) -> Any:
+    def loaded(self, config: C, weights: Mapping[str, Any], device: Any, context: ModelContext | None = None) -> Any:
         """Returns the module with these weights, ready to run; nothing is initialized twice. RuntimeError where they
         do not fit."""
         module = self.skeleton(config, context)
@@ -127,3 +128,16 @@ class FamilySpec:
     def __post_init__(self) -> None:
         if "visual" in self.roles and not self.image_processors:
             raise ValueError(f"the family {self.name} has a visual role, but no image processor")
+
+    @property
+    def takes_images(self) -> bool:
+        return "image" in self.inputs
+
+    @property
+    def takes_text(self) -> bool:
+        return "text" in self.inputs
+
+    @property
+    def takes_prompt(self) -> bool:
+        """Says whether a model is given a prompt in words, about images or not."""
+        return self.chat_format is not None

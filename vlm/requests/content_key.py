@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 
 
-def content_key(data: bytes) -> bytes:
+def content_key(*parts: bytes | memoryview) -> bytes:
     """Returns a key of an image's pixels or of a table's rows."""
-    return hashlib.blake2b(data, digest_size=16).digest()
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part)
+    return found.digest()

@@ -15,17 +15,7 @@ from vlm.requests.content_key import content_key
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-@dataclass(frozen=True, eq=False)
-class Image:
-    """One image of a request, ready for the visual encoder."""
-
-    pixel_values: Tensor  # [C, H, W] float32
-    key: bytes  # of its content
-
-    @classmethod
-    def from_pixels(cls, pixel_values: Tensor) -> Image:
-        return cls(pixel_values, content_key(pixel_values.contiguous().numpy().tobytes()))
+    from vlm.requests.image import Image
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +33,7 @@ class PromptTable:
         return len(self.rows)
 
 
-def contents(table: PromptTable | None, images: Items[Image], num_features: int) -> list[bytes]:
-    """What each row of a request's table is made of, for `block_keys`."""
-    given = [] if table is None else [table.key + i.to_bytes(4, "little") for i in range(len(table))]
-    return given + [image.key + i.to_bytes(4, "little") for image in images for i in range(num_features)]
+def content_keys(table: PromptTable | None, images: Items[Image]) -> list[bytes]:
+    """Returns a key of each row of a request's table, for `block_keys`: what it is made of, and which row of that."""
+    parts = [*([] if table is None else [(table.key, len(table))]), *((image.key, image.rows) for image in images)]
+    return [key + i.to_bytes(4, "little") for key, rows in parts for i in range(rows)]

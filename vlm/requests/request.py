@@ -11,7 +11,8 @@ from vlm.requests.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vlm.requests.prompt_table import Image, PromptTable
+    from vlm.requests.image import Image
+    from vlm.requests.prompt_table import PromptTable
 
 
 class Stops(Protocol):
@@ -30,7 +31,7 @@ class Request:
     """
 
     decoder_prompt_token_ids: tuple[int, ...]
-    pixel_values: Tensor | None = None  # [C, H, W] float32: of an image whose features the decoder attends to
+    encoder_image: Image | None = None  # whose features the decoder attends to
     encoder_input_ids: tuple[int, ...] | None = None
     encoder_output: Tensor | None = None  # [T, hidden]
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -39,7 +40,7 @@ class Request:
     prompt_table: PromptTable | None = None
 
     def __post_init__(self) -> None:
-        given = (self.pixel_values, self.encoder_input_ids, self.encoder_output)
+        given = (self.encoder_image, self.encoder_input_ids, self.encoder_output)
         if sum(part is not None for part in given) > 1:
             raise InputError("a request takes one of pixel_values, encoder_input_ids and encoder_output.")
         if self.encoder_input_ids is not None and not self.encoder_input_ids:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from vlm.requests.request import Request
@@ -23,37 +24,50 @@ class PrefillChunk:
     end: int
 
 
+class SequenceStatus(Enum):
+    """Where a sequence is between its request and its completion."""
+
+    WAITING = auto()  # in the queue; it has nothing yet
+    PREFILLING = auto()  # it has slots and blocks; some of its prompt is not planned yet
+    RUNNING = auto()  # all of its prompt is planned: it takes part in bursts
+    PREEMPTED = auto()  # in the queue again, with its tokens; slots and blocks are others'
+    FINISHED = auto()  # it has its finish reason and holds nothing
+
+
 @dataclass(eq=False)
 class Sequence:
-    """A request's scheduled state on the host; what it has on the device is behind `slot` and the block lists."""
+    """A request's scheduled state on the host; what it has on the device is known by its id, slots and blocks."""
 
+    # what it was made from
     id: int
     request: Request
     max_length: int  # tokens in all, prompt included
     num_features: int  # encoder rows
     tokens: list[int]  # prompt, then what was generated
-    logprobs: list[float] = field(default_factory=list)
+    seed: int = 0  # the request's, or one that is drawn
+    num_stop_ids: int = 1  # tokens that end it, but for those of stop words
+    content_keys: list[bytes] = field(default_factory=list)  # of each prompt embedding
+    image_token_id: int | None = None  # what logits processors see of an image's rows,
+    first_image_row: int = 0  # … whose ids begin here
+    rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
+
+    # where it is: the scheduler's
+    status: SequenceStatus = SequenceStatus.WAITING
     slots: list[int] = field(default_factory=list)  # one a beam
     self_blocks: list[list[int]] = field(default_factory=list)  # of each slot
     spare_blocks: list[int] = field(default_factory=list)  # with several beams: one a slot, for copies
     cross_blocks: list[int] = field(default_factory=list)
-    content_keys: list[bytes] = field(default_factory=list)  # of each prompt embedding
-    pending_chunks: list[PrefillChunk] = field(default_factory=list)  # of the prompt, not yet computed
+    pending_chunks: list[PrefillChunk] = field(default_factory=list)  # of the prompt, not yet planned
     keys: list[bytes] = field(default_factory=list)  # of the prompt's whole blocks, where they are shared
-    prompt_embeds: Tensor | None = None  # [n, hidden] on the device, while there is work
     scheduled: int = 0  # upper bound of len(tokens) once every launched burst has run
-    finish_reason: str = ""
-    seed: int = 0
-    num_stop_ids: int = 1
-    first_scheduled_time: float = 0.0  # time.perf_counter() when it first left the queue
-    image_token_id: int | None = None  # what logits processors see of an image's rows,
-    first_image_row: int = 0  # … whose ids begin here
-    rule_kinds: tuple[int, ...] = ()  # of what it says about tokens (vlm.ops.token_rules)
     preemptions: int = 0
-    top_logprobs: list[dict[int, float]] = field(default_factory=list)
-    context_logits: list[Tensor] = field(default_factory=list)  # of the prompt but its last token, [n, vocab] each
-    generation_logits: list[Tensor] = field(default_factory=list)  # [vocab] each
+    first_scheduled_time: float = 0.0  # time.perf_counter() when it first left the queue
+
+    # what has come of it: the engine's
+    logprobs: list[float] = field(default_factory=list)  # of each generated token
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)  # likewise, where they were asked for
     hypotheses: tuple[Hypothesis, ...] = ()  # of a beam search, once it has ended
+    finish_reason: str = ""  # once it has finished
 
     def __post_init__(self) -> None:
         seed = self.request.params.seed
@@ -96,11 +110,20 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def finished(self) -> bool:
-        return bool(self.finish_reason)
+    def queued(self) -> bool:
+        """Says whether it waits, for the first time or again."""
+        return self.status is SequenceStatus.WAITING or self.status is SequenceStatus.PREEMPTED
 
-    def update(self, num_new: int) -> TokenUpdate:
-        """Returns what the last `num_new` generated tokens bring, and all of it once the sequence has finished."""
+    @property
+    def finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED
+
+    def finish(self, reason: str) -> None:
+        """Ends it; it has returned what it held."""
+        self.status, self.finish_reason = SequenceStatus.FINISHED, reason
+
+    def update(self, num_new: int, completion: Completion | None = None) -> TokenUpdate:
+        """Returns what the last `num_new` generated tokens bring."""
         begin, tokens = self.num_generated - num_new, self.tokens
         return TokenUpdate(
             self.id,
@@ -108,11 +131,11 @@ class Sequence:
             tuple(self.logprobs[begin:]),
             tuple(self.top_logprobs[begin:]),
             time.perf_counter(),
-            self.completion() if self.finish_reason else None,
+            completion,
         )
 
-    def completion(self) -> Completion:
-        """Returns what the request has come to."""
+    def completion(self, context_logits: Tensor | None = None, generation_logits: Tensor | None = None) -> Completion:
+        """Returns what the request has come to; logits as Completion has them."""
         return Completion(
             self.request,
             self.generated,
@@ -122,8 +145,8 @@ class Sequence:
             prompt_tokens=self.num_features or self.prompt_length,
             top_logprobs=self.top_logprobs,
             hypotheses=self.hypotheses,
-            context_logits=self.context_logits,
-            generation_logits=self.generation_logits,
+            context_logits=context_logits,
+            generation_logits=generation_logits,
             preemptions=self.preemptions,
             first_scheduled_time=self.first_scheduled_time,
         )

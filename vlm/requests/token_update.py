@@ -33,8 +33,8 @@ class Completion:
     prompt_tokens: int  # rows of its encoder, or tokens and image rows of its prompt
     top_logprobs: list[dict[int, float]]  # of each token the likeliest ones, where they were asked for
     hypotheses: tuple[Hypothesis, ...]  # of a beam search, best first
-    context_logits: list[Tensor]  # of the prompt but its last token, [n, vocab] float32 each
-    generation_logits: list[Tensor]  # [vocab] float32 each
+    context_logits: Tensor | None  # [prompt, vocab] float32: of every token of the decoder's prompt
+    generation_logits: Tensor | None  # [new, vocab] float32: each token's, as the model gave them
     preemptions: int
     first_scheduled_time: float  # time.perf_counter() when it first left the queue; 0: it never did
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import DocumentError, VlmError
 from vlm.limits import MEDIA_MEMORY_MB
-from vlm.processing.worker_pool import PoolState, WorkerPool
+from vlm.processing.media_pool import MediaConfig, MediaPool, PoolState
 from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
 from vlm_app.core.storage import LocalCopy
 from vlm_app.ocr.documents.pages import OpenDocument
@@ -30,7 +30,7 @@ class RenderPool:
 
     def __init__(self, workers: int, seconds: float = SECONDS, memory_mb: int = MEDIA_MEMORY_MB):
         self.ahead = workers
-        self._pool = WorkerPool(workers, Budget(seconds, memory_mb), __name__)
+        self._pool = MediaPool(MediaConfig(workers, budget=Budget(seconds, memory_mb), preload=__name__))
         self._pool.start()
 
     def open(self, path: Path) -> Future[Pages]:

@@ -49,8 +49,8 @@ class EngineConfig:
 
         Raises what `vlm.build.store.resolve` raises, and InputError for a device that is not there.
         """
-        from vlm.api.loader import resolve_device
         from vlm.artifacts.engine_dir import EngineDir
+        from vlm.backends.devices import resolve_device
         from vlm.build.store import locate
 
         kinds = {name.partition(":")[0] if elsewhere else resolve_device(name).type for name in devices}

@@ -8,6 +8,7 @@ from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.options import check_limits, option
+from vlm.processing.media_pool import MediaConfig
 from vlm.processing.worker_process import Budget
 from vlm.ranges import at_least, positive
 from vlm_app.core.listening import check_names, check_port
@@ -85,6 +86,7 @@ class ServerConfig(ConnectionLimits):
             raise InputError("the API key must be a non-empty ASCII text.")
 
     @property
-    def media(self) -> Budget:
-        """Returns what decoding the images of a request may cost."""
-        return Budget(self.media_seconds, self.media_memory_mb)
+    def media(self) -> MediaConfig:
+        """Returns how images are read, and what those of a request may cost."""
+        budget = Budget(self.media_seconds, self.media_memory_mb)
+        return MediaConfig(self.preprocess_workers, self.max_images, self.max_image_pixels, budget)

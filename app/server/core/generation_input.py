@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from vlm.processing.workers import ImageFile
+from vlm.processing.media_reading import ImageFile
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from vlm.api.pipeline import Pipeline
 from vlm.errors import InputError
-from vlm.processing.prompts import check_conversation, split_text
+from vlm.processing.conversation import Conversation, ImagePart, Message, check_messages
 from vlm_app.server.core.data_uris import decode_data_uri
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -23,20 +23,20 @@ def read_chat(
     `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
     cut. Raises InputError with one sentence.
     """
-    check_conversation(messages, pipeline.processor.request_builder.max_tokens)
+    check_messages(messages, pipeline.capabilities.max_prompt_tokens)
     files: list[bytes] = []
-    turns = [_turn(number, message, files) for number, message in enumerate(messages, 1)]
-    if pipeline.supports_chat:
+    turns = tuple(_turn(number, message, files) for number, message in enumerate(messages, 1))
+    if pipeline.capabilities.supports_chat:
         if truncate:
             raise InputError("conversations are not cut; leave truncate_prompt_tokens out, and messages if need be.")
-        return {"messages": turns, "continue_final_message": continued or None}, files
+        return {"messages": Conversation(turns), "continue_final_message": continued or None}, files
     family = pipeline.family
-    if len(turns) != 1 or turns[0]["role"] != "user":
+    if len(turns) != 1 or turns[0].role != "user":
         raise InputError(f"{family.name} does not converse; send one message, of the user.")
-    text = "".join(part["text"] for part in turns[0]["content"] if part["type"] == "text")
-    if family.chat_format is not None:
+    text = turns[0].text
+    if pipeline.capabilities.takes_prompt:
         return {"prompt": text, **_cut(truncate)}, files
-    if "text" in family.inputs:
+    if pipeline.capabilities.takes_text:
         return {"text": text, **_cut(truncate)}, files
     if text.strip():
         raise InputError(f"{family.name} reads an image and no question about it; send the image alone.")
@@ -49,17 +49,16 @@ def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int =
     """Returns a text or token ids as the model reads them: in no template. `truncate`: a text is cut to so many tokens,
     ids to the last ones."""
     if isinstance(prompt, list):
-        has_encoder = pipeline.llm.encoders.encoder is not None
         kept = prompt if isinstance(truncate, bool) else prompt[-truncate:]
-        return {"encoder_input_ids" if has_encoder else "decoder_prompt_token_ids": kept}
-    return {("raw_prompt" if pipeline.family.chat_format is not None else "text"): prompt, **_cut(truncate)}
+        return {pipeline.capabilities.id_field: kept}
+    return {("raw_prompt" if pipeline.capabilities.takes_prompt else "text"): prompt, **_cut(truncate)}
 
 
 def _cut(truncate: bool | int) -> dict[str, bool | int]:
     return {"truncate": truncate} if truncate else {}
 
 
-def _turn(number: int, message: dict[str, Any], files: list[bytes]) -> dict[str, Any]:
+def _turn(number: int, message: dict[str, Any], files: list[bytes]) -> Message:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InputError(f"message {number} is of role {str(role)[:40]!r}; send system, user and assistant messages.")
@@ -71,14 +70,15 @@ def _turn(number: int, message: dict[str, Any], files: list[bytes]) -> dict[str,
         content = [content]
     if not isinstance(content, list) or not all(isinstance(part, dict | str) for part in content):
         raise InputError(f"message {number} needs a content: a text, or a list of parts.")
-    return {"role": ROLES[role], "content": [each for part in content for each in _parts(number, part, files)]}
+    return Message(ROLES[role], tuple(_part(number, part, files) for part in content))
 
 
-def _parts(number: int, part: dict[str, Any] | str, files: list[bytes]) -> list[dict[str, Any]]:
-    part = {"type": "text", "text": part} if isinstance(part, str) else part
+def _part(number: int, part: dict[str, Any] | str, files: list[bytes]) -> str | ImagePart:
+    if isinstance(part, str):
+        return part
     kind = part.get("type") if isinstance(part.get("type"), str) else None
     if kind in TEXTS and isinstance(text := part.get(TEXTS[kind]), str):
-        return [{"type": "text", "text": piece} for piece in split_text(text)]
+        return text
     if kind in IMAGES:
         given = part.get(IMAGES[kind])
         files.append(decode_data_uri(given.get("url") if isinstance(given, dict) else given))
@@ -88,7 +88,7 @@ def _parts(number: int, part: dict[str, Any] | str, files: list[bytes]) -> list[
         raise InputError(
             f"message {number} has a part of type {str(part.get('type'))[:40]!r}; allowed are text, image_url and file."
         )
-    return [{"type": "image"}]
+    return ImagePart()
 
 
 def _file_data(number: int, file: Any) -> Any:

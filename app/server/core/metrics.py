@@ -10,10 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from vlm.api.async_pipeline import TextDelta
-from vlm.engine.llm_engine import LLMEngine
-from vlm.processing.worker_pool import WorkerPool
+from vlm.engine.llm_engine import EngineUsage
+from vlm.processing.media_pool import MediaPool
 from vlm.requests.token_update import Completion
 
+Usages = Callable[[], dict[str, EngineUsage | None]]  # of each model; None of an encoder alone
 FIRST_TOKEN = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKEN = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
@@ -43,11 +44,11 @@ class Metrics:
         self.tokens.labels(model).inc(len(completion.token_ids))
         self.prompt_tokens.labels(model).inc(completion.prompt_tokens)
 
-    def register(self, engines: Callable[[], dict[str, LLMEngine]]) -> None:
+    def register(self, usages: Usages) -> None:
         """Shows how full these are whenever it is asked."""
-        self.registry.register(_Occupancy(engines))
+        self.registry.register(_Occupancy(usages))
 
-    def watch_workers(self, pool: WorkerPool) -> None:
+    def watch_workers(self, pool: MediaPool) -> None:
         """Shows what the processes that read images do."""
         self.registry.register(_Workers(pool))
 
@@ -73,27 +74,21 @@ class Stopwatch:
 
 
 class _Occupancy(Collector):
-    def __init__(self, engines: Callable[[], dict[str, LLMEngine]]):
-        self._engines = engines
+    def __init__(self, usages: Usages):
+        self._usages = usages
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        engines = self._engines().items()
-        schedulers = {name: engine.scheduler for name, engine in engines if isinstance(engine, LLMEngine)}
-        running = ((name, len(s.running)) for name, s in schedulers.items())
+        usages = {name: usage for name, usage in self._usages().items() if usage is not None}
+        running = ((name, usage.running) for name, usage in usages.items())
         yield _gauge("vlm_running_outputs", "Outputs being decoded.", ("model",), running)
-        waiting = ((name, len(s.waiting)) for name, s in schedulers.items())
+        waiting = ((name, usage.waiting) for name, usage in usages.items())
         yield _gauge("vlm_waiting_outputs", "Outputs in the queue.", ("model",), waiting)
-        used = (
-            (name, kind, s.blocks.used[kind] / quota)
-            for name, s in schedulers.items()
-            for kind, quota in s.blocks.quota.items()
-            if quota
-        )
+        used = ((name, kind, part) for name, usage in usages.items() for kind, part in usage.cache.items())
         yield _gauge("vlm_kv_cache_used_ratio", "Part of the KV cache in use.", ("model", "attention"), used)
 
 
 class _Workers(Collector):
-    def __init__(self, pool: WorkerPool):
+    def __init__(self, pool: MediaPool):
         self._pool = pool
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:

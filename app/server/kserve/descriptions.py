@@ -35,7 +35,7 @@ def model_metadata(service: Service) -> dict[str, Any]:
 
 def model_config(service: Service) -> dict[str, Any]:
     """Returns a ModelConfig's fields. `decoupled`: streams hold a response a burst; other requests get one anyway."""
-    made = described(service.name, service.pipeline.llm.limits.max_batch_size, *specs(service))
+    made = described(service.name, service.pipeline.capabilities.max_batch_size, *specs(service))
     return {"backend": "vlm", **made, "model_transaction_policy": {"decoupled": service.decoupled}}
 
 

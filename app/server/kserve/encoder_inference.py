@@ -43,7 +43,7 @@ class EncoderInference(Inference):
         flag = tensors.get("is_return_attentions")
         self._attentions = ATTENTIONS in self._wanted or (flag is not None and bool(flag.any()))
         if self._attentions:
-            _check_size(service, count, self._width or service.pipeline.llm.limits.max_encoder_input_len)
+            _check_size(service, count, self._width or service.pipeline.capabilities.max_encoder_input_len)
 
     async def outputs(self) -> Tensors:
         """Returns the states, padded as the ids are, and attentions where the flag or their name asks for them."""

@@ -10,6 +10,6 @@ from vlm_app.server.tensors.wire import InferRequest
 
 def read_inference(service: Service, request: InferRequest, stop: tuple[str, ...] = ()) -> Inference:
     """Raises InputError with one sentence. `stop`: strings that end every row's text."""
-    if not service.pipeline.processor.generates:
+    if not service.pipeline.capabilities.generates:
         return EncoderInference(service, request, stop)
     return Inference(service, request, stop=stop)

@@ -74,7 +74,7 @@ class Texts:
 
     def check_logprobs(self) -> None:
         """Raises LimitError for more log-probabilities than are held for one answer."""
-        longest = self._service.pipeline.llm.limits.max_input_len
+        longest = self._service.pipeline.capabilities.max_input_len
         settings = [each.sampling for each in self._items]
         tokens = [min(s.get("max_new_tokens") or longest, longest) for s in settings]
         alternatives = [self._count * (1 + s.get("top_logprobs", 0)) for s in settings]
@@ -172,7 +172,7 @@ def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[st
 
 
 def _model(service: Service) -> dict[str, Any]:
-    limits = {"max_model_len": service.pipeline.llm.limits.max_input_len}
+    limits = {"max_model_len": service.pipeline.capabilities.max_input_len}
     return {"id": service.name, "object": "model", "created": service.created, "owned_by": "vlm", **limits}
 
 

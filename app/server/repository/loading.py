@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from vlm.api.loader import resolve_device
 from vlm.api.pipeline import Pipeline
 from vlm.api.warm_up import warm_up
+from vlm.backends.devices import resolve_device
 from vlm.build.store import Progress
 from vlm.engine.fair_lock import device_lock
 from vlm.errors import VlmWarning

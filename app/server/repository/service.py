@@ -13,7 +13,7 @@ from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.api.outputs import Encoding, Output
 from vlm.api.pipeline import Pipeline
 from vlm.errors import LimitError, ModelNotFoundError, listed
-from vlm.processing.workers import ImageWorkers
+from vlm.processing.media_pool import MediaPool
 from vlm_app.server.core.errors import Busy
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.merge import merged
@@ -31,7 +31,7 @@ class Service:
         self,
         name: str,
         pipeline: Pipeline,
-        workers: ImageWorkers,
+        media: MediaPool,
         metrics: Metrics,
         max_requests: int,
         version: str = "1",
@@ -50,7 +50,7 @@ class Service:
         self.statistics = Statistics()
         self.model = AsyncPipeline(
             pipeline,
-            workers,
+            media,
             on_end=partial(metrics.ended, name),
             on_break=partial(on_break, name),
             on_step=self.statistics.step,

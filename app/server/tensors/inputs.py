@@ -5,15 +5,15 @@ https://github.com/triton-inference-server/fastertransformer_backend: docs/t5_gu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from vlm.api.outputs import Output
 from vlm.errors import InputError
+from vlm.processing.media_reading import ImageFile
 from vlm.processing.processor import Processor
-from vlm.processing.workers import ImageFile
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
 from vlm_app.server.tensors.ft_tensors import without_neutral
@@ -64,7 +64,7 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     source: dict[str, Any] = {}
     if "pixel_values" in row:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
-        source = processor.with_pixels(source, [images.astype(np.float32)])
+        source = processor.with_pixels(source, [_unpadded(images.astype(np.float32), row.get("image_sizes"))])
     if "input_ids" in row:
         ids = cut(row, "input_ids", "sequence_length")
         if (table := row.get("request_prompt_embedding")) is not None:
@@ -75,6 +75,17 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     if "decoder_input_ids" in row and processor.config.cross_attention:
         source["decoder_prompt_token_ids"] = cut(row, "decoder_input_ids", "decoder_input_lengths")
     return GenerationInput({**source, **_start(processor, row)}, [], _sampling(row))
+
+
+def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> Sequence[np.ndarray]:
+    """images [n, C, H, W], sizes [n or more, (height, width)]; None: all are as large -> of each [C, height, width]"""
+    if sizes is None:
+        return images
+    most = images.shape[2:]
+    sizes = sizes[: len(images)].tolist()
+    if len(sizes) < len(images) or not all(0 < h <= most[0] and 0 < w <= most[1] for h, w in sizes):
+        raise InputError(f"image_sizes is {sizes}; give the height and width of each image, at most {list(most)}.")
+    return [image[:, :height, :width] for image, (height, width) in zip(images, sizes, strict=True)]
 
 
 def cut(row: Row, name: str, lengths: str) -> list[int]:
@@ -95,9 +106,9 @@ def read_text(processor: Processor, row: Row) -> tuple[dict[str, Any], list[Imag
     text = row["text_input"].decode("utf-8", "replace") if "text_input" in row else ""
     images = row.get("image", ())
     files = [images] if getattr(images, "ndim", 0) == 3 else [_file(each) for each in images]
-    if processor.family.chat_format is not None:
+    if processor.family.takes_prompt:
         return {"prompt": text}, files
-    if "text" in processor.family.inputs:
+    if processor.family.takes_text:
         return {"text": text}, files
     return {"prompt": text or None}, files
 

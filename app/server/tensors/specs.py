@@ -36,10 +36,11 @@ IDS_IN = (
     TensorSpec("request_prompt_lengths", "UINT32", (1,)),
     TensorSpec("pixel_values", "FP32", (-1, -1, -1, -1)),
     TensorSpec("num_images", "UINT32", (1,)),
+    TensorSpec("image_sizes", "UINT32", (-1, 2)),
     TensorSpec("decoder_input_ids", "UINT32", (-1,)),
     TensorSpec("decoder_input_lengths", "UINT32", (1,)),
 )
-PIXELS = {"pixel_values", "num_images"}
+PIXELS = {"pixel_values", "num_images", "image_sizes"}
 IDS = {"input_ids", "sequence_length", "request_prompt_embedding", "request_prompt_lengths"}
 DECODER_IDS = {"decoder_input_ids", "decoder_input_lengths"}
 TEXT_IN = (TensorSpec("text_input", "BYTES", (1,)), TensorSpec("image", "BYTES", (-1,)), *_OPTIONS, *_WORDS)
@@ -53,8 +54,10 @@ MAX_WIDTHS = {"stop_words_list": 1024, "bad_words_list": 1024, "image": 1024}
 
 def specs_of(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Returns those of these tensors (IDS_IN, TEXT_IN) that a model takes."""
-    left_out: set[str] = set() if "image" in processor.family.inputs else {"image", *PIXELS}
-    if "text" not in processor.family.inputs and processor.family.chat_format is None:
+    left_out: set[str] = set() if processor.family.takes_images else {"image", *PIXELS}
+    if processor.vision is not None and processor.vision.fixed_size:
+        left_out.add("image_sizes")
+    if not (processor.family.takes_text or processor.family.takes_prompt):
         left_out |= IDS
     if not processor.config.cross_attention:
         left_out |= DECODER_IDS

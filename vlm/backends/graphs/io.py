@@ -1,4 +1,4 @@
-"""Names and shapes of the graphs that an engine for ONNX Runtime or TensorRT is made of.
+"""Names and shapes of the graphs that an engine of slot networks is made of.
 
 visual   pixel_values [batch, C, H, W] -> features [batch, n, hidden]
 encoder  token_ids [batch, span], lengths [batch], prompt_table [rows, width] -> hidden [batch, span, hidden]
@@ -12,9 +12,9 @@ decoder  token_ids [batch, span], starts [batch], counts [batch] and
 `span` tokens of each sequence are right-padded; `counts` of them count, and logits are of the last of these. They are
 written into the caches from row `starts` on (starts + span <= max_seq_len), padding too: the next span overwrites it.
 Ids from the vocabulary's size on are rows of `prompt_table`, which has at least one. An `_out` is its input's memory,
-updated. The caches of an encoder's output hold max_encoder_input_len rows. For ONNX Runtime both may have fewer rows
-(`cached`, `crossed`), since shorter ones are looked through faster. Integers are int64. `batch` is any run of slots:
-sequences that wait take part with what they would do next.
+updated. The caches of an encoder's output hold max_encoder_input_len rows. For a runtime that takes any size both may
+have fewer rows (`cached`, `crossed`), since shorter ones are looked through faster. Integers are int64. `batch` is any
+run of slots: sequences that wait take part with what they would do next.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from vlm.config import BuildConfig, Config, ModelConfig, VisionConfig
+from vlm.config import EngineLimits, ModelConfig, VisionConfig
+from vlm.registry.role_configs import RoleConfigs
 
 BATCH, SPAN, ROWS = "batch", "span", "rows"
 CACHED, CROSSED = "cached", "crossed"
@@ -71,42 +72,44 @@ def updated(name: str) -> str:
     return f"{name}_out"
 
 
-def graphs_of(configs: Mapping[str, Config], build: BuildConfig) -> dict[str, GraphIO]:
-    """By name, in the order in which a request meets them. configs: by role; the limits of `build` are resolved."""
-    decoder, dtype = configs.get("decoder"), getattr(torch, build.dtype)
+def graphs_of(
+    configs: RoleConfigs, limits: EngineLimits, dtype: torch.dtype, *, caches_grow: bool
+) -> dict[str, GraphIO]:
+    """By name, in the order in which a request meets them. `caches_grow`: the decoder takes caches of
+    any number of rows."""
+    visual, encoder, decoder = configs.visual, configs.encoder, configs.decoder
     found = {}
-    if "visual" in configs:
-        found["visual"] = visual_io(configs["visual"], dtype)
-    if "encoder" in configs:
-        found["encoder"] = encoder_io(configs["encoder"], build, dtype)
+    if visual is not None:
+        found["visual"] = visual_io(visual, dtype)
+    if encoder is not None:
+        found["encoder"] = encoder_io(encoder, limits, dtype)
     if decoder is not None and decoder.cross_attention:
-        found["cross"] = cross_io(decoder, build, dtype)
+        found["cross"] = cross_io(decoder, limits, dtype)
     if decoder is not None:
-        found["decoder"] = decoder_io(decoder, build, dtype)
+        found["decoder"] = decoder_io(decoder, limits, dtype, caches_grow=caches_grow)
     return found
 
 
 def visual_io(config: VisionConfig, dtype: torch.dtype) -> GraphIO:
     pixels = Port("pixel_values", (BATCH, config.num_channels, *config.image_size), dtype)
-    return GraphIO((pixels,), (Port("features", (BATCH, config.num_features, config.hidden_size), dtype),))
+    return GraphIO((pixels,), (Port("features", (BATCH, config.max_rows, config.hidden_size), dtype),))
 
 
-def encoder_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> GraphIO:
+def encoder_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype) -> GraphIO:
     inputs = (_token_ids(), _integers("lengths"), _prompt_table(config, dtype))
     outputs = (Port("hidden", (BATCH, SPAN, config.hidden_size), dtype),)
-    return GraphIO(inputs, outputs, {}, config.vocab_size, build.max_encoder_input_len)
+    return GraphIO(inputs, outputs, {}, config.vocab_size, limits.max_encoder_input_len)
 
 
-def cross_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> GraphIO:
+def cross_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype) -> GraphIO:
     shape = (BATCH, config.num_heads, SPAN, config.head_dim)
     outputs = tuple(Port(name, shape, dtype) for name in caches("cross", config.num_layers))
     inputs = (Port("hidden", (BATCH, SPAN, config.hidden_size), dtype),)
-    return GraphIO(inputs, outputs, max_span=build.max_encoder_input_len)
+    return GraphIO(inputs, outputs, max_span=limits.max_encoder_input_len)
 
 
-def decoder_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> GraphIO:
-    rows = (build.max_seq_len, build.max_encoder_input_len)
-    rows = (CACHED, CROSSED) if build.backend == "onnxruntime" else rows
+def decoder_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype, *, caches_grow: bool) -> GraphIO:
+    rows = (CACHED, CROSSED) if caches_grow else (limits.max_seq_len, limits.max_encoder_input_len)
     own = (BATCH, config.num_kv_heads, rows[0], config.head_dim)
     held = [Port(name, own, dtype) for name in caches("self", config.num_layers)]
     inputs = [_token_ids(), _integers("starts"), _integers("counts")]
@@ -119,7 +122,7 @@ def decoder_io(config: ModelConfig, build: BuildConfig, dtype: torch.dtype) -> G
     outputs = [Port("logits", (BATCH, config.vocab_size), torch.float32)]
     outputs += [Port(updated(port.name), port.shape, dtype) for port in held]
     in_place = {updated(port.name): port.name for port in held}
-    return GraphIO(tuple(inputs), tuple(outputs), in_place, config.vocab_size, build.max_seq_len)
+    return GraphIO(tuple(inputs), tuple(outputs), in_place, config.vocab_size, limits.max_seq_len)
 
 
 def _token_ids() -> Port:

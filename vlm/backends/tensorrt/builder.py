@@ -17,7 +17,7 @@ from vlm.backends.tensorrt.plan_info import PlanInfo
 from vlm.backends.tensorrt.profiles import PlanLimits, Profile, graph_profiles
 from vlm.backends.tensorrt.targets import check_dtype, library_for, resolve_targets, set_targets, this_gpu
 from vlm.backends.tensorrt.timing import read_timings, timing_file, write_timings
-from vlm.config import BuildConfig
+from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError
 
 PLAN = "rank0.plan"
@@ -75,17 +75,22 @@ class PlanBuilder:
 
 
 def build_plans(
-    onnx_files: Mapping[str, Path], out: Path, build: BuildConfig, *, progress: Progress | None = None
+    onnx_files: Mapping[str, Path],
+    out: Path,
+    build: BuildConfig,
+    limits: EngineLimits,
+    *,
+    progress: Progress | None = None,
 ) -> PlanInfo:
     """Graphs by name ("decoder", "encoder", "cross", "visual") -> `out/<name>/rank0.plan`, and what may run them.
 
-    `build` has its limits resolved to numbers. Raises EngineError.
+    Raises EngineError.
     """
-    builder, limits = PlanBuilder.from_config(build), PlanLimits.from_config(build)
+    builder, most = PlanBuilder.from_config(build), PlanLimits.from_engine(limits)
     plans = {name: f"{name}/{PLAN}" for name in onnx_files}
     for name, file in onnx_files.items():
-        builder.build(file, out / plans[name], limits, progress)
-    return PlanInfo(builder.library.name, builder.library.version, builder.targets, plans, limits.to_dict())
+        builder.build(file, out / plans[name], most, progress)
+    return PlanInfo(builder.library.name, builder.library.version, builder.targets, plans, most.to_dict())
 
 
 def parse(trt: Any, network: Any, onnx_file: Path, logger: Any, errors: list[str]) -> None:

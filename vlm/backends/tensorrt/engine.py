@@ -3,51 +3,46 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from vlm.artifacts.checkpoint import Progress, RoleWeights
+from vlm.backends.base import BuildJob
 from vlm.backends.graphs.io import graphs_of, role_of
+from vlm.backends.graphs.network import Network
 from vlm.backends.onnxruntime.engine import FILE, write_graphs
 from vlm.backends.tensorrt.builder import build_plans
 from vlm.backends.tensorrt.library import installed, named
 from vlm.backends.tensorrt.plan_info import Machine, PlanInfo, check_runnable
 from vlm.backends.tensorrt.session import PlanGraph
-from vlm.config import BuildConfig, Config, RuntimeConfig
+from vlm.config import EngineLimits, RuntimeConfig
 from vlm.registry import catalogs
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 
-def write_plans(
-    draft: Path,
-    roles: Mapping[str, RoleWeights],
-    configs: Mapping[str, Config],
-    build: BuildConfig,
-    progress: Progress | None = None,
-) -> tuple[list[Path], PlanInfo]:
-    """Exports every graph, builds it below `draft` -> the plans, and what may run them. Raises EngineError."""
-    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=draft) as scratch:
-        write_graphs(Path(scratch), roles, configs, build, progress)
-        files = {name: Path(scratch) / name / FILE for name in graphs_of(configs, build)}
-        info = build_plans(files, draft, build, progress=progress)
-    return [draft / plan for plan in info.plans.values()], info
+def write_plans(job: BuildJob) -> tuple[list[Path], PlanInfo]:
+    """Exports every graph, builds it below the job's folder -> the plans, and what may run them. Raises EngineError."""
+    with tempfile.TemporaryDirectory(prefix=".onnx-", dir=job.folder) as scratch:
+        written = write_graphs(job, Path(scratch), caches_grow=False)
+        files = {path.parent.name: path for path in written if path.name == FILE}
+        info = build_plans(files, job.folder, job.build, job.limits, progress=job.progress)
+    return [job.folder / plan for plan in info.plans.values()], info
 
 
-def load_plans(engine: EngineDir, device: torch.device) -> dict[str, tuple[Config, PlanGraph]]:
+def load_plans(engine: EngineDir, device: torch.device) -> dict[str, Network]:
     """Loads every plan, by its graph's name, with the configuration of its role. EngineError where this
     machine cannot run them: said before any is opened."""
     info = check_plans(engine, device)
     library = named(info.library, installed())
-    configs = catalogs.configs_of(engine)
+    configs, dtype = catalogs.configs_of(engine), getattr(torch, engine.build.dtype)
+    built = EngineLimits.from_manifest(engine.manifest.limits)  # a plan's caches have one size
     return {
-        name: (configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))
-        for name, io in graphs_of(configs, engine.build).items()
+        name: Network(configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))
+        for name, io in graphs_of(configs, built, dtype, caches_grow=False).items()
         if role_of(name) in engine.loaded_roles
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vlm.config import BuildConfig, Config, RuntimeConfig
+from vlm.config import Config, EngineLimits, RuntimeConfig
 from vlm.errors import EngineError
 
 Dims = tuple[int | str | None, ...]  # of a graph's input; a dynamic dimension is a name, None or -1
@@ -44,10 +44,9 @@ class PlanLimits(Config):
     max_encoder_batch_size: int = RuntimeConfig.max_encoder_batch_size  # images of one pass
 
     @classmethod
-    def from_config(cls, build: BuildConfig) -> PlanLimits:
-        """`build` with its limits resolved to numbers."""
-        # an encoder alone has no cache of its own
-        return cls(build.max_batch_size, build.max_seq_len or 1, build.max_encoder_input_len or 0)
+    def from_engine(cls, limits: EngineLimits) -> PlanLimits:
+        """Returns the limits of an engine's plans; an encoder alone has no cache of its own."""
+        return cls(limits.max_batch_size, max(limits.max_seq_len, 1), limits.max_encoder_input_len)
 
     def boxed(self, span: int, tokens: int) -> int:
         """Sequences of `span` tokens that fit into a pass of `tokens`."""

@@ -1,7 +1,8 @@
-"""Worker processes, a thread each, that take calls from one queue."""
+"""The processes that read media (images, pages of documents), for a server, a demo, or jobs over documents."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import queue
@@ -9,14 +10,29 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
+from vlm.errors import EngineError, ImageError
+from vlm.limits import MAX_PIXELS
+from vlm.processing.worker_call import Call
 from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
 
 CLOSE_SECONDS = 5.0  # for threads that wait for a process to start; they end with it
 LAST = -1  # before every call: a thread that takes it ends
+LOCAL_THREADS = 2
+
+
+@dataclass(frozen=True)
+class MediaConfig:
+    """How media are read, what one request may bring, and what reading it may cost."""
+
+    workers: int = 0  # processes; 0: threads of this process, which no budget bounds
+    max_images: int = 16  # of a request; pages of PDFs count
+    max_pixels: int = MAX_PIXELS  # of an image
+    budget: Budget = field(default_factory=Budget)  # of a call
+    preload: str = "vlm.processing.preload"  # what processes import before they are ready
 
 
 @dataclass(frozen=True)
@@ -29,67 +45,16 @@ class PoolState:
     longest_seconds: float  # for which one of them has been at its call
 
 
-class Call(Future[Any]):
-    """A call that waits or runs. One that is cancelled in time holds nothing."""
+class MediaPool:
+    """Processes that read media, one call each at a time; one that ends is started again at once, while the others go
+    on. Without processes, threads of this one."""
 
-    def __init__(self, function: Callable[[WorkerProcess], Any]):
-        super().__init__()
-        self._function: Callable[[WorkerProcess], Any] | None = function
-        self._worker: WorkerProcess | None = None
-        self._lock = threading.Lock()
-
-    def run(self, worker: WorkerProcess) -> None:
-        """Runs the call in the worker's thread."""
-        if not self.set_running_or_notify_cancel():
-            return
-        with self._lock:
-            self._worker = worker
-        assert self._function is not None  # only what was cancelled or has failed holds none
-        try:
-            result = self._function(worker)
-        except Exception as error:
-            self._release()
-            self.set_exception(error)
-        else:
-            self._release()
-            self.set_result(result)
-
-    def fail(self, error: Exception) -> None:
-        """Tells whoever waits for it that it will not run."""
-        if self.set_running_or_notify_cancel():
-            self._function = None
-            self.set_exception(error)
-
-    def cancel(self) -> bool:
-        """Drops it, with what it holds, if it waits."""
-        if not super().cancel():
-            return False
-        self._function = None
-        return True
-
-    def kill(self) -> None:
-        """Ends it whether it waits or runs."""
-        if self.cancel():
-            return
-        with self._lock:
-            if self._worker is not None:
-                self._worker.kill()
-
-    def _release(self) -> None:
-        """From now on the worker is another call's."""
-        self._function = None
-        with self._lock:
-            self._worker = None
-
-
-class WorkerPool:
-    """So many processes; one that ends is started again at once, while the others go on."""
-
-    def __init__(self, workers: int, budget: Budget, preload: str):
-        self.budget = budget
+    def __init__(self, config: MediaConfig):
+        self.config = config
         self._waiting: queue.PriorityQueue[tuple[int, int, Call | None]] = queue.PriorityQueue()
         self._count = itertools.count()
-        self._workers = [WorkerProcess(budget, preload) for _ in range(workers)]
+        self._workers = [WorkerProcess(config.budget, config.preload) for _ in range(config.workers)]
+        self._local = None if config.workers else ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="media")
         self._threads: list[threading.Thread] = []
         self._closed = False
 
@@ -99,6 +64,21 @@ class WorkerPool:
             self._threads = [threading.Thread(target=self._serve, args=(w,), daemon=True) for w in self._workers]
             for thread in self._threads:
                 thread.start()
+
+    async def run(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a module's function there; `what` it reads is told in errors. Who stops waiting ends the call.
+
+        Raises what the function raises, ImageError where it was over its budget, EngineError without a process.
+        """
+        if self._local is not None:
+            return await asyncio.get_running_loop().run_in_executor(self._local, function, *arguments)
+        call = self.submit(lambda worker: worker.run(function, *arguments))
+        try:
+            return await asyncio.wrap_future(call)
+        except WorkerFailure as failure:
+            raise _told(failure.kind, what, self.config.budget) from None
+        finally:
+            call.kill()  # for nothing, if it has ended
 
     def submit(self, function: Callable[[WorkerProcess], Any], order: int = 0) -> Call:
         """Calls a function, in a thread, with a worker that is free; of those that wait the lowest `order` is first."""
@@ -113,6 +93,8 @@ class WorkerPool:
     def close(self) -> None:
         """Ends all processes at once, whatever they do, and drops what waits."""
         self._closed = True
+        if self._local is not None:
+            self._local.shutdown(wait=False, cancel_futures=True)
         self._drop_waiting()
         for _ in self._threads:
             self._waiting.put((LAST, next(self._count), None))
@@ -124,9 +106,13 @@ class WorkerPool:
                 thread.join(0.05)
 
     @property
+    def has_processes(self) -> bool:
+        return bool(self._workers)
+
+    @property
     def is_broken(self) -> bool:
         """Says whether no process can be started."""
-        return all(worker.cannot_start and worker.failures["start"] for worker in self._workers)
+        return self.has_processes and all(worker.cannot_start and worker.failures["start"] for worker in self._workers)
 
     @property
     def failures(self) -> Counter[str]:
@@ -153,3 +139,16 @@ class WorkerPool:
         while not self._waiting.empty():
             if call := self._waiting.get()[2]:
                 call.fail(WorkerFailure("stopped"))
+
+
+def _told(kind: str, what: str, budget: Budget) -> ImageError | EngineError:
+    if kind == "start":
+        return EngineError("the processes that read images cannot be started; the server's log says why.")
+    if kind == "stopped":
+        return EngineError("the server is ending; send the images to another one, or later.")
+    sentence = {
+        "timeout": f"reading {what} took longer than {budget.seconds:g} s; send less at once, or a simpler file",
+        "memory": f"reading {what} takes more than {budget.memory_mb:,} MB; send less at once, or a smaller file",
+        "crash": f"reading {what} broke the process that did it; send less at once, or a sounder file",
+    }
+    return ImageError(f"{sentence[kind]}.", kind)

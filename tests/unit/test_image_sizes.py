@@ -1,0 +1,181 @@
+"""Images that take different numbers of rows, end to end: in prompts and under an encoder-decoder."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from tests import mosaic_kit, prompted_kit, tiny
+from tests.mosaic_kit import LARGEST, PATCH, pictures
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.build.builder import build_engine
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.errors import ConfigError, InputError, LengthError
+from vlm.executor.encoders import Encoders
+from vlm.executor.torch_encoders import MAX_GRAPH_SHAPES, TorchEncoders
+from vlm.requests.image import Image
+from vlm.requests.prompt_table import content_keys
+from vlm_app.server.tensors.inputs import read_batch
+from vlm_app.server.tensors.specs import IDS_IN, specs_of
+from vlm_app.triton.preprocessing import padded_pixels
+
+SIZES = ((8, 8), (16, 8), (4, 12), (8, 16), (16, 16))
+VOCAB = 60
+
+
+@pytest.fixture(scope="module")
+def catalogs():
+    with pytest.MonkeyPatch.context() as patch:
+        mosaic_kit.install(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def chat(catalogs, tmp_path_factory) -> EngineDir:
+    folder = tmp_path_factory.mktemp("chat")
+    prompted_kit.saved("llava", folder / "hf")
+    checkpoint = mosaic_kit.converted(folder / "hf", "mosaic-chat", ("model.vision_tower.", "vision_tower.",
+        "model.multi_modal_projector.", "multi_modal_projector."))  # fmt: skip
+    return build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4, max_seq_len=64))
+
+
+@pytest.fixture(scope="module")
+def page(catalogs, tmp_path_factory) -> EngineDir:
+    folder = tmp_path_factory.mktemp("page")
+    tiny.nougat(seed=3).save_pretrained(folder / "hf")
+    checkpoint = mosaic_kit.converted(folder / "hf", "mosaic-page", ("encoder.",))
+    return build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4, max_seq_len=40))
+
+
+def cpu(engine: EngineDir, **options) -> Pipeline:
+    return Pipeline(engine, RuntimeConfig(device="cpu", **options))
+
+
+def tokens(pipe: Pipeline, inputs, **options) -> list[list[int]]:
+    return [out.token_ids for out in pipe.generate(inputs, **{"max_new_tokens": 12, "ignore_eos": True} | options)]
+
+
+def rows(pixels) -> int:
+    return pixels.shape[1] // PATCH * (pixels.shape[2] // PATCH)
+
+
+def test_images_of_several_sizes_in_prompts(chat):
+    """Each prompt of a batch has the tokens that it has alone; the second time prefixes and features are shared."""
+    small, tall, flat, wide, large = pictures(*SIZES)
+    inputs = [
+        {"prompt": "w1 <image> w2", "pixel_values": small},
+        {"prompt": "<image> w3 <image> w4 w5", "pixel_values": [tall, small]},
+        {"prompt": "w1 w2", "pixel_values": None},
+        {"prompt": "<image> <image> w1 <image>", "pixel_values": [flat, wide, flat]},
+        {"prompt": "<image> w9", "pixel_values": large[None]},
+    ]
+    alone = [tokens(cpu(chat), [each])[0] for each in inputs]
+    assert len({tuple(found) for found in alone}) == len(inputs), "the images make no difference"
+    for options in ({}, {"max_prefill_tokens": 5, "block_size": 4}, {"max_encoder_batch_size": 1, "burst": 1},
+                    {"encoder_cache_size": 0, "prefix_sharing": False}):  # fmt: skip
+        pipe = cpu(chat, **options)
+        for _ in range(2):
+            assert tokens(pipe, inputs) == alone
+        assert pipe.llm.scheduler.blocks.balanced
+    request = pipe.request(inputs[1])
+    assert [image.rows for image in request.images] == [8, 4] and request.images[0].grid == (4, 2)
+    assert [i - VOCAB for i in request.decoder_prompt_token_ids if i >= VOCAB] == list(range(12))
+    both = pipe.encode({"pixel_values": [tall, small]}).last_hidden_state
+    visual = pipe.llm.encoders.visual
+    torch.testing.assert_close(both, torch.cat([visual(tall[None])[0], visual(small[None])[0]]))
+
+
+def test_equal_pixels_of_another_shape_are_another_image(chat):
+    """Neither their features nor the beginnings of their prompts are shared."""
+    [wide] = pictures((8, 16))
+    tall = wide.reshape(3, 16, 8)
+    ids = [*range(VOCAB, VOCAB + rows(wide)), 7, 8]
+    inputs = [{"decoder_prompt_token_ids": ids, "pixel_values": pixels} for pixels in (wide, tall, wide)]
+    first, other, _ = want = [tokens(cpu(chat, prefix_sharing=False), [each])[0] for each in inputs]
+    assert first != other
+    pipe = cpu(chat, block_size=4)
+    assert [tokens(pipe, [each])[0] for each in inputs] == want
+    cache = pipe.llm.encoders.encoder_cache
+    assert (cache.hits, cache.misses) == (1, 2)
+
+
+def test_pages_of_several_sizes_under_a_decoder(page):
+    """The rows that a sequence attends to are those of its own image; beams too."""
+    images = pictures(*SIZES, (8, 8), (16, 16), seed=1)
+    inputs = [{"pixel_values": image} for image in images]
+    for options in ({}, {"num_beams": 3}):
+        pipe = cpu(page)
+        alone = [tokens(pipe, [each], **options)[0] for each in inputs]
+        assert len({tuple(found) for found in alone}) == len(inputs), "the images make no difference"
+        assert tokens(pipe, inputs, **options) == alone
+        assert tokens(cpu(page, max_encoder_batch_size=2, block_size=4), inputs, **options) == alone
+    found = cpu(page).encode(inputs)
+    assert [len(encoding.last_hidden_state) for encoding in found] == [rows(image) for image in images]
+
+
+def test_limits_are_those_of_the_largest_image(page, tmp_path):
+    """An engine for fewer rows reads the images that have no more, and refuses the others one by one."""
+    small, _, _, _, large = pictures(*SIZES)
+    assert page.build.max_encoder_input_len == rows(large)
+    pipe = Pipeline(page.limited(max_seq_len=None, max_encoder_input_len=8), RuntimeConfig(device="cpu"))
+    assert tokens(pipe, [{"pixel_values": small}]) == tokens(cpu(page), [{"pixel_values": small}])
+    with pytest.raises(LengthError, match="has 16 rows"):
+        tokens(pipe, [{"pixel_values": large}])
+    with pytest.raises(InputError, match=r"shape \(3, 6, 8\); this model takes \(3, height, width\), both multiples"):
+        tokens(pipe, [{"pixel_values": torch.zeros(3, 6, 8)}])
+
+
+def test_only_torch_encodes_several_sizes(page, tmp_path):
+    from vlm.artifacts.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(page.path.parent / "checkpoint")
+    with pytest.raises(ConfigError, match="images of several sizes are encoded by torch alone"):
+        build_engine(checkpoint, tmp_path / "engine", BuildConfig(backend="onnxruntime"))
+
+
+def test_tensors_of_several_sizes_are_padded_and_named(chat):
+    """What Triton's preprocessing makes of images, the server's reader takes apart again."""
+    pipe, images = cpu(chat), pictures((8, 8), (4, 16))
+    assert "image_sizes" in {spec.name for spec in specs_of(pipe.processor, IDS_IN)}
+    request = pipe.request({"prompt": "<image> w1 <image>", "pixel_values": images})
+    made = padded_pixels([request, pipe.request({"prompt": "w1"})], pipe.processor.vision)
+    assert made["pixel_values"].shape == (2, 2, 3, 8, 16) and made["num_images"].tolist() == [[2], [0]]
+    assert made["image_sizes"].tolist() == [[[8, 8], [4, 16]], [[0, 0], [0, 0]]]
+    given = {name: array[:1] for name, array in made.items()}
+    given["input_ids"] = np.array([request.decoder_prompt_token_ids], np.uint32)
+    [read] = read_batch(pipe.processor, given)
+    assert [torch.equal(*pair) for pair in zip(read.source["pixel_values"], images, strict=True)] == [True, True]
+    with pytest.raises(InputError, match="image_sizes"):
+        read_batch(pipe.processor, given | {"image_sizes": np.array([[[8, 8], [4, LARGEST + 1]]], np.uint32)})
+
+
+def test_a_key_covers_pixels_shape_and_grid():
+    pixels = torch.arange(48.0).view(3, 4, 4)
+    image = Image(pixels, 2)
+    same = Image(pixels.clone(), 2)
+    others = [Image(pixels + 1, 2), Image(pixels.view(3, 2, 8), 2), Image(pixels, 2, (1, 2)), Image(pixels, 2, (2, 1))]
+    assert image.key == same.key and len({image.key, *(other.key for other in others)}) == 5
+    keys = content_keys(None, [image, Image(pixels + 1, 3)])
+    assert len(keys) == len(set(keys)) == 5 and keys[:2] == content_keys(None, [same])
+
+
+def test_graphs_are_of_few_shapes():
+    """Of images of any size, the first shapes have CUDA graphs, and the others are encoded without."""
+
+    class Pool(dict):
+        def capture(self, key, function, pixels):
+            self[key] = function
+
+        def run(self, key, pixels):
+            return self[key](pixels)
+
+    visual = lambda pixels: pixels.flatten(2).transpose(1, 2) * 2  # noqa: E731
+    graphs = Pool()
+    networks = TorchEncoders(visual, None, device=torch.device("cpu"), dtype=torch.float32, graphs=graphs)
+    encoders = Encoders(networks, RuntimeConfig())
+    pixels = pictures(*((2, 1 + i) for i in range(MAX_GRAPH_SHAPES + 5))) * 2
+    for image, features in zip(pixels, encoders.encode_pixels(pixels), strict=True):
+        assert torch.equal(features, image.flatten(1).t() * 2)
+    assert set(graphs) == {("encode", 2, 3, 2, 1 + i) for i in range(MAX_GRAPH_SHAPES)}

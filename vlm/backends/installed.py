@@ -1,0 +1,96 @@
+"""The backends that are installed, through the entry-point group `vlm.backends`. Nothing that builds or runs is
+imported."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from vlm.backends.base import Backend
+from vlm.config import BuildConfig
+from vlm.errors import ConfigError, EngineError, listed
+
+if TYPE_CHECKING:
+    from vlm.artifacts.engine_dir import EngineDir
+
+GROUP = "vlm.backends"
+
+
+@functools.cache
+def _entries() -> dict[str, EntryPoint]:
+    """By name, the default one first."""
+    found = {entry.name: entry for entry in entry_points(group=GROUP)}
+    return dict(sorted(found.items(), key=lambda item: (item[0] != BuildConfig.backend, item[0])))
+
+
+@functools.cache
+def _load(name: str) -> Backend:
+    try:
+        return _entries()[name].load()()
+    except (ImportError, AttributeError) as error:
+        raise EngineError(f"the backend {name} is installed but does not load ({error}); install it again.") from error
+
+
+def names() -> tuple[str, ...]:
+    """Returns the names of all backends, the default one first."""
+    return tuple(_entries())
+
+
+@functools.cache
+def backends() -> tuple[Backend, ...]:
+    """Returns all backends, the default one first, but for those that do not load: to name one of them is an error,
+    and costs the others nothing."""
+    found = []
+    for name in names():
+        with contextlib.suppress(EngineError):
+            found.append(_load(name))
+    return tuple(found)
+
+
+def backend(name: str) -> Backend:
+    """Raises ConfigError for a name that no installed package brings, EngineError for one that does not load."""
+    if name not in _entries():
+        raise ConfigError(f"backend is {name!r}, allowed are {listed(names())}.")
+    return _load(name)
+
+
+def backend_of(engine: EngineDir) -> Backend:
+    """Returns what an engine was built for. Raises EngineError where it is not installed."""
+    if (name := engine.manifest.backend) not in _entries():
+        raise EngineError(
+            f"the engine {engine.path} was built for the backend {name!r}, which is not installed; installed are"
+            f" {listed(names())}: install the package that brings it, or build the engine for one of these."
+        )
+    return _load(name)
+
+
+def checked_backend(build: BuildConfig) -> Backend:
+    """Returns the backend of a build. Raises ConfigError with every reason why it never builds one like this."""
+    chosen = backend(build.backend)
+    if errors := [*_option_errors(chosen, build), *chosen.errors(build)]:
+        raise ConfigError("; ".join(errors) + ".")
+    return chosen
+
+
+def quantizations() -> tuple[str, ...]:
+    """Returns the names of all quantizations of weights."""
+    return tuple(dict.fromkeys(kind for each in backends() for kind in each.quantizations))
+
+
+def quantizers(kind: str) -> list[str]:
+    """Returns the names of the backends that take a quantization."""
+    return [each.name for each in backends() if kind in each.quantizations]
+
+
+def _option_errors(chosen: Backend, build: BuildConfig) -> list[str]:
+    errors, kind = [], build.quantization
+    if build.target and not chosen.takes_targets:
+        takers = [each.name for each in backends() if each.takes_targets]
+        errors.append(f"target is {','.join(build.target)}, only the backend {listed(takers)} takes one")
+    if kind is not None and kind not in quantizations():
+        errors.append(f"quantization is {kind!r}, allowed are {listed(quantizations())}")
+    elif kind is not None and kind not in chosen.quantizations:
+        errors.append(f"quantization is {kind}, only the backend {listed(quantizers(kind))} takes one")
+    return errors

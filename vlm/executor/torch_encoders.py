@@ -1,0 +1,50 @@
+"""The encoders of an engine of torch modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.executor.graph_pool import GraphPool
+from vlm.executor.packing import PackedTexts
+from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
+from vlm.layers.attention_metadata import PackedMetadata
+from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
+
+MAX_GRAPH_SHAPES = 16  # of images whose passes are CUDA graphs; those of further ones run as they are
+
+
+class TorchEncoders:
+    """Modules of torch; with `graphs` passes over images are CUDA graphs."""
+
+    def __init__(
+        self, visual: Any, encoder: Any, *, device: torch.device, dtype: torch.dtype, graphs: GraphPool | None = None
+    ):
+        self.visual, self.encoder, self.device, self.dtype, self.graphs = visual, encoder, device, dtype, graphs
+        self._graph_shapes: set[torch.Size] = set()
+
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        assert self.visual is not None
+        pixels = pixel_values.to(self.device, self.dtype, non_blocking=True)
+        if self.graphs is None or not self._has_graphs(pixels.shape[1:]):
+            return self.visual(pixels)
+        key = ("encode", *pixels.shape)
+        if key not in self.graphs:
+            self.graphs.capture(key, self.visual, pixels)
+        return self.graphs.run(key, pixels)
+
+    def _has_graphs(self, shape: torch.Size) -> bool:
+        """Says whether passes over images of a shape are CUDA graphs: those of the first shapes that come."""
+        if len(self._graph_shapes) < MAX_GRAPH_SHAPES:
+            self._graph_shapes.add(shape)
+        return shape in self._graph_shapes
+
+    def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
+        texts = [tokens for _, tokens in parts]
+        packed_texts = PackedTexts.from_texts(texts, [0] * len(texts))
+        token_ids, positions, _, tiles = packed_texts.tensors(self.device)
+        prompt_embeds = gather_prompt_embeds(parts, self.encoder.config.vocab_size, self.device)
+        batch = ForwardBatch(positions, PackedMetadata(tiles), prompt_embeds, recorder=recorder)
+        return list(self.encoder(token_ids, batch).split(packed_texts.lengths))

@@ -1,0 +1,59 @@
+"""Image files and PDF pages -> pixel values, in a media pool: what a file does there, it does to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vlm.errors import LimitError
+from vlm.processing.documents import PdfDocument
+from vlm.processing.image_processor import ProcessorSource
+from vlm.processing.images import Rendered, load_image
+from vlm.processing.media_pool import MediaConfig, MediaPool
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+ImageFile = bytes | np.ndarray | Rendered  # a file's content (PDF too), [H, W, 3] uint8, or a page of a file
+
+
+async def pixels(pool: MediaPool, files: Sequence[ImageFile], source: ProcessorSource) -> list[list[np.ndarray]]:
+    """Images and PDFs, -> of each its pages [C, H, W] float32.
+
+    Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget that
+    is spent.
+    """
+    return await pool.run("the images", read_pixels, files, source, pool.config)
+
+
+# --- in the process ---
+_processor = lru_cache(maxsize=16)(ProcessorSource.load)
+
+
+def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, config: MediaConfig) -> list[list[np.ndarray]]:
+    """Reads in this thread, as `pixels`. One picture is held at a time, whatever their number."""
+    room, found = config.max_images, []
+    for file in files:
+        # one by one, as the pipeline has it, too: a batch may differ in the last bit
+        pages = list(map(partial(_processed, source), _pages(file, room, config)))
+        room -= len(pages)
+        found.append(pages)
+    return found
+
+
+def _processed(source: ProcessorSource, page: Image.Image) -> np.ndarray:
+    return _processor(source)([page])[0].numpy()
+
+
+def _pages(file: ImageFile, room: int, config: MediaConfig) -> Iterator[Image.Image]:
+    pdf = PdfDocument(file, "the PDF") if isinstance(file, bytes) and b"%PDF-" in file[:1024] else None
+    if (1 if pdf is None else pdf.num_pages) > room:
+        raise LimitError(f"a request may have {config.max_images} images and pages; send the others by themselves.")
+    if pdf is None:
+        yield load_image(file, max_pixels=config.max_pixels)
+        return
+    for page in range(pdf.num_pages):
+        yield pdf.render(page, max_pixels=config.max_pixels)
