@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ from setuptools import build_meta
 
 from vlm.registry import catalogs
 
-FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "vlm-gpt-neox"
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "examples" / "vlm-gpt-neox"
 
 
 def _forget() -> None:
@@ -80,3 +82,21 @@ def test_it_is_found_while_it_is_installed(package):
 
 def test_it_is_gone_with_its_folder():
     assert not {"pythia", "dolly"} & catalogs.families().keys()
+
+
+def test_the_page_shows_the_packages_files():
+    """All of each file, in parts or as a whole, and nothing else."""
+    page = (ROOT / "docs" / "adding-a-model.md").read_text("utf-8")
+    shown: dict[str, list[str]] = {}
+    for name, code in re.findall(r"<!-- (\S+) -->\n```\w+\n(.*?)\n```", page, re.DOTALL):
+        shown.setdefault(name, []).append(code)
+    files = {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*") if path.is_file()}
+    files = {name: path for name, path in files.items() if "__" not in name}
+    assert shown.keys() == files.keys()
+    for name, parts in shown.items():
+        assert _squeezed("\n".join(parts)) == _squeezed(files[name].read_text("utf-8")), name
+
+
+def _squeezed(code: str) -> str:
+    """Returns code without its blank lines."""
+    return re.sub(r"\n\s*\n", "\n", code).strip()

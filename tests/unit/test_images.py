@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import struct
 import zlib
 
@@ -18,6 +19,8 @@ from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from vlm.errors import EngineError, ImageError
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.images import load_image
+from vlm.registry.catalogs import families
+from vlm.registry.images import ImageProcessorSpec
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))
 
@@ -198,3 +201,44 @@ def test_a_processor_of_another_model_is_named(tmp_path):
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings | {"size": {"side": 3}}))
     with pytest.raises(EngineError, match=r"preprocessor_config\.json does not fit CLIPImageProcessor: size must"):
         ProcessorSource(tmp_path, (CLIP,), (336, 336)).load()
+
+
+def _halved(name, settings):
+    """A family's own processor, without transformers: shades from 0 to `top` in a frame of `side` pixels."""
+
+    def transform(images):
+        frames = [np.asarray(image.resize((settings["side"],) * 2), np.float32) for image in images]
+        return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2) / 255 * settings.get("top", 1.0)
+
+    return transform
+
+
+def _side(image_size):
+    return {"side": image_size[0]}
+
+
+def _flipped(image, settings):
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+
+OWN = ImageProcessorSpec("HalvedImageProcessor", _halved, _side, _flipped)
+
+
+def test_a_family_brings_a_processor_of_its_own(tmp_path):
+    source = ProcessorSource(tmp_path, (OWN,), (8, 8))
+    pixels = source.load()([colour()])
+    assert pixels.shape == (1, 3, 8, 8) and pixels[0, 2, 0, 7] > pixels[0, 2, 0, 0], "flipped: the blue dot is right"
+    settings = {"image_processor_type": "HalvedImageProcessor", "side": 8, "top": 0.5}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert torch.equal(source.load()([colour()]), pixels / 2)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "CLIPImageProcessor"}')
+    with pytest.raises(EngineError, match="asks for CLIPImageProcessor; supported are HalvedImageProcessor"):
+        source.load()
+
+
+def test_processes_are_told_of_every_familys_processors():
+    """And know the same one again, whose processor they keep."""
+    for specs in [(OWN,), *(family.image_processors for family in families().values())]:
+        source = ProcessorSource(None, specs, (8, 8))
+        again = pickle.loads(pickle.dumps(source))
+        assert again == source and hash(again) == hash(source)
