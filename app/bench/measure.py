@@ -70,7 +70,8 @@ def _decode_floor(engine: EngineDir, config: BenchConfig, speed: float) -> Floor
 
 def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
     """Draws pixels [C, H, W] as the model takes them."""
-    config = configs_of(engine)["visual"]
+    config = configs_of(engine).visual
+    assert config is not None  # what is measured reads images
     generator = torch.Generator().manual_seed(seed)
     shape = (config.num_channels, *config.image_size)
     return [torch.randn(shape, generator=generator) for _ in range(DISTINCT_IMAGES)]

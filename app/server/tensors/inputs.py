@@ -77,15 +77,14 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     return GenerationInput({**source, **_start(processor, row)}, [], _sampling(row))
 
 
-def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> Sequence[np.ndarray]:
+def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> list[np.ndarray]:
     """images [n, C, H, W], sizes [n or more, (height, width)]; None: all are as large -> of each [C, height, width]"""
     if sizes is None:
-        return images
-    most = images.shape[2:]
-    sizes = sizes[: len(images)].tolist()
-    if len(sizes) < len(images) or not all(0 < h <= most[0] and 0 < w <= most[1] for h, w in sizes):
-        raise InputError(f"image_sizes is {sizes}; give the height and width of each image, at most {list(most)}.")
-    return [image[:, :height, :width] for image, (height, width) in zip(images, sizes, strict=True)]
+        return list(images)
+    most, pairs = images.shape[2:], sizes[: len(images)].tolist()
+    if len(pairs) < len(images) or not all(0 < h <= most[0] and 0 < w <= most[1] for h, w in pairs):
+        raise InputError(f"image_sizes is {pairs}; give the height and width of each image, at most {list(most)}.")
+    return [image[:, :height, :width] for image, (height, width) in zip(images, pairs, strict=True)]
 
 
 def without_padding(row: Row, name: str, lengths: str) -> list[int]:
