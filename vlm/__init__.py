@@ -29,6 +29,7 @@ from vlm.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vlm.api.async_pipeline import AsyncPipeline, TextDelta
+    from vlm.api.capabilities import Capabilities
     from vlm.api.outputs import Encoding, Output
     from vlm.api.pipeline import Pipeline, load
     from vlm.build.from_model import build_model, convert_model
@@ -41,6 +42,7 @@ __all__ = [
     "load",
     "Pipeline",
     "AsyncPipeline",
+    "Capabilities",
     "RuntimeConfig",
     # what goes in and comes out
     "SamplingParams",
@@ -72,6 +74,7 @@ _LAZY = {  # these import torch
     "load": "vlm.api.pipeline",
     "Pipeline": "vlm.api.pipeline",
     "AsyncPipeline": "vlm.api.async_pipeline",
+    "Capabilities": "vlm.api.capabilities",
     "TextDelta": "vlm.api.async_pipeline",
     "Output": "vlm.api.outputs",
     "Encoding": "vlm.api.outputs",
