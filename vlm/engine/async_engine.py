@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.engine_loop import EngineLoop
 from vlm.engine.fair_lock import device_lock
 from vlm.engine.llm_engine import LLMEngine
@@ -45,7 +46,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        engine: LLMEngine,
+        engine: LLMEngine | EncoderEngine,
         on_end: Callable[[Completion], None] = lambda completion: None,
         on_break: Callable[[Exception], None] = lambda error: None,
         on_step: Callable[[int, float], None] = lambda batch_size, seconds: None,
@@ -70,7 +71,7 @@ class AsyncEngine:
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    async def generate(self, requests: list[Request]) -> AsyncIterator[tuple[int, TokenUpdate]]:
+    async def generate(self, requests: list[Request]) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
         """(index of the request, what a step brought for it) as it comes; leaving the iteration early aborts the rest.
 
         Raises LimitError and InputError for what the engine cannot hold, EngineError when it has broken.

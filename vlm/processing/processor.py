@@ -98,7 +98,7 @@ class Processor:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
         return self.processor_source
 
-    def with_pixels(self, source: dict[str, Any], images: list[Items[np.ndarray]]) -> dict[str, Any]:
+    def with_pixels(self, source: dict[str, Any], images: Items[Items[np.ndarray]]) -> dict[str, Any]:
         """An input of `Pipeline.generate` and its images, of each its pages [C, H, W] -> the input that has them in it.
 
         Raises InputError and LimitError for more images than the model reads.
