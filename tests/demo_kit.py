@@ -30,9 +30,9 @@ class Shown:
 def showing(*names: str) -> Iterator[Shown]:
     """Every pool is full again in the end."""
     from vlm_app.demo.config import DemoConfig
-    from vlm_app.demo.run import running
+    from vlm_app.demo.run import serve_page
 
     pipelines = load(*names)
-    with running(pipelines, DemoConfig(port=0).on_free_port()) as url:
+    with serve_page(pipelines, DemoConfig(port=0).on_free_port()) as url:
         yield Shown(url, pipelines)
     until(lambda: all(is_empty(pipeline) for pipeline in pipelines.values()))

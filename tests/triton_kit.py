@@ -17,7 +17,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from tests.server_kit import alone
-from vlm_app.server.repository.pbtxt import parsed
+from vlm_app.server.repository.pbtxt import parse
 
 FINAL = 1
 
@@ -89,7 +89,7 @@ def fake_module() -> ModuleType:
 
 def config_of(folder: Path) -> Any:
     """A model's ModelConfig."""
-    return parsed((folder / "config.pbtxt").read_text(), folder)
+    return parse((folder / "config.pbtxt").read_text(), folder)
 
 
 @contextlib.contextmanager

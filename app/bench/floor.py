@@ -43,7 +43,8 @@ def decode_floor(
     latter. Without the encoder's pass: nothing is as fast as this."""
     from vlm.registry.catalogs import configs_of
 
-    config = configs_of(engine)["decoder"]
+    config = configs_of(engine).decoder
+    assert config is not None  # what is measured generates
     item = getattr(torch, engine.build.dtype).itemsize
     row = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item
     rows = encoder_rows + num_beams * new_tokens // 2

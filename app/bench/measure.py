@@ -18,7 +18,7 @@ from vlm_app.bench.baselines import Baseline
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor, decode_floor
-from vlm_app.bench.session import Results, Session, prepared, split
+from vlm_app.bench.session import Results, Session, prepare_session, split
 from vlm_app.bench.subject import Progress
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def _run(
     measure: Callable[[Pipeline, list[Tensor], BenchConfig], Turns[Results]],
     progress: Progress | None,
 ) -> Results:
-    with prepared(config, "image", progress) as session:
+    with prepare_session(config, "image", progress) as session:
         config = session.config
         _check_limits(session.engine, config)
         images = random_images(session.engine, config.seed)
@@ -70,7 +70,8 @@ def _decode_floor(engine: EngineDir, config: BenchConfig, speed: float) -> Floor
 
 def random_images(engine: EngineDir, seed: int) -> list[Tensor]:
     """Draws pixels [C, H, W] as the model takes them."""
-    config = configs_of(engine)["visual"]
+    config = configs_of(engine).visual
+    assert config is not None  # what is measured reads images
     generator = torch.Generator().manual_seed(seed)
     shape = (config.num_channels, *config.image_size)
     return [torch.randn(shape, generator=generator) for _ in range(DISTINCT_IMAGES)]

@@ -17,8 +17,8 @@ from torch import Tensor
 from vlm_app.bench.clock import Turns, milliseconds, repeated_with_fresh_inputs
 from vlm_app.bench.config import PromptBenchConfig, Workload
 from vlm_app.bench.inputs import Prompts, as_inputs, random_prompts
-from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, times
-from vlm_app.bench.session import HF, Results, Session, prepared
+from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
+from vlm_app.bench.session import HF, Results, Session, prepare_session
 from vlm_app.bench.subject import Progress
 
 if TYPE_CHECKING:
@@ -31,14 +31,14 @@ Measured = tuple[list[Results], Tensor]  # of each row; tokens of the first one'
 
 def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Results:
     """Measures all rows, Hugging Face's first; each model is loaded once."""
-    with prepared(config, "prompt", progress, config.limits) as session:
+    with prepare_session(config, "prompt", progress, config.limits) as session:
         images, image_rows = config.num_images(session.configs), config.image_rows(session.configs)
         speed = session.bandwidth()
         ours, hf = session.compare(
             lambda folder: _baseline(folder, session), lambda pipeline: _measured(pipeline, session)
         )
         measured = {name: found for name, (found, _) in ours.items()}
-        rows = joined(config, measured, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
+        rows = join_systems(config, measured, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
     sizes = {"images": images, "image_rows": image_rows}
     check = None if hf is None else agreement(next(iter(ours.values()))[1], hf[1])
     return session.head("prompt") | {"floor": {"bandwidth": speed}, "check": check, "rows": [sizes | r for r in rows]}
@@ -66,7 +66,7 @@ def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[
         found = yield from times(draw, generate, row, row.lengths[1], config.repeats, session)
         return _named(found, encode[-config.repeats :] if config.num_images(configs) else [])
 
-    rows = yield from of_rows(session, "vlm", measured)
+    rows = yield from measure_rows(session, "vlm", measured)
     inputs, count = _checked(session)
     # the end is out of the question for Hugging Face
     found = generate(as_inputs(inputs, configs), count, ignore_eos=False, min_new_tokens=count)
@@ -88,7 +88,7 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
             encode = repeated_with_fresh_inputs(draw, baseline.encode, session.device, config.hf_repeats)
         return baseline.description | _named(found, encode)
 
-    rows = yield from of_rows(session, HF, measured)
+    rows = yield from measure_rows(session, HF, measured)
     prompts, count = _checked(session)
     return rows, baseline.generate(prompts, count).cpu()
 

@@ -25,7 +25,7 @@ def neutral(engine: EngineDir) -> dict[str, Any]:
     return {name: getattr(SamplingParams(), name) for name in model_defaults(engine.generation)}
 
 
-def of_rows(session: Session[Any], system: str, measured: Callable[[int, Workload], Turns[T]]) -> Turns[list[T]]:
+def measure_rows(session: Session[Any], system: str, measured: Callable[[int, Workload], Turns[T]]) -> Turns[list[T]]:
     """Measures every row, by its number, with progress."""
     found, rows = [], session.config.rows
     for number, row in enumerate(rows):
@@ -67,7 +67,7 @@ def times(
     }
 
 
-def joined(
+def join_systems(
     config: RowsConfig,
     ours: dict[str, list[Results]],
     hf: list[Results] | None,

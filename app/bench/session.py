@@ -75,7 +75,7 @@ class Session(Generic[C]):
 
     def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
         release(self.device)  # the engine sizes its cache by what is free
-        with opened(self.engines[name].path, self.device, self.config.threads) as pipeline:
+        with open_pipeline(self.engines[name].path, self.device, self.config.threads) as pipeline:
             return (yield from ours(pipeline))
 
     def head(self, kind: str) -> Results:
@@ -85,7 +85,7 @@ class Session(Generic[C]):
 
 
 @contextlib.contextmanager
-def prepared(
+def prepare_session(
     config: C, takes: str, progress: Progress | None = None, limits: LimitsOf | None = None
 ) -> Iterator[Session[C]]:
     """Builds in a scratch folder that goes with the session."""
@@ -123,7 +123,7 @@ def default_dtype(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def opened(engine: Path, device: torch.device, threads: int | None = None) -> Iterator[Pipeline]:
+def open_pipeline(engine: Path, device: torch.device, threads: int | None = None) -> Iterator[Pipeline]:
     pipeline = vlm.load(engine, runtime=RuntimeConfig(device=str(device), threads=threads))
     try:
         yield pipeline

@@ -14,8 +14,8 @@ import torch
 from vlm_app.bench.clock import Turns
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.inputs import random_texts
-from vlm_app.bench.rows import floor_of, joined, neutral, of_rows, times
-from vlm_app.bench.session import HF, Results, Session, prepared
+from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
+from vlm_app.bench.session import HF, Results, Session, prepare_session
 from vlm_app.bench.subject import Progress
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
     """Measures all rows, Hugging Face's first; each model is loaded once."""
-    with prepared(config, "text", progress, config.limits) as session:
+    with prepare_session(config, "text", progress, config.limits) as session:
         speed = session.bandwidth()
         ours, hf = session.compare(
             lambda folder: _baseline(folder, session), lambda pipeline: _measured(pipeline, session)
         )
         floor = lambda row, mine: floor_of(session, row, row.lengths[0], speed, mine)  # noqa: E731
-        rows = joined(config, ours, hf, floor)
+        rows = join_systems(config, ours, hf, floor)
     return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
 
 
@@ -47,7 +47,7 @@ def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[li
         texts = random_texts(session, row)
         return (yield from times(lambda: texts, generate, row, row.lengths[1], session.config.repeats, session))
 
-    return (yield from of_rows(session, "vlm", measured))
+    return (yield from measure_rows(session, "vlm", measured))
 
 
 def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
@@ -63,4 +63,4 @@ def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Res
         found = yield from times(lambda: texts, generate, row, config.hf_steps(row), config.hf_repeats, session)
         return baseline.description | found
 
-    return (yield from of_rows(session, HF, measured))
+    return (yield from measure_rows(session, HF, measured))

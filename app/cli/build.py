@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from vlm_app.cli.errors import command
 from vlm_app.cli.option_groups import BUILD, takes
 from vlm_app.cli.progress import Progress
 from vlm_app.core.architecture import read_arch
-
-if TYPE_CHECKING:
-    from vlm.artifacts.checkpoint import Checkpoint
 
 
 @command
@@ -48,13 +45,9 @@ def build(
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
     _check(source, random_weights, arch)
-    from vlm.build.builder import build_engine, check_backend
-
-    check_backend(config)
-    with Progress() as progress, tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
-        checkpoint = _checkpoint(source, arch, seed, config.dtype, Path(scratch), progress)
-        engine = build_engine(checkpoint, out, config, progress=progress)
-    print(engine.path)
+    with Progress() as progress:
+        path = _build(source, arch, out, config, seed=seed, progress=progress)
+    print(path)
 
 
 def _check(source: str | None, random_weights: bool, arch: str | None) -> None:
@@ -62,24 +55,25 @@ def _check(source: str | None, random_weights: bool, arch: str | None) -> None:
         raise InputError("give either a source or --random-weights, not both.")
     if random_weights != (arch is not None):
         raise InputError("--random-weights and --arch go together: vlm build --random-weights --arch nougat-base.")
-    if not random_weights and source is None:
-        raise InputError("there is nothing to build from; give a model, or --random-weights --arch NAME.")
 
 
-def _checkpoint(
-    source: str | None, arch: str | None, seed: int, dtype: str, scratch: Path, progress: Progress
-) -> Checkpoint:
-    from vlm.artifacts.checkpoint import Checkpoint
-    from vlm.build.random_checkpoint import random_checkpoint
-    from vlm.build.store import locate
-    from vlm.convert.folder import convert_folder
-
+def _build(
+    source: str | None, arch: str | None, out: Path, config: BuildConfig, *, seed: int, progress: Progress
+) -> Path:
+    if arch is not None:
+        return _build_random(arch, out, config, seed=seed, progress=progress)
     if source is None:
-        assert arch is not None  # one of both is there
-        return random_checkpoint(read_arch(arch), scratch / "checkpoint", seed=seed, dtype=dtype)
-    found = locate(source, progress=progress)
-    if found.kind == "engine":
-        raise InputError(f"{source} is an engine already; build from its checkpoint or model folder.")
-    if found.kind == "checkpoint":
-        return Checkpoint.open(found.path)
-    return convert_folder(found.path, scratch / "checkpoint", progress=progress)
+        raise InputError("there is nothing to build from; give a model, or --random-weights --arch NAME.")
+    from vlm.build.from_model import build_model
+
+    return build_model(source, out, config, progress=progress)
+
+
+def _build_random(arch: str, out: Path, config: BuildConfig, *, seed: int, progress: Progress) -> Path:
+    from vlm.build.builder import build_engine, check_backend
+    from vlm.build.random_checkpoint import random_checkpoint
+
+    check_backend(config)
+    with tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
+        checkpoint = random_checkpoint(read_arch(arch), Path(scratch) / "checkpoint", seed=seed, dtype=config.dtype)
+        return build_engine(checkpoint, out, config, progress=progress).path

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from vlm.errors import InputError
 from vlm_app.cli.errors import command
 from vlm_app.cli.progress import Progress
 
@@ -38,12 +37,8 @@ def convert(
       vlm convert wmt14.en-fr.joined-dict.transformer.tar.bz2 -o en-fr.ckpt
       vlm convert GPT-2B-001_bf16_tp1.nemo -o gpt-next.ckpt
     """
-    from vlm.build.store import locate
-    from vlm.convert.folder import convert_folder
+    from vlm.build.from_model import convert_model
 
     with Progress() as progress:
-        found = locate(source, progress=progress)
-        if found.kind in ("engine", "checkpoint"):
-            raise InputError(f"{source} is converted already ({found.kind}); give a model's folder or Hub id.")
-        checkpoint = convert_folder(found.path, out, progress=progress, tokenizer=tokenizer)
-    print(checkpoint.path)
+        path = convert_model(source, out, tokenizer=tokenizer, progress=progress)
+    print(path)

@@ -51,19 +51,19 @@ def demo(
     """
     config = config.on_free_port()
     names = list(dict.fromkeys(models or PACKAGED))
-    running = _running()
+    serve_page = _serve_page()
     room = decoding.ROOM_FOR_ANOTHER if len(names) > 1 else {}
     pipelines = {name: decoding.load(name, options, **room) for name in names}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     Watchdog(GRACE_SECONDS)
-    with running(pipelines, config) as address:
+    with serve_page(pipelines, config) as address:
         print_error(f"the demo is at {address}")
         threading.Event().wait()
 
 
-def _running() -> Callable[..., AbstractContextManager[str]]:
+def _serve_page() -> Callable[..., AbstractContextManager[str]]:
     try:
-        from vlm_app.demo.run import running
+        from vlm_app.demo.run import serve_page
     except ImportError as error:
         raise InputError(f"vlm demo needs the package {error.name}: pip install 'vlm-runtime[demo]'.") from None
-    return running
+    return serve_page

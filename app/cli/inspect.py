@@ -165,9 +165,8 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     from vlm.registry.catalogs import configs_of
 
     runtime = RuntimeConfig()
-    if "decoder" not in engine.roles:
+    if (config := configs_of(engine).decoder) is None:
         return {"weights": weights, "kv_cache_full_batch": 0, "kv_cache_per_sequence": 0}
-    config = configs_of(engine)["decoder"]
     dtype = getattr(torch, engine.build.dtype)
     shape = plan_cache(config, runtime, limits=engine.limits, dtype=dtype, free_bytes=None)
     block = block_bytes(config, runtime.block_size, dtype)

@@ -16,7 +16,7 @@ from vlm_app.cli.option_groups import LOADING, Group, takes
 from vlm_app.cli.options import DEFAULT_MODEL, Model
 from vlm_app.cli.progress import Progress
 from vlm_app.core.load_options import LoadOptions
-from vlm_app.core.storage import is_remote, location, seen_file
+from vlm_app.core.storage import is_remote, location, regular_file_state
 from vlm_app.ocr.config import JobConfig, PlaceConfig
 from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
 from vlm_app.ocr.documents.pages import OpenDocument, check_pages, selected
@@ -94,7 +94,7 @@ def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document
     check_pages(config.pages)
     found = find_documents(paths)
     if len(found.sources) == 1:
-        seen_file(found.sources[0].path)
+        regular_file_state(found.sources[0].path)
         selected(config.pages, OpenDocument(found.sources[0].path).num_pages)
     return name_all(found.sources), found.unsearched
 

@@ -120,35 +120,35 @@ def is_taken(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Seen:
+class FileState:
     """A file as it is found."""
 
     stamp: str  # changes when the file is written; costs no reading
     modified: str  # when it was written last, ISO 8601 in UTC; "" where the file system does not say
 
 
-def seen(path: Path) -> Seen:
+def file_state(path: Path) -> FileState:
     """Looks at a file. Raises InputError where the file cannot be reached."""
     with reaching(path):
         if is_remote(path):
-            return seen_object(path.fs.info(path.path))
+            return object_state(path.fs.info(path.path))
         found = path.stat()
-        return Seen(f"{found.st_size}-{found.st_mtime_ns}", _iso_8601(found.st_mtime))
+        return FileState(f"{found.st_size}-{found.st_mtime_ns}", _iso_8601(found.st_mtime))
 
 
-def seen_file(path: Path) -> Seen:
+def regular_file_state(path: Path) -> FileState:
     """Returns the same; DocumentError for a pipe, a device or a folder, of which a read may never end."""
-    found = seen(path)
+    found = file_state(path)
     if not is_remote(path) and not path.is_file():
         raise DocumentError(f"{path} is no regular file; give images and PDFs.", "no file")
     return found
 
 
-def seen_object(info: dict[str, Any]) -> Seen:
+def object_state(info: dict[str, Any]) -> FileState:
     """Reads the same out of what a store's client says of an object."""
     when = next((info[name] for name in ("LastModified", "mtime", "updated", "created") if info.get(name)), None)
     modified = _iso_8601(when)
-    return Seen(f"{info.get('size')}-{info.get('ETag', '')}-{modified or when}", modified)
+    return FileState(f"{info.get('size')}-{info.get('ETag', '')}-{modified or when}", modified)
 
 
 def _iso_8601(when: datetime | float | str | None) -> str:

@@ -71,7 +71,7 @@ async def answers(
             yield text, clock.line
 
 
-def guarded(handler: Handler) -> Handler:
+def show_errors(handler: Handler) -> Handler:
     """Shows a mistake as its one sentence, and of our own ones no more than where to look."""
 
     @functools.wraps(handler)

@@ -13,10 +13,10 @@ from vlm.api.async_pipeline import AsyncPipeline
 from vlm.errors import InputError
 from vlm.processing.conversation import Conversation, ImagePart, Message
 from vlm_app.demo import examples
-from vlm_app.demo.answers import answers, guarded
+from vlm_app.demo.answers import answers, show_errors
 from vlm_app.demo.documents import UploadedPage
 from vlm_app.demo.models import Models, takes_images
-from vlm_app.demo.parts import LATEX, UNLISTED, Controls, given, model_choice, sampling_controls, timing_line
+from vlm_app.demo.parts import LATEX, UNLISTED, Controls, model_choice, sampling_controls, set_options, timing_line
 
 NOTHING = {"text": "", "files": []}
 
@@ -61,7 +61,7 @@ class AskTab:
                 model, sampling = self._settings(box)
         shown = [chat, timing, turns, box]
         submission = box.submit(
-            guarded(self.answer), [box, turns, model], shown,
+            show_errors(self.answer), [box, turns, model], shown,
             inputs_kwargs={**sampling}, show_progress_on=timing, api_name="ask",
         )  # fmt: skip
         stop.click(None, cancels=[submission], **UNLISTED)
@@ -94,7 +94,7 @@ class AskTab:
         source, paths = input_of(self.models[model], turns)
         files = [UploadedPage(path, 1) for path in paths]
         emptied = NOTHING
-        async with aclosing(answers(self.models[model], source, files, given(sampling))) as states:
+        async with aclosing(answers(self.models[model], source, files, set_options(sampling))) as states:
             async for text, timing in states:
                 now = (*turns, Turn("assistant", text))
                 yield [turn.shown for turn in now], timing, now, emptied

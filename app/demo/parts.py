@@ -50,7 +50,7 @@ def sampling_controls() -> Controls:
     return dict(zip(("temperature", "top_p", "top_k", "num_beams", "max_new_tokens", "seed"), controls, strict=True))
 
 
-def given(sampling: dict[str, Any]) -> dict[str, Any]:
+def set_options(sampling: dict[str, Any]) -> dict[str, Any]:
     """Returns what was set; the rest is the model's own."""
     return {name: value for name, value in sampling.items() if value is not None and value != LEFT_OUT.get(name)}
 

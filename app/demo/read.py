@@ -10,9 +10,9 @@ import gradio as gr
 
 from vlm.processing.documents import IMAGE_SUFFIXES, PDF_SUFFIX
 from vlm_app.demo import documents, examples
-from vlm_app.demo.answers import answers, guarded
+from vlm_app.demo.answers import answers, show_errors
 from vlm_app.demo.models import Models
-from vlm_app.demo.parts import LATEX, UNLISTED, given, model_choice, sampling_controls, timing_line
+from vlm_app.demo.parts import LATEX, UNLISTED, model_choice, sampling_controls, set_options, timing_line
 
 
 class ReadTab:
@@ -35,10 +35,10 @@ class ReadTab:
                 text = self._markdown()
         gr.Examples([[path] for path in examples.pages()], document, label="Examples")
         sampling = sampling_controls()
-        document.change(guarded(self.open), document, [page, picture, text, timing], **UNLISTED)
-        page.input(guarded(self.turn), [document, page], picture, **UNLISTED)
+        document.change(show_errors(self.open), document, [page, picture, text, timing], **UNLISTED)
+        page.input(show_errors(self.turn), [document, page], picture, **UNLISTED)
         reading = read.click(
-            guarded(self.read), [document, page, model], [text, timing],
+            show_errors(self.read), [document, page, model], [text, timing],
             inputs_kwargs={**sampling}, show_progress_on=timing, api_name="read",
         )  # fmt: skip
         stop.click(None, cancels=[reading], **UNLISTED)
@@ -73,7 +73,7 @@ class ReadTab:
     ) -> AsyncGenerator[tuple[str, str], None]:
         """Yields the page's markdown as it grows, and the timing."""
         files = [documents.UploadedPage(document, page)]
-        async with aclosing(answers(self.models[model], {}, files, given(sampling))) as states:
+        async with aclosing(answers(self.models[model], {}, files, set_options(sampling))) as states:
             async for state in states:
                 yield state
 

@@ -34,7 +34,7 @@ DRAIN_SECONDS = 1  # a page keeps a connection open for as long as it is looked 
 
 
 @contextlib.contextmanager
-def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[str]:
+def serve_page(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[str]:
     """Serves loaded models under these names, which it owns from now on; gives the address. Raises InputError where
     there is none to be had."""
     media = MediaPool(config.media)
@@ -56,14 +56,14 @@ def running(pipelines: Mapping[str, Pipeline], config: DemoConfig) -> Iterator[s
     bound = listener(config.host, config.port)
     page = build_page(models)
     page.share = config.share  # search engines are told to stay away
-    app = mounted(page, FastAPI(lifespan=lifespan, openapi_url=None), config)
+    app = mount(page, FastAPI(lifespan=lifespan, openapi_url=None), config)
     with _served(Server(app, limits, DRAIN_SECONDS), bound):
         port = bound.getsockname()[1]
         local = address("localhost" if config.host == "0.0.0.0" else config.host, port)
         yield _public_address(page, config.host, port) if config.share else local
 
 
-def mounted(page: gr.Blocks, app: FastAPI, config: DemoConfig) -> FastAPI:
+def mount(page: gr.Blocks, app: FastAPI, config: DemoConfig) -> FastAPI:
     """Mounts the page behind the checks of `vlm serve`. A public page is known by a name that gradio makes up."""
     app.add_middleware(BodyLimit, limit=MAX_FORM)
     add_door(app, config.host, (ANY,) if config.share else config.allowed_hosts, config.allowed_origins)

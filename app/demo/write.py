@@ -10,9 +10,9 @@ import gradio as gr
 
 from vlm.errors import InputError
 from vlm_app.demo import examples
-from vlm_app.demo.answers import answers, guarded
+from vlm_app.demo.answers import answers, show_errors
 from vlm_app.demo.models import Models
-from vlm_app.demo.parts import UNLISTED, given, model_choice, sampling_controls, timing_line
+from vlm_app.demo.parts import UNLISTED, model_choice, sampling_controls, set_options, timing_line
 from vlm_app.text.tasks import NAMES, summary, translation
 
 TRANSLATE, SUMMARIZE = "Translate", "Summarize"
@@ -37,7 +37,7 @@ class WriteTab:
         sampling = sampling_controls()
         gr.on([task.change, model.change], self.choices, [task, model], [source, target], **UNLISTED)
         writing = gr.on(
-            [run.click, text.submit], guarded(self.write), [text, task, source, target, truncate, model],
+            [run.click, text.submit], show_errors(self.write), [text, task, source, target, truncate, model],
             [result, timing],
             inputs_kwargs={**sampling}, show_progress_on=timing, api_name="write",
         )  # fmt: skip
@@ -76,7 +76,7 @@ class WriteTab:
             to_input = summary(chosen.pipeline, None, truncate)
         else:
             to_input = translation(chosen.pipeline, source, target, None, truncate)
-        async with aclosing(answers(chosen, to_input(text), [], given(sampling))) as states:
+        async with aclosing(answers(chosen, to_input(text), [], set_options(sampling))) as states:
             async for state in states:
                 yield state
 

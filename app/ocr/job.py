@@ -145,7 +145,7 @@ class Job:
         self._missing.pop(document, None)
         draft = self._draft(document)
         self._started.add(document)
-        if not any(page.state == LOOPED and page.attempts <= self.config.retries for page in draft.asked):
+        if not any(page.state == LOOPED and page.attempts <= self.config.retries for page in draft.pages_in_order):
             self._close(document, draft)
 
     def _close(self, document: int, draft: Draft) -> None:
@@ -180,7 +180,7 @@ class Job:
         return Draft(source, record.pages or (), self.ledger.pages(document), about)
 
     def _count(self, draft: Draft) -> None:
-        for page in draft.asked:
+        for page in draft.pages_in_order:
             if page.state != FAILED:
                 self.summary.finish_reasons[str(page.finish_reason)] += 1
             if page.state != "done":

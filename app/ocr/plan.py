@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlm.errors import DocumentError, InputError, VlmError
-from vlm_app.core.storage import Seen, digest, is_remote, key, seen, seen_file
+from vlm_app.core.storage import FileState, digest, file_state, is_remote, key, regular_file_state
 from vlm_app.ocr.documents.naming import PARTIAL, Document
 from vlm_app.ocr.events import Opened
 from vlm_app.ocr.ledger.database import LedgerError
@@ -62,7 +62,7 @@ class Plan:
         if is_remote(source):  # it was read from a copy
             return
         try:
-            found = seen(source)
+            found = file_state(source)
             is_same = found.stamp == record.stamp or digest(source) == record.digest
         except InputError:  # gone, and read before
             return
@@ -79,7 +79,7 @@ class Plan:
             raise DocumentError(f"{source} has changed since it was found; run the same command again.", "changed")
 
     def _add(self, document: Document) -> None:
-        found, source = seen_file(document.source), key(document.source)
+        found, source = regular_file_state(document.source), key(document.source)
         record = self._ledger.find(source)
         if record is None and self._is_of_sibling(source, found):
             self.skipped += 1
@@ -98,7 +98,7 @@ class Plan:
         else:
             self.due[number] = Target(document.source, name)
 
-    def _is_of_sibling(self, source: str, found: Seen) -> bool:
+    def _is_of_sibling(self, source: str, found: FileState) -> bool:
         return not self._recompute and self._outputs.is_of_sibling(source, found.stamp, self.selection)
 
     def _new_name(self, document: Document, may_be_there: bool) -> str:
@@ -119,7 +119,7 @@ class Plan:
         self._outputs.take_over(record.id, name + PARTIAL)
         return name
 
-    def _bring_up(self, record: Record, source: Path, found: Seen) -> None:
+    def _bring_up(self, record: Record, source: Path, found: FileState) -> None:
         """Forgets what was read of another content, or is to be read again."""
         changed = record.stamp != found.stamp
         if changed:

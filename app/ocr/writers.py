@@ -38,19 +38,19 @@ class Draft:
     about: About = field(default_factory=About)
 
     @property
-    def asked(self) -> list[Page]:
+    def pages_in_order(self) -> list[Page]:
         """Results in the order of the document."""
         return [self.results[page] for page in sorted(self.pages) if page in self.results]
 
     @property
     def has_text(self) -> bool:
         """Says whether a page was read; a document without any gets no output, so that the next run tries it again."""
-        return any(page.state != FAILED for page in self.asked)
+        return any(page.state != FAILED for page in self.pages_in_order)
 
     @property
     def error_rate(self) -> float:
         """The part of the pages that failed or repeat themselves."""
-        return sum(page.state in (FAILED, LOOPED) for page in self.asked) / len(self.pages)
+        return sum(page.state in (FAILED, LOOPED) for page in self.pages_in_order) / len(self.pages)
 
     @property
     def missing(self) -> list[int]:
@@ -70,7 +70,7 @@ def raw_text(draft: Draft) -> str:
 def json_lines(draft: Draft) -> str:
     """Returns a JSON object a page, in the fields of Dolma's documents (github.com/allenai/dolma,
     docs/data-format.md)."""
-    return "".join(json.dumps(_record(draft, page), ensure_ascii=False) + "\n" for page in draft.asked)
+    return "".join(json.dumps(_record(draft, page), ensure_ascii=False) + "\n" for page in draft.pages_in_order)
 
 
 WRITERS: dict[str, Callable[[Draft], str]] = dict(zip(FORMATS, (markdown, raw_text, json_lines), strict=True))
@@ -83,7 +83,7 @@ def loop_notice(page: Page) -> str:
 
 
 def _joined(draft: Draft, text_of: Callable[[Page], str | None]) -> str:
-    parts = [_shown(page, text_of(page)) for page in draft.asked]
+    parts = [_shown(page, text_of(page)) for page in draft.pages_in_order]
     if draft.missing:
         parts.append(f"<!-- interrupted: pages {', '.join(str(p + 1) for p in draft.missing)} were not read -->")
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -68,7 +68,7 @@ def compare(
     """
     requests = [pipeline.request(given, **greedy(sampling)) for given in inputs]
     with fitting_beside():
-        return compared(Reference.load(folder, pipeline, reference_dtype), requests, list(outputs))
+        return compare_outputs(Reference.load(folder, pipeline, reference_dtype), requests, list(outputs))
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def fitting_beside() -> Iterator[None]:
         ) from None
 
 
-def compared(reference: Reference, requests: list[Request], outputs: list[Output]) -> Accuracy:
+def compare_outputs(reference: Reference, requests: list[Request], outputs: list[Output]) -> Accuracy:
     """Compares what the pipeline gave for these requests with what the reference gives."""
     same, longest, error = 0, 0, 0.0
     for request, output in zip(requests, outputs, strict=True):

@@ -70,7 +70,7 @@ def failure(error: Exception) -> Any:
     return utils().InferenceResponse([], error=utils().TritonError(text))
 
 
-def answered(request: Any, tensors_of: Callable[[Tensors], Tensors], config: Mapping[str, Any]) -> Any:
+def answer(request: Any, tensors_of: Callable[[Tensors], Tensors], config: Mapping[str, Any]) -> Any:
     """Returns a request's response: its tensors, or what is wrong with it."""
     try:
         return response(tensors_of(inputs_of(request)), config)

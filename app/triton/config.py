@@ -12,7 +12,7 @@ from typing import Any
 from vlm.processing.processor import Processor
 from vlm_app.server.repository.triton_options import AFTER, BEFORE, ENGINE, ENSEMBLE, KINDS, ExportConfig, parameters_of
 from vlm_app.server.tensors.model import INPUT_LENGTHS, LENGTHS_OUT
-from vlm_app.server.tensors.model_config import described
+from vlm_app.server.tensors.model_config import config_fields
 from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT, TensorSpec, output_specs, specs_of
 
 GIVEN_TEXT = ("text_input", "image")
@@ -73,7 +73,7 @@ def _python(
     name: str, config: ExportConfig, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec], kind: str
 ) -> dict[str, Any]:
     """Requests of a batch stay apart in Triton's Python models: their shapes may differ."""
-    made = described(name, config.max_batch_size, inputs, outputs)
+    made = config_fields(name, config.max_batch_size, inputs, outputs)
     for tensor in made["input"]:
         tensor["allow_ragged_batch"] = -1 in tensor["dims"]
     return {**made, "backend": "python", "instance_group": [{"kind": kind}], "dynamic_batching": {}}
@@ -91,7 +91,7 @@ def _ensemble(processor: Processor, prepared: tuple[TensorSpec, ...], config: Ex
         (AFTER, same(READ_BACK), same([TEXT_OUT[0].name])),
     ]
     return {
-        **described(config.name, config.max_batch_size, given, output_specs(processor, TEXT_OUT)),
+        **config_fields(config.name, config.max_batch_size, given, output_specs(processor, TEXT_OUT)),
         "platform": "ensemble",
         "ensemble_scheduling": {
             "step": [

@@ -76,7 +76,7 @@ def _linked(source: str, target: str) -> None:
 def _write_model(folder: Path, part: str, config: dict[str, Any], engine: EngineDir) -> None:
     version = folder / VERSION
     version.mkdir(parents=True)
-    (folder / CONFIG).write_text(pbtxt.written(config), encoding="utf-8")
+    (folder / CONFIG).write_text(pbtxt.to_text(config), encoding="utf-8")
     if part == ENSEMBLE:
         # object stores know no empty folders
         (version / "README").write_text("Triton wants this folder; the ensemble's parts are models of their own.\n")

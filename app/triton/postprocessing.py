@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vlm_app.triton.backend import Tensors, answered, config_of, processor_of
+from vlm_app.triton.backend import Tensors, answer, config_of, processor_of
 from vlm_app.triton.config import READ_BACK
 
 
@@ -21,7 +21,7 @@ class Postprocessing:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:
-        return answered(request, self._tensors, self._config)
+        return answer(request, self._tensors, self._config)
 
     def _tensors(self, inputs: Tensors) -> Tensors:
         ids, lengths, prompts = (inputs[name] for name in READ_BACK)

@@ -15,8 +15,8 @@ from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.tensors.inputs import Row, padded, read_text
-from vlm_app.server.tensors.specs import TEXT_IN, checked
-from vlm_app.triton.backend import Loop, Tensors, answered, config_of, processor_of
+from vlm_app.server.tensors.specs import TEXT_IN, check_tensors
+from vlm_app.triton.backend import Loop, Tensors, answer, config_of, processor_of
 
 
 class Preprocessing:
@@ -38,10 +38,10 @@ class Preprocessing:
         self._loop.close()
 
     def _answer(self, request: Any) -> Any:
-        return answered(request, self._tensors, self._config)
+        return answer(request, self._tensors, self._config)
 
     def _tensors(self, inputs: Tensors) -> Tensors:
-        size, tensors = checked(inputs, TEXT_IN)
+        size, tensors = check_tensors(inputs, TEXT_IN)
         rows = [self._request({name: array[i] for name, array in tensors.items()}) for i in range(size)]
         encoder = self._processor.encoder is not None
         ids = [list((r.encoder_input_ids if encoder else r.decoder_prompt_token_ids) or ()) for r in rows]

@@ -8,7 +8,6 @@ import uuid
 
 import pytest
 
-from tests import server_kit
 from tests.s3_kit import store
 
 
@@ -41,6 +40,8 @@ def bucket(s3_server, monkeypatch, tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(request):
     """Serves the models that the module names in MODELS; nothing of them is held when all tests are through."""
+    from tests import server_kit  # needs the extra [serve]
+
     models = request.module.MODELS
     with server_kit.serving(server_kit.load(*models)) as found:
         yield found
@@ -58,10 +59,14 @@ def client(served):
 @pytest.fixture(scope="module")
 def llava():
     """The model by itself, an input at a time."""
+    from tests import server_kit
+
     return server_kit.alone("mini-llava")
 
 
 @pytest.fixture(scope="module")
 def t5():
     """The model by itself, a text at a time."""
+    from tests import server_kit
+
     return server_kit.alone("mini-t5")

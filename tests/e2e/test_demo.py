@@ -197,7 +197,7 @@ def test_a_public_page_is_asked_for_at_gradios_servers(monkeypatch):
 
     config = DemoConfig(port=0, share=True)
     monkeypatch.setattr(run.networking, "setup_tunnel", lambda host, port, *rest: f"http://a.gradio.live?{host}:{port}")
-    with run.running(load("mini-t5"), config) as url:
+    with run.serve_page(load("mini-t5"), config) as url:
         public, _, local = url.partition("?")
         assert public == "https://a.gradio.live"
         page = urllib.request.Request(f"http://{local}", headers={"Host": "a.gradio.live"})
@@ -207,5 +207,5 @@ def test_a_public_page_is_asked_for_at_gradios_servers(monkeypatch):
         raise RuntimeError("Could not get share link")
 
     monkeypatch.setattr(run.networking, "setup_tunnel", fails)
-    with pytest.raises(InputError, match=r"leave out --share\.$"), run.running(load("mini-t5"), config):
+    with pytest.raises(InputError, match=r"leave out --share\.$"), run.serve_page(load("mini-t5"), config):
         pass

@@ -180,7 +180,7 @@ def test_in_the_demo_a_preview_of_a_bomb_is_given_up(tmp_path):
 
     from vlm.processing.media_pool import MediaConfig, MediaPool
     from vlm.processing.worker_process import Budget
-    from vlm_app.demo.answers import guarded
+    from vlm_app.demo.answers import show_errors
     from vlm_app.demo.read import ReadTab
 
     path = tmp_path / "bomb.pdf"
@@ -190,7 +190,7 @@ def test_in_the_demo_a_preview_of_a_bomb_is_given_up(tmp_path):
 
     async def told(handler, *arguments) -> str:
         with pytest.raises(gradio.Error) as error:
-            [state async for state in guarded(handler)(*arguments)]
+            [state async for state in show_errors(handler)(*arguments)]
         return error.value.message
 
     with contextlib.closing(media):

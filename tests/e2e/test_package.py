@@ -75,6 +75,7 @@ def test_a_wheel_holds_every_module_and_model(wheel):
     for folder, package in PACKAGES.items():
         for file in (ROOT / folder).rglob("*.py"):
             assert f"{package}/{file.relative_to(ROOT / folder).as_posix()}" in names
+        assert f"{package}/py.typed" in names
     for file in (ROOT / "vlm" / "assets").rglob("*"):
         assert not file.is_file() or file.relative_to(ROOT).as_posix() in names
     for file in (ROOT / "examples").iterdir():

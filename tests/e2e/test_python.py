@@ -161,6 +161,16 @@ def test_out_of_memory_while_encoding_leaves_the_engine_usable(model, monkeypatc
     assert model.generate(PAGE).text == TEXT
 
 
+def test_out_of_memory_in_encode_is_one_sentence(model, monkeypatch):
+    def full(pixels):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(model.llm.encoders.visual, "forward", full)
+    with pytest.raises(OutOfMemoryError) as error:
+        model.encode(PAGE)
+    assert "\n" not in str(error.value)
+
+
 def test_out_of_memory_at_load_says_what_lowers_it(cache, monkeypatch):
     from vlm.executor import kv_cache
 

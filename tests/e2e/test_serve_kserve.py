@@ -322,7 +322,8 @@ def test_responses_are_compressed_where_asked(client, served, t5):
     plain = client.infer("mini-t5", inputs)
     for algorithm in ("gzip", "deflate"):
         found = client.infer("mini-t5", inputs, response_compression_algorithm=algorithm)
-        assert found.as_numpy("output_log_probs").tolist() == plain.as_numpy("output_log_probs").tolist()
+        # both are decoded: their rows may come into the engine in other batches, which round differently
+        np.testing.assert_allclose(found.as_numpy("output_log_probs"), plain.as_numpy("output_log_probs"), atol=1e-4)
     connection = http.client.HTTPConnection(served.address)
     connection.request("GET", "/v2/models/mini-t5", headers={"Accept-Encoding": "gzip"})
     assert connection.getresponse().headers["content-encoding"] == "gzip"

@@ -82,7 +82,7 @@ def test_both_systems_get_the_same_weights(arch, tmp_path):
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")
     image = measure.random_images(EngineDir.open(subject.engine), 0)[0]
     expected = Baseline(subject.folder, "float32", torch.device("cpu")).generate(image[None], 8)[0, 1:].tolist()
-    with session.opened(subject.engine, torch.device("cpu")) as pipeline:
+    with session.open_pipeline(subject.engine, torch.device("cpu")) as pipeline:
         assert pipeline.generate(pixel_values=image, **measure._fixed(8)).token_ids == expected
 
 

@@ -119,13 +119,13 @@ def config_of(arch, **options) -> PromptBenchConfig:
 @pytest.mark.parametrize("name", SEEING)
 def test_several_images_or_none(name, images, tmp_path):
     asked = config_of(written(SEEING[name], tmp_path), images=images)
-    with session.prepared(asked, "prompt", limits=asked.limits) as run:
+    with session.prepare_session(asked, "prompt", limits=asked.limits) as run:
         batch, count = prompts._checked(run)
         rows = asked.image_rows(run.configs)
         assert rows == images * ROWS[name]
         baseline = PromptBaseline(run.folder, "float32", CPU, rows)
         expected = baseline.generate(batch, count)
-        with session.opened(run.engine.path, CPU) as pipeline:
+        with session.open_pipeline(run.engine.path, CPU) as pipeline:
             inputs = as_inputs(batch, run.configs)
             found = pipeline.generate(inputs, max_new_tokens=count, min_new_tokens=count)
         if name == "blip2-t5":  # its head is a weight of its own, as it is published
@@ -190,7 +190,7 @@ def test_what_hugging_face_does_not_know_has_no_baseline(tmp_path, capsys):
 def test_every_prompt_is_new(tmp_path):
     """Else the cache of features, or of prompts' beginnings, would answer."""
     asked = config_of(written(LLAVA, tmp_path), hf=False)
-    with session.prepared(asked, "prompt", limits=asked.limits) as run:
+    with session.prepare_session(asked, "prompt", limits=asked.limits) as run:
         [row] = asked.rows
         draw, again = (random_prompts(run, row, 0) for _ in range(2))
         drawn = [draw(), draw(), random_prompts(run, row, 1)()]
@@ -198,7 +198,7 @@ def test_every_prompt_is_new(tmp_path):
         images = [image for batch in drawn for image in batch.pixel_values]
         assert len({image.numpy().tobytes() for image in images}) == 6
         assert len({tuple(ids) for batch in drawn for ids in batch.texts.tolist()}) == 6
-        with session.opened(run.engine.path, CPU) as pipeline:
+        with session.open_pipeline(run.engine.path, CPU) as pipeline:
             session.in_turns({"vlm": prompts._measured(pipeline, run)})
             cache = pipeline.llm.encoders.encoder_cache
         # warm-up of both lengths, three runs of each, and the check
@@ -228,7 +228,7 @@ def test_the_engine_holds_just_that(name, tmp_path):
     )
     engine = build_engine(random_checkpoint(SEEING[name], tmp_path / "c"), tmp_path / "e", BuildConfig(**limits))
     given = {"model": str(engine.path), "device": "cpu", "lengths": ((6, 8),)}
-    with session.prepared(PromptBenchConfig(**given, images=2), "prompt", limits=asked.limits) as run:
+    with session.prepare_session(PromptBenchConfig(**given, images=2), "prompt", limits=asked.limits) as run:
         assert run.folder is None and run.engine.path == engine.path
     more = PromptBenchConfig(**given, images=3)
     with pytest.raises(LimitError, match="was built for"):

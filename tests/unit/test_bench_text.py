@@ -115,11 +115,11 @@ def test_both_systems_get_the_same_weights(config, num_beams, tmp_path):
     (tmp_path / "arch.json").write_text(json.dumps(config | {"forced_eos_token_id": None}))
     asked = TextBenchConfig(arch=str(tmp_path / "arch.json"), lengths=((6, 8),), num_beams=(3,), device="cpu")
     work = Workload((6, 8), num_beams, 2)
-    with session.prepared(asked, "text", limits=asked.limits) as run:
+    with session.prepare_session(asked, "text", limits=asked.limits) as run:
         texts = random_texts(run, work)
         baseline = TextBaseline(run.folder, "float32", CPU)
         expected = baseline.generate(texts, 8, num_beams)
-        with session.opened(run.engine.path, CPU) as pipeline:
+        with session.open_pipeline(run.engine.path, CPU) as pipeline:
             inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
             found = pipeline.generate(inputs, max_new_tokens=8, min_new_tokens=8, num_beams=num_beams)
     assert [out.token_ids for out in found] == expected[:, 1:].tolist()
@@ -163,7 +163,7 @@ def test_texts_avoid_special_ids(tmp_path):
     large = T5 | {"vocab_size": 2048}
     checkpoint = random_checkpoint(large, tmp_path / "c")
     build_engine(checkpoint, tmp_path / "e", BuildConfig())
-    with session.prepared(TextBenchConfig(model=str(tmp_path / "e"), device="cpu"), "text") as run:
+    with session.prepare_session(TextBenchConfig(model=str(tmp_path / "e"), device="cpu"), "text") as run:
         texts = random_texts(run, Workload((500, 2), 1, 16))
         assert texts.shape == (16, 500) and texts.min() == 10 and 1900 < texts.max() < 2048 - 128
         assert torch.equal(texts, random_texts(run, Workload((500, 2), 1, 16)))

@@ -17,7 +17,7 @@ from vlm.registry import catalogs
 from vlm_app.demo import documents
 from vlm_app.demo.answers import Clock
 from vlm_app.demo.ask import AskTab, Turn, input_of
-from vlm_app.demo.parts import given
+from vlm_app.demo.parts import set_options
 from vlm_app.demo.write import WriteTab
 
 
@@ -49,8 +49,8 @@ def test_a_beam_searchs_tokens_come_at_once(clock):
 
 def test_controls_left_alone_leave_it_to_the_model():
     untouched = {"temperature": 0, "top_k": 0, "num_beams": 0, "max_new_tokens": 0, "seed": -1}
-    assert given(untouched) == {"temperature": 0, "top_k": 0}
-    assert given({"num_beams": None, "max_new_tokens": 5, "seed": 0}) == {"max_new_tokens": 5, "seed": 0}
+    assert set_options(untouched) == {"temperature": 0, "top_k": 0}
+    assert set_options({"num_beams": None, "max_new_tokens": 5, "seed": 0}) == {"max_new_tokens": 5, "seed": 0}
 
 
 def test_a_turn_is_shown_with_its_images_and_told_with_their_places():

@@ -207,9 +207,9 @@ def test_all_or_nothing(tmp_path):
 
 
 def _seen():
-    from vlm_app.core.storage import Seen
+    from vlm_app.core.storage import FileState
 
-    return Seen("1", "2026-01-01")
+    return FileState("1", "2026-01-01")
 
 
 # --- the report ---

@@ -20,7 +20,7 @@ from PIL import Image
 from tests.unit.test_ocr import FakePipeline, image, outputs, pages, run
 from tests.unit.test_ocr_ledger import Counting
 from vlm_app.core.names import as_text, percent_encoded, printable
-from vlm_app.core.storage import digest, key, seen, seen_object
+from vlm_app.core.storage import digest, file_state, key, object_state
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import LONGEST, Source, name_all
 from vlm_app.ocr.documents.sources import Shard, find_documents
@@ -434,14 +434,14 @@ def test_times_that_no_calendar_has(tmp_path, monkeypatch, time):
         return os.stat_result([*found[:8], time, *found[9:]], {"st_mtime": time, "st_mtime_ns": 1})
 
     monkeypatch.setattr(os, "stat", odd)
-    assert seen(path).modified == ""
-    assert seen_object({"size": 1, "mtime": time}).modified == ""
+    assert file_state(path).modified == ""
+    assert object_state({"size": 1, "mtime": time}).modified == ""
 
 
 def test_the_times_of_stores():
-    assert seen_object({"created": 86400.0}).modified == "1970-01-02T00:00:00+00:00"
-    assert seen_object({"LastModified": "yesterday"}).modified == "yesterday"
-    assert seen_object({}).modified == ""
+    assert object_state({"created": 86400.0}).modified == "1970-01-02T00:00:00+00:00"
+    assert object_state({"LastModified": "yesterday"}).modified == "yesterday"
+    assert object_state({}).modified == ""
 
 
 # --- ledgers ---
@@ -470,7 +470,7 @@ def earlier(tmp_path):
         values = (
             i,
             str(path.resolve()),
-            seen(path).stamp,
+            file_state(path).stamp,
             "",
             digest(path),
             1 + (i == 3),

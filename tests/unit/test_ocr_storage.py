@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.test_ocr import image
 from vlm.errors import DocumentError, InputError
-from vlm_app.core.storage import digest, files_below, location, remove, seen
+from vlm_app.core.storage import digest, file_state, files_below, location, remove
 from vlm_app.ocr.documents.naming import Document, name_all
 from vlm_app.ocr.documents.pages import OpenDocument
 from vlm_app.ocr.documents.sources import Shard, find_documents
@@ -61,16 +61,16 @@ def test_errors_name_the_url(memory):
         OpenDocument(memory / "nothing.pdf")
     assert error.value.kind == "not fetched"
     with pytest.raises(InputError, match="cannot be reached"):
-        seen(memory / "nothing.pdf")
+        file_state(memory / "nothing.pdf")
 
 
 @pytest.mark.parametrize("there", ["disk", "memory"])
 def test_files_that_are_written_are_seen_to_change(there, memory, tmp_path):
     path = tmp_path / "new" / "a.md" if there == "disk" else memory / "a.md"
     write_whole(path, "ä\n", ".draft", replace=False)
-    before = seen(path)
+    before = file_state(path)
     write_whole(path, "other\n", ".draft", replace=True)
-    assert path.read_bytes() == b"other\n" and seen(path).stamp != before.stamp
+    assert path.read_bytes() == b"other\n" and file_state(path).stamp != before.stamp
     assert [found.name for found in path.parent.iterdir()] == ["a.md"]
     remove(path)
     remove(path)
@@ -80,7 +80,7 @@ def test_files_that_are_written_are_seen_to_change(there, memory, tmp_path):
 def test_the_time_of_a_file(tmp_path):
     path = image(tmp_path / "a.png")
     os.utime(path, (86400, 86400))
-    assert seen(path).modified == "1970-01-02T00:00:00+00:00"
+    assert file_state(path).modified == "1970-01-02T00:00:00+00:00"
 
 
 # --- parts ---

@@ -20,7 +20,7 @@ from vlm_app.server.repository.served_config import ServedConfig
 
 
 def read(text: str) -> ServedConfig:
-    return ServedConfig.from_proto(pbtxt.parsed(text, "m/config.pbtxt"), "m/config.pbtxt")
+    return ServedConfig.from_proto(pbtxt.parse(text, "m/config.pbtxt"), "m/config.pbtxt")
 
 
 def parameter(name: str, value: str) -> str:

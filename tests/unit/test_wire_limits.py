@@ -11,7 +11,7 @@ from vlm.errors import InputError, LimitError
 from vlm_app.server.core import errors
 from vlm_app.server.http.json_bodies import parse_json
 from vlm_app.server.tensors import wire as tensors
-from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, checked
+from vlm_app.server.tensors.specs import IDS_IN, MAX_BATCH, TEXT_IN, check_tensors
 
 
 def read(datatype: str, shape: list, data: list) -> np.ndarray:
@@ -65,26 +65,26 @@ def test_json_of_more_values_than_are_parsed(monkeypatch, body):
 
 def test_a_list_of_none_is_no_list():
     ids, words = np.zeros((2, 3), np.uint32), np.zeros((2, 2, 0), np.int32)
-    assert checked({"input_ids": ids, "bad_words_list": words}, IDS_IN)[1].keys() == {"input_ids"}
+    assert check_tensors({"input_ids": ids, "bad_words_list": words}, IDS_IN)[1].keys() == {"input_ids"}
     text, images = np.full((1, 1), b"a", object), np.zeros((1, 0), object)
-    assert checked({"text_input": text, "image": images}, TEXT_IN)[1].keys() == {"text_input"}
+    assert check_tensors({"text_input": text, "image": images}, TEXT_IN)[1].keys() == {"text_input"}
     for name, array in {
         "input_ids": ids[:, :0],
         "pixel_values": np.zeros((2, 1, 3, 0, 64), np.float32),
         "request_prompt_embedding": np.zeros((2, 5, 0), np.float32),
     }.items():
         with pytest.raises(InputError, match=f"{name} has shape .* which holds nothing"):
-            checked({"input_ids": ids, name: array}, IDS_IN)
+            check_tensors({"input_ids": ids, name: array}, IDS_IN)
     with pytest.raises(InputError, match=r"temperature has shape \[2, 0\]; give \[2, 1\]"):
-        checked({"input_ids": ids, "temperature": np.zeros((2, 0), np.float32)}, IDS_IN)
+        check_tensors({"input_ids": ids, "temperature": np.zeros((2, 0), np.float32)}, IDS_IN)
 
 
 def test_batches_and_lists_of_words_have_a_size():
     with pytest.raises(LimitError, match="4,097 rows; send at most 4,096 at once"):
-        checked({"input_ids": np.zeros((MAX_BATCH + 1, 1), np.uint32)}, IDS_IN)
+        check_tensors({"input_ids": np.zeros((MAX_BATCH + 1, 1), np.uint32)}, IDS_IN)
     words = np.zeros((1, 2, 1025), np.int32)
     with pytest.raises(LimitError, match="its last size may be 1,024 at most"):
-        checked({"input_ids": np.zeros((1, 1), np.uint32), "stop_words_list": words}, IDS_IN)
+        check_tensors({"input_ids": np.zeros((1, 1), np.uint32), "stop_words_list": words}, IDS_IN)
 
 
 def test_a_sentence_quotes_no_more_than_a_part_of_what_was_sent():

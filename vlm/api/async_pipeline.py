@@ -11,7 +11,7 @@ from typing import Any
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
 from vlm.engine.async_engine import AsyncEngine
-from vlm.processing.media_pool import MediaPool
+from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.media_reading import ImageFile, pixels
 from vlm.processing.text_stream import TextStream
 from vlm.requests.request import Request
@@ -31,9 +31,11 @@ class TextDelta:
 class AsyncPipeline:
     """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
 
-    def __init__(self, pipeline: Pipeline, media: MediaPool, **listeners: Callable[..., None]):
-        """`listeners`: on_end, on_break, on_step; see AsyncEngine."""
-        self.pipeline, self.media = pipeline, media
+    def __init__(self, pipeline: Pipeline, media: MediaPool | None = None, **listeners: Callable[..., None]):
+        """`media` reads files of images; None: threads of its own do. `listeners`: on_end, on_break, on_step; see
+        AsyncEngine."""
+        self.pipeline, self._owns_media = pipeline, media is None
+        self.media = MediaPool(MediaConfig()) if media is None else media
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:
@@ -43,8 +45,10 @@ class AsyncPipeline:
     async def close(self) -> None:
         await self.engine.stop()
         self.pipeline.close()
+        if self._owns_media:
+            self.media.close()
 
-    async def request(self, source: dict[str, Any], files: Sequence[ImageFile], **sampling: Any) -> Request:
+    async def request(self, source: dict[str, Any], files: Sequence[ImageFile] = (), **sampling: Any) -> Request:
         """An input of `Pipeline.generate`, its images (in the order of their places) apart from it.
 
         Raises InputError and its kin with one sentence.

@@ -158,7 +158,6 @@ class Pipeline:
         finally:
             self.loop.clear(ids)
 
-    @memory_errors()
     @overload
     def encode(
         self, inputs: list[Any] | tuple[Any, ...], *, hidden_states: bool = False, attentions: bool = False,
@@ -168,6 +167,7 @@ class Pipeline:
     def encode(
         self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
     ) -> Encoding: ...
+    @memory_errors()
     def encode(
         self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
     ) -> Encoding | list[Encoding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlm_app.core.names import printable
-from vlm_app.core.storage import Seen, key
+from vlm_app.core.storage import FileState, key
 from vlm_app.ocr.documents.naming import folded
 from vlm_app.ocr.events import LOOP, Opened, PageFailed, PageRead, Unreadable
 from vlm_app.ocr.ledger.database import Database, LedgerError
@@ -34,7 +34,7 @@ class Record:
 
     id: int
     path: str
-    stamp: str  # see vlm_app.core.storage.Seen
+    stamp: str  # see vlm_app.core.storage.FileState
     created: str  # when the file was written last
     digest: str | None
     num_pages: int | None
@@ -109,7 +109,7 @@ class Ledger:
             for statement in ("DELETE FROM pages", "DELETE FROM job", RESET, OUTDATE):
                 self._database.execute(statement)
 
-    def register(self, path: str, seen: Seen) -> int:
+    def register(self, path: str, seen: FileState) -> int:
         """Enters a document that is to be read; returns its number."""
         values = (path, seen.stamp, seen.modified)
         return self._database.insert("INSERT INTO documents (path, stamp, created) VALUES (?, ?, ?)", values)
@@ -131,7 +131,7 @@ class Ledger:
         pages = values["pages"] and tuple(json.loads(values["pages"]))
         return Record(**{**values, "pages": pages})
 
-    def restamp(self, document: int, seen: Seen) -> None:
+    def restamp(self, document: int, seen: FileState) -> None:
         """Notes that the file was written again."""
         change = "UPDATE documents SET stamp = ?, created = ? WHERE id = ?"
         self._database.execute(change, (seen.stamp, seen.modified, document))

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yields (number of the stream, item) as they come; all end when one fails or the iteration is left."""
     results: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue()
 

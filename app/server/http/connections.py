@@ -184,7 +184,9 @@ class Connection(H11Protocol):
 
     def _make_room(self) -> None:
         """Ends the connection that has waited longest of those that the server does no work for, else this one."""
-        others = [each for each in timed(self.connections) if each is not self and not each.transport.is_closing()]
+        others = [
+            each for each in timed_connections(self.connections) if each is not self and not each.transport.is_closing()
+        ]
         waiting = [each for each in others if each.stage is not Stage.ANSWER]
         if waiting:
             min(waiting, key=lambda each: (each.stage, each.since)).cut_off(FULL)
@@ -195,7 +197,7 @@ class Connection(H11Protocol):
         """Says nothing: who offers HTTP/2 as an upgrade (Java's client does) is served without it."""
 
 
-def timed(connections: Iterable[object]) -> list[Connection]:
+def timed_connections(connections: Iterable[object]) -> list[Connection]:
     """Returns the connections of a server as what they are: uvicorn knows only that they are of some protocol."""
     return [each for each in connections if isinstance(each, Connection)]
 

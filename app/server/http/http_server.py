@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from vlm_app.server.core.config import ConnectionLimits
-from vlm_app.server.http.connections import LOGGER, MAX_HEADER_BYTES, STOPPING, Connection, timed
+from vlm_app.server.http.connections import LOGGER, MAX_HEADER_BYTES, STOPPING, Connection, timed_connections
 
 TICK = 0.1  # seconds between two looks at the connections: uvicorn's
 BACKLOG = 128  # connections accepted at once: each is a file
@@ -84,9 +84,9 @@ class Server(uvicorn.Server):
         while asyncio.get_running_loop().time() < end:
             self._tick()
             await asyncio.sleep(TICK)
-        for connection in timed(self.server_state.connections):
+        for connection in timed_connections(self.server_state.connections):
             connection.cut_off(STOPPING)
 
     def _tick(self) -> None:
-        for connection in timed(self.server_state.connections):
+        for connection in timed_connections(self.server_state.connections):
             connection.tick(TICK)

@@ -7,7 +7,7 @@ from typing import Any
 from vlm import __version__
 from vlm.errors import ModelNotFoundError
 from vlm_app.server.repository.service import Service, Services
-from vlm_app.server.tensors.model_config import described
+from vlm_app.server.tensors.model_config import config_fields
 from vlm_app.server.tensors.specs import TensorSpec
 
 EXTENSIONS = [
@@ -35,7 +35,8 @@ def model_metadata(service: Service) -> dict[str, Any]:
 
 def model_config(service: Service) -> dict[str, Any]:
     """Returns a ModelConfig's fields. `decoupled`: streams hold a response a burst; other requests get one anyway."""
-    made = described(service.name, service.pipeline.capabilities.max_batch_size, *specs(service))
+    inputs, outputs = specs(service)
+    made = config_fields(service.name, service.pipeline.capabilities.max_batch_size, inputs=inputs, outputs=outputs)
     return {"backend": "vlm", **made, "model_transaction_policy": {"decoupled": service.decoupled}}
 
 

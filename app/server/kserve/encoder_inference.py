@@ -18,10 +18,10 @@ from vlm.executor.packing import batched
 from vlm_app.server.kserve.inference import Inference, Response
 from vlm_app.server.repository.service import ENCODED_TOGETHER, Service
 from vlm_app.server.tensors.ft_tensors import without_neutral
-from vlm_app.server.tensors.inputs import Row, cut
+from vlm_app.server.tensors.inputs import Row, without_padding
 from vlm_app.server.tensors.model import ATTENTIONS, ENCODER_IN, ENCODER_TEXT_IN, HIDDEN, Tensors
 from vlm_app.server.tensors.parameters import check, with_options
-from vlm_app.server.tensors.specs import checked
+from vlm_app.server.tensors.specs import check_tensors
 from vlm_app.server.tensors.wire import InferRequest
 
 MAX_ATTENTION_BYTES = 2**29  # of a request's attentions: they grow with the square of the length
@@ -73,15 +73,15 @@ class EncoderInference(Inference):
 
 def _checked(inputs: Tensors) -> Tensors:
     if "input_ids" in inputs:
-        return checked(inputs, ENCODER_IN)[1]
+        return check_tensors(inputs, ENCODER_IN)[1]
     if "text_input" not in inputs:
         raise InputError("there is nothing to encode; give input_ids, or text_input.")
-    return checked(inputs, (*ENCODER_TEXT_IN, ENCODER_IN[-1]))[1]
+    return check_tensors(inputs, (*ENCODER_TEXT_IN, ENCODER_IN[-1]))[1]
 
 
 def _source(row: Row) -> dict[str, Any]:
     if "input_ids" in row:
-        return {"input_ids": cut(row, "input_ids", "sequence_length")}
+        return {"input_ids": without_padding(row, "input_ids", "sequence_length")}
     return {"text": row["text_input"].decode("utf-8", "replace")}
 
 

@@ -13,7 +13,7 @@ from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.files import atomic_dir
 from vlm.build.store import Progress
 from vlm.errors import InputError
-from vlm_app.core.storage import files_below, is_remote, location, objects_below, reaching, seen, seen_object
+from vlm_app.core.storage import file_state, files_below, is_remote, location, object_state, objects_below, reaching
 
 if TYPE_CHECKING:
     from vlm_app.core.storage import RemotePath
@@ -80,10 +80,10 @@ class Tree:
 
 def _local(root: Path) -> Iterator[tuple[PurePosixPath, str]]:
     for file, _ in files_below(root):
-        yield PurePosixPath(file.relative_to(root).as_posix()), seen(file).stamp
+        yield PurePosixPath(file.relative_to(root).as_posix()), file_state(file).stamp
 
 
 def _remote(root: RemotePath) -> Iterator[tuple[PurePosixPath, str]]:
     root.fs.invalidate_cache()
     for name, info in objects_below(root):
-        yield name, seen_object(info).stamp
+        yield name, object_state(info).stamp

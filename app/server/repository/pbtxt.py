@@ -11,7 +11,7 @@ from vlm.errors import ConfigError, InputError, VlmWarning
 EXTRA = "pip install 'vlm-runtime[triton]'"
 
 
-def written(config: dict[str, Any]) -> str:
+def to_text(config: dict[str, Any]) -> str:
     """Returns the text of a configuration, fields by their names in the protobuf."""
     model_config = schema().ModelConfig()
     from google.protobuf import json_format, text_format
@@ -19,7 +19,7 @@ def written(config: dict[str, Any]) -> str:
     return text_format.MessageToString(json_format.ParseDict(config, model_config))
 
 
-def parsed(text: str, where: object) -> Any:
+def parse(text: str, where: object) -> Any:
     """Returns a ModelConfig; fields of a newer Triton are told of. ConfigError for what is none; `where` names it."""
     model_config = schema().ModelConfig()
     from google.protobuf import text_format

@@ -83,7 +83,7 @@ def _tried(made: Any) -> Any:
 def _config(tree: Tree, name: str) -> Any:
     """Returns a ModelConfig; None where there is no file."""
     at = PurePosixPath(name, CONFIG)
-    return pbtxt.parsed(tree.text(at), tree.root / name / CONFIG) if at in tree.stamps else None
+    return pbtxt.parse(tree.text(at), tree.root / name / CONFIG) if at in tree.stamps else None
 
 
 def _steps(config: Any) -> list[str]:

@@ -18,7 +18,7 @@ from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.processing.media_pool import MediaPool
 from vlm_app.server.core.errors import Busy
 from vlm_app.server.core.generation_input import GenerationInput
-from vlm_app.server.core.merge import merged
+from vlm_app.server.core.merge import merge_streams
 from vlm_app.server.core.metrics import Metrics, Stopwatch
 from vlm_app.server.repository.statistics import RequestTimes, Statistics
 from vlm_app.server.tensors.model import ModelTensors
@@ -91,7 +91,7 @@ class Service:
         """Yields (number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
         with self.statistics.request(len(items)) as times:
-            async with aclosing(merged([self._stream(each, times) for each in items])) as deltas:
+            async with aclosing(merge_streams([self._stream(each, times) for each in items])) as deltas:
                 async for numbered in deltas:
                     yield numbered
 

@@ -18,7 +18,7 @@ from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
 from vlm_app.server.tensors.ft_tensors import without_neutral
 from vlm_app.server.tensors.settings import SCALARS, settings_of
-from vlm_app.server.tensors.specs import IDS_IN, TEXT_IN, checked
+from vlm_app.server.tensors.specs import IDS_IN, TEXT_IN, check_tensors
 
 Row = dict[str, Any]  # one request's part of each tensor: an array, or the one value of a scalar
 
@@ -27,9 +27,9 @@ def read_batch(processor: Processor, inputs: dict[str, np.ndarray]) -> list[Gene
     """Requests of tensors (`input_ids`, `pixel_values`), or of texts and images. InputError with one sentence."""
     inputs = without_neutral(inputs)
     if by_ids := bool({"input_ids", "pixel_values"} & inputs.keys()):
-        size, tensors = checked(inputs, IDS_IN)
+        size, tensors = check_tensors(inputs, IDS_IN)
     elif {"text_input", "image"} & inputs.keys():
-        size, tensors = checked(inputs, TEXT_IN)
+        size, tensors = check_tensors(inputs, TEXT_IN)
     else:
         raise InputError("there is nothing to work on; give input_ids, or text_input and image.")
     rows = [{name: array[i] for name, array in tensors.items()} for i in range(size)]
@@ -66,18 +66,18 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
         source = processor.with_pixels(source, [_unpadded(images.astype(np.float32), row.get("image_sizes"))])
     if "input_ids" in row:
-        ids = cut(row, "input_ids", "sequence_length")
+        ids = without_padding(row, "input_ids", "sequence_length")
         if (table := row.get("request_prompt_embedding")) is not None:
             table = table[: int(row.get("request_prompt_lengths", len(table)))]
             first = (processor.encoder or processor.config).vocab_size
             source["prompt_table"], ids = table.astype(np.float32), [*range(first, first + len(table)), *ids]
         source["encoder_input_ids" if processor.encoder else "decoder_prompt_token_ids"] = ids
     if "decoder_input_ids" in row and processor.config.cross_attention:
-        source["decoder_prompt_token_ids"] = cut(row, "decoder_input_ids", "decoder_input_lengths")
+        source["decoder_prompt_token_ids"] = without_padding(row, "decoder_input_ids", "decoder_input_lengths")
     return GenerationInput({**source, **_start(processor, row)}, [], _sampling(row))
 
 
-def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> Sequence[np.ndarray]:
+def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> list[np.ndarray]:
     """images [n, C, H, W], sizes [n or more, (height, width)]; None: all are as large -> of each [C, height, width]"""
     if sizes is None:
         return list(images)
@@ -88,7 +88,7 @@ def _unpadded(images: np.ndarray, sizes: np.ndarray | None) -> Sequence[np.ndarr
     return [image[:, :height, :width] for image, (height, width) in zip(images, pairs, strict=True)]
 
 
-def cut(row: Row, name: str, lengths: str) -> list[int]:
+def without_padding(row: Row, name: str, lengths: str) -> list[int]:
     """Returns a row's ids without the padding."""
     length = int(row.get(lengths, len(row[name])))
     if not 0 < length <= len(row[name]):

@@ -8,7 +8,7 @@ from typing import Any
 from vlm_app.server.tensors.specs import TensorSpec
 
 
-def described(
+def config_fields(
     name: str, max_batch_size: int, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]
 ) -> dict[str, Any]:
     """Returns the part that tells a client what to send and what comes."""

@@ -71,7 +71,7 @@ def output_specs(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[Tens
     return tuple(replace(spec, datatype=ids) if spec.datatype == "UINT32" else spec for spec in by)
 
 
-def checked(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
+def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
     """Returns (size of the batch, the tensors under T5's names). InputError for what does not fit the specs."""
     by_name = {spec.name: spec for spec in specs}
     found = {SAME.get(name, name): array for name, array in inputs.items()}

@@ -29,7 +29,7 @@ def code_of(error: Exception) -> grpc.StatusCode:
     return CODES.get(status_of(error), grpc.StatusCode.INTERNAL)
 
 
-def told(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Returns the sentence for the client; what it cannot mend is written to the log."""
     if code_of(error) is grpc.StatusCode.INTERNAL:
         log.error("a gRPC request failed: %s", error, exc_info=error)
@@ -44,4 +44,4 @@ async def refusals(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     except (asyncio.CancelledError, grpc.aio.AbortError, grpc.aio.UsageError):
         raise
     except Exception as error:
-        await context.abort(code_of(error), told(error))
+        await context.abort(code_of(error), error_text(error))

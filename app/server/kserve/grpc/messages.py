@@ -47,7 +47,7 @@ def read(message: pb.ModelInferRequest) -> InferRequest:
     return request_from(head, memoryview(b"".join(data)))
 
 
-def written(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> pb.ModelInferResponse:
+def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> pb.ModelInferResponse:
     """Returns the outputs of a model (name, version), as raw contents. InputError for one that is not there."""
     response = pb.ModelInferResponse(model_name=model[0], model_version=model[1], id=request.id or "")
     for name in wanted_of(request, outputs):

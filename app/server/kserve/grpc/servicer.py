@@ -69,7 +69,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
             # nothing of a request's size is worked on in the event loop, which answers everybody
             read = await asyncio.to_thread(messages.read, request)
             outputs = await (await asyncio.to_thread(read_inference, service, read)).outputs()
-            return messages.written((service.name, service.version), read, outputs)
+            return messages.write((service.name, service.version), read, outputs)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
         await InferStream(self._services, context, self._max_bytes).serve(requests)

@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2 as pb
 from vlm.errors import InputError
 from vlm_app.server.kserve.descriptions import find
 from vlm_app.server.kserve.grpc import messages
-from vlm_app.server.kserve.grpc.failures import refusals, told
+from vlm_app.server.kserve.grpc.failures import error_text, refusals
 from vlm_app.server.kserve.grpc.receiving import END, next_message
 from vlm_app.server.kserve.inferences import read_inference
 from vlm_app.server.repository.service import Services
@@ -78,7 +78,7 @@ class InferStream:
             empty_final = inference.parameters.empty_final and service.decoupled
             async with aclosing(inference.responses()) as responses:
                 async for each in responses:
-                    made = messages.written((service.name, service.version), request, each.outputs)
+                    made = messages.write((service.name, service.version), request, each.outputs)
                     if before is not None and not service.decoupled:
                         await asyncio.wait((before,))
                     await self._send(made, final=each.last and not empty_final)
@@ -94,7 +94,7 @@ class InferStream:
 
     async def _fail(self, message: Message, error: Exception) -> None:
         if not self._strict:
-            await self._send(_empty(message), final=True, error=told(error))
+            await self._send(_empty(message), final=True, error=error_text(error))
         elif not self._failed.done():
             self._failed.set_result(error)
 

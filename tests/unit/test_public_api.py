@@ -1,0 +1,58 @@
+"""What `vlm` offers: each name is there for callers, for type checkers and on the page that calls it stable."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import vlm
+from vlm import errors
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ast.parse((ROOT / "vlm" / "__init__.py").read_text("utf-8"))
+PAGE = (ROOT / "docs" / "python.md").read_text("utf-8")
+PACKAGES = {"vlm": "vlm", "visual_engines": "visual_engines", "llm_engines": "llm_engines", "vlm_app": "app"}
+
+
+def imported(body: list[ast.stmt]) -> dict[str, str]:
+    """Returns the names of vlm that statements import, and from which module."""
+    found = [node for node in body if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vlm")]
+    return {alias.name: node.module or "" for node in found for alias in node.names}
+
+
+def test_type_checkers_see_what_callers_get():
+    [typed] = [node.body for node in SOURCE.body if isinstance(node, ast.If)]
+    assert imported(typed) == vlm._LAZY
+    assert {*imported(SOURCE.body), *imported(typed), "__version__"} == set(vlm.__all__)
+    assert len(vlm.__all__) == len(set(vlm.__all__))
+
+
+@pytest.mark.parametrize(("name", "module"), vlm._LAZY.items())
+def test_names_are_loaded_when_they_are_used(name, module):
+    assert getattr(vlm, name) is getattr(importlib.import_module(module), name)
+
+
+def test_every_error_is_public():
+    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert kinds <= set(vlm.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'vlm' has no attribute 'nothing'"):
+        _ = vlm.nothing
+
+
+def test_the_page_lists_every_public_name_and_no_other():
+    [table] = re.findall(r"<!-- public -->\n(.*?)\n<!-- /public -->", PAGE, re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", table)) == set(vlm.__all__)
+
+
+@pytest.mark.parametrize(("package", "folder"), PACKAGES.items())
+def test_types_ship(package, folder):
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]["package-data"]
+    assert (ROOT / folder / "py.typed").is_file() and "py.typed" in data[package]
