@@ -28,8 +28,8 @@ class Reference:
     def load(cls, folder: Path, pipeline: Pipeline, dtype: str | None = None) -> Reference:
         """Loads the folder's model; `dtype` None: the engine's computing type."""
         quiet()
-        dtype = getattr(torch, dtype or pipeline.engine.build.dtype)
-        model = model_class(folder).from_pretrained(folder, dtype=dtype)
+        torch_dtype = getattr(torch, dtype or pipeline.engine.build.dtype)
+        model: Any = model_class(folder).from_pretrained(folder, dtype=torch_dtype)
         return cls(model.to(pipeline.device).eval(), pipeline)
 
     # --- what it is asked ---

@@ -51,7 +51,7 @@ def _window_attention(
         region = low * 3 + right
         scores += tl.where(region[:, None] != region[None, :], -100.0, 0.0)
     scores = tl.where(cell[None, :], scores, float("-inf"))
-    # pyright: triton's reductions are tensors here, their types say more
+    # Triton's reductions are tensors here; their types say more
     weights = tl.exp(scores - tl.max(scores, 1)[:, None])  # pyright: ignore[reportCallIssue, reportArgumentType]
     weights = weights / tl.sum(weights, 1)[:, None]  # pyright: ignore[reportArgumentType]
     found = tl.dot(weights.to(v.dtype), v, input_precision="ieee")

@@ -61,7 +61,8 @@ class AsyncPipeline:
         texts = [self._text_stream(request) for _ in requests]
         async with aclosing(self.engine.generate(requests)) as updates:
             async for index, update in updates:
-                text = texts[index].push(update.token_ids, last=update.finished) if texts[index] else ""
+                stream = texts[index]
+                text = stream.push(update.token_ids, last=update.finished) if stream else ""
                 output = None if update.completion is None else await self._output(update.completion)
                 yield TextDelta(index, text, update, output)
                 for rank, other in enumerate(output.alternatives if output else (), 1):

@@ -129,10 +129,10 @@ class Pipeline:
             given, sampling = self._split(options)
             if given:
                 raise InputError(f"{listed(given)} go inside each input when a list of inputs is given.")
-            results = dict(self.as_completed(inputs, **sampling))
+            results = dict(self.as_completed(inputs, on_error="raise", **sampling))
             return [results[i] for i in range(len(inputs))]
         single, sampling = self._single(inputs, options)
-        return dict(self.as_completed([single], **sampling))[0]
+        return dict(self.as_completed([single], on_error="raise", **sampling))[0]
 
     def stream(self, inputs: Any = None, **options: Any) -> Iterator[str]:
         """Text pieces of one input as they are decoded, before post-processing; `last_output` holds the rest."""

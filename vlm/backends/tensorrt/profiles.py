@@ -100,7 +100,7 @@ def _caches(limits: PlanLimits) -> dict[str, Range]:
 
 def _profile(inputs: Mapping[str, Dims], ranges: Mapping[str, Range]) -> Profile:
     shapes = {name: _shapes(name, dims, ranges) for name, dims in inputs.items()}
-    return {name: shapes[name] for name, dims in inputs.items() if not all(map(_is_fixed, dims))}
+    return {name: shapes[name] for name, dims in inputs.items() if any(_size(dim) is None for dim in dims)}
 
 
 def _shapes(name: str, dims: Dims, ranges: Mapping[str, Range]) -> tuple[Shape, Shape, Shape]:
@@ -113,25 +113,26 @@ def _shapes(name: str, dims: Dims, ranges: Mapping[str, Range]) -> tuple[Shape, 
 def _range(name: str, axis: int, dim: int | str | None, axes: tuple[str, ...], ranges: Mapping[str, Range]) -> Range:
     kind = axes[axis] if axis < len(axes) else ""
     known = ranges.get(kind)
-    if not _is_fixed(dim):
+    size = _size(dim)
+    if size is None:
         if known is None:
             raise EngineError(f"the graph's input {name} is dynamic in axis {axis} ({dim}), which no limit bounds.")
         return known
-    if known is not None and not known[0] <= dim <= known[2]:
+    if known is not None and not known[0] <= size <= known[2]:
         raise EngineError(
             f"the graph's input {name} has {dim} in axis {axis}, built for are {known[0]} to {known[2]}; export it"
             " again with the limits of this build."
         )
-    return _fixed(dim)
+    return _fixed(size)
 
 
 def _fixed(size: int) -> Range:
     return size, size, size
 
 
-def _is_fixed(dim: int | str | None) -> TypeGuard[int]:
-    """Says whether a dimension of a graph is one number; -1, a name and None are open."""
-    return isinstance(dim, int) and dim >= 0
+def _size(dim: int | str | None) -> int | None:
+    """Returns the size of a fixed dimension, None for an open one (-1, a name or None)."""
+    return dim if isinstance(dim, int) and dim >= 0 else None
 
 
 def _stem(name: str) -> str:
