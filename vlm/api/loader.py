@@ -48,14 +48,14 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
     return LLMEngine(executor, _scheduler(executor, limits, runtime), limits, eos_token_ids=ends)
 
 
-def _limits(built: EngineLimits, batch_size: int | None) -> EngineLimits:
+def _limits(engine: EngineLimits, batch_size: int | None) -> EngineLimits:
     """LimitError for more sequences at once than an engine was built for."""
-    if batch_size is not None and batch_size > built.max_batch_size:
+    if batch_size is not None and batch_size > engine.max_batch_size:
         raise LimitError(
-            f"max_batch_size {batch_size} is more than the engine's {built.max_batch_size}; rebuild with"
+            f"max_batch_size {batch_size} is more than the engine's {engine.max_batch_size}; rebuild with"
             f" --max-batch-size {batch_size}."
         )
-    return built.within(max_batch_size=batch_size)
+    return engine.within(max_batch_size=batch_size)
 
 
 def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig) -> Scheduler:
