@@ -47,11 +47,11 @@ def create_encoders(
     layout: Layout, networks: Mapping[str, Any], runtime: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Encoders:
     """Returns what runs the encoders of networks as Backend.load returns them for a layout."""
-    held = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
+    options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
-        return Encoders(SlotEncoders(**held), runtime)
+        return Encoders(SlotEncoders(**options), runtime)
     graphs = GraphPool(device) if runtime.cuda_graphs and device.type == "cuda" else None
-    return Encoders(TorchEncoders(**held, graphs=graphs), runtime)
+    return Encoders(TorchEncoders(**options, graphs=graphs), runtime)
 
 
 def _paged_runner(

@@ -98,7 +98,7 @@ class PackedChunks:
             extra = graph_rows(self.rows) - self.rows
             empty = [(0, 0, 0, 0)] * (graph_tiles(len(tiles)) - len(tiles))
             more = ([0] * extra, [0] * extra, [padding_slot] * extra, empty)
-            parts = [part + added for part, added in zip(parts, more, strict=True)]
+            parts = [part + filler for part, filler in zip(parts, more, strict=True)]
         token_ids, positions, slots, tiles = (
             torch.tensor(part, dtype=torch.int32).to(device, non_blocking=True) for part in parts
         )
@@ -111,13 +111,13 @@ def batched(items: list, size: int) -> list[list]:
 
 def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
     """Groups of at most `most` rows, an item that has more of them alone."""
-    group, held = [], 0
+    group, num_rows = [], 0
     for item in items:
-        if group and held + rows(item) > most:
+        if group and num_rows + rows(item) > most:
             yield group
-            group, held = [], 0
+            group, num_rows = [], 0
         group.append(item)
-        held += rows(item)
+        num_rows += rows(item)
     if group:
         yield group
 

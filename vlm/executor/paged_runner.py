@@ -104,9 +104,9 @@ class PagedRunner:
         parts = self.decoder(token_ids, batch).split([chunk.end - chunk.start for _, chunk in prefills])
         for (sequence, chunk), hidden in zip(prefills, parts, strict=True):
             # a sequence that is recomputed has tokens of its own there, too
-            wanted = max(0, sequence.prompt_length - 1 - chunk.start)
-            if sequence.request.params.return_context_logits and wanted:
-                rows = (self.decoder.logits(some) for some in hidden[:wanted].split(LOGITS_ROWS))
+            count = max(0, sequence.prompt_length - 1 - chunk.start)
+            if sequence.request.params.return_context_logits and count:
+                rows = (self.decoder.logits(some) for some in hidden[:count].split(LOGITS_ROWS))
                 self.sampler.logits.keep_context(sequence.id, chunk.start, rows)
 
     def _prefill(
@@ -119,10 +119,10 @@ class PagedRunner:
         """Returns the same with an embedding a row of the batch: the shapes of a graph."""
         if prompt_embeds is None:
             return ()
-        held, index = prompt_embeds
-        picked = torch.zeros(rows, held.shape[1], dtype=held.dtype, device=self.device)
-        picked[: len(index)] = held[index]
-        return picked, torch.arange(rows, dtype=torch.int32, device=self.device)
+        embeds, index = prompt_embeds
+        result = torch.zeros(rows, embeds.shape[1], dtype=embeds.dtype, device=self.device)
+        result[: len(index)] = embeds[index]
+        return result, torch.arange(rows, dtype=torch.int32, device=self.device)
 
     # --- decode ---
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
@@ -144,11 +144,11 @@ class PagedRunner:
     def _capture_step(self, graphs: GraphPool, key: tuple, rows: DecodeRows, plan: SamplingPlan) -> None:
         """Captures over padding rows: what is run before a capture must not advance a sequence."""
         slots = [rows.all, rows.single] + ([rows.beams.slots] if rows.beams else [])
-        wanted = [x.clone() for x in slots]
+        copies = [x.clone() for x in slots]
         for x in slots:
             x.fill_(self.state.padding_slot)
         graphs.capture(key, lambda: self._step(rows, plan))
-        for x, values in zip(slots, wanted, strict=True):
+        for x, values in zip(slots, copies, strict=True):
             x.copy_(values)
 
     def _step(self, rows: DecodeRows, plan: SamplingPlan) -> None:

@@ -39,5 +39,5 @@ class RelativeBias(nn.Embedding):
         # a nearest half wider than the maximum distance is all there is
         most = max(self.max_distance, self.num_embeddings)
         distances = torch.arange(-most, most + 1)
-        found = buckets(distances, self.bidirectional, self.num_embeddings, self.max_distance).to(device)
-        self.by_distance = self.weight.detach()[found].float().t().contiguous()
+        indices = buckets(distances, self.bidirectional, self.num_embeddings, self.max_distance).to(device)
+        self.by_distance = self.weight.detach()[indices].float().t().contiguous()
