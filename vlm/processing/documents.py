@@ -104,9 +104,9 @@ class PdfDocument(Document):
 
         name = f"{self.name} page {page + 1}"
         try:
-            opened = self._pdf[page]
-            scale = _scale(*opened.get_size(), dpi, name, min(max_pixels, MAX_PAGE_PIXELS))
-            image = opened.render(scale=scale)  # pyright: ignore[reportArgumentType] - 1 by default, but any float
+            pdf_page = self._pdf[page]
+            scale = _scale(*pdf_page.get_size(), dpi, name, min(max_pixels, MAX_PAGE_PIXELS))
+            image = pdf_page.render(scale=scale)  # pyright: ignore[reportArgumentType] - 1 by default, but any float
             return image.to_pil().convert("RGB")
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
@@ -123,8 +123,8 @@ def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:
         return DocumentError(f"{name} is encrypted; remove its password first.", "encrypted")
     if re.search(rb"/Count\s+0\b", content):
         return DocumentError(f"{name} is a PDF without pages.", "empty")
-    told = "" if "assword" in reason else f" ({reason})"
-    return DocumentError(f"{name} is no readable PDF{told}; repair it or print it to a new one.")
+    detail = "" if "assword" in reason else f" ({reason})"
+    return DocumentError(f"{name} is no readable PDF{detail}; repair it or print it to a new one.")
 
 
 def _ends_of(path: Path, size: int = 2**24) -> bytes:
@@ -193,8 +193,8 @@ def document_pages(source: str | bytes, pages: str | None = None) -> list[Docume
     """Returns the pages that a range names, or all. Raises what `open_document` and `parse_pages` raise."""
     with _lock, closing(_opened(source)) as document:
         count = document.num_pages
-    found = range(count) if pages is None else parse_pages(pages, count, _name(source))
-    return [DocumentPage(source, page) for page in found]
+    numbers = range(count) if pages is None else parse_pages(pages, count, _name(source))
+    return [DocumentPage(source, page) for page in numbers]
 
 
 def _name(source: str | bytes) -> str:
@@ -207,7 +207,7 @@ def _opened(source: str | bytes) -> Document:
 
 def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[int]:
     """`1-4,7` -> [0, 1, 2, 3, 6], in the order given, none twice; DocumentError for what is no range or outside."""
-    found: dict[int, None] = {}
+    numbers: dict[int, None] = {}
     for part in pages.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:(-)\s*(\d*)\s*)?", part)
         if not match:
@@ -219,8 +219,8 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
         if not 1 <= first <= last <= num_pages:
             have = "1 page" if num_pages == 1 else f"{num_pages} pages"
             raise DocumentError(f"pages {part.strip()} were asked for, {name} has {have}.", "page range")
-        found.update(dict.fromkeys(range(first - 1, last)))
-    return list(found)
+        numbers.update(dict.fromkeys(range(first - 1, last)))
+    return list(numbers)
 
 
 def supported_suffixes() -> str:
