@@ -132,7 +132,8 @@ class VisionConfig(Config):
     @property
     def max_rows(self) -> int:
         """Feature rows of the largest image."""
-        return self.rows_of(*self.image_size)
+        height, width = self.image_size
+        return self.rows_of(height, width)
 
     @property
     def hidden_size(self) -> int:

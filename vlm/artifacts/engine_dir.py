@@ -82,7 +82,9 @@ class Manifest(Config):
         fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit}
         fields = {name: is_fine for name, is_fine in fine.items() if name not in errors}
         return errors + [
-            name for name, is_fine in fields.items() if not all(is_fine(*item) for item in getattr(self, name).items())
+            name
+            for name, is_fine in fields.items()
+            if not all(is_fine(key, value) for key, value in getattr(self, name).items())
         ]
 
 
@@ -97,8 +99,8 @@ def _is_file_entry(name: str, entry: Any) -> bool:
 
 
 def _is_limit(name: str, value: Any) -> bool:
-    is_limit = name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
-    return is_limit and (value is None or (isinstance(value, int) and 0 < value < 2**63))
+    fine = value is None or (isinstance(value, int) and 0 < value < 2**63)
+    return fine and name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
 
 
 REBUILD = "rebuild it from its checkpoint or model folder with `vlm build`"

@@ -57,9 +57,11 @@ def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
             special_ids = [(begin, tokenizer.token_to_id(begin))]
             tokenizer.post_processor = TemplateProcessing(f"{begin} $A", f"{begin} $A $B", special_ids)
         return tokenizer.to_str()
-    ends = [(token, tokenizer.token_to_id(token)) for token in ("</s>", "<s>")]
-    if all(token_id is not None for _, token_id in ends):
-        tokenizer.post_processor = RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
+    end, begin = (tokenizer.token_to_id(token) for token in ("</s>", "<s>"))
+    if end is not None and begin is not None:
+        tokenizer.post_processor = RobertaProcessing(
+            ("</s>", end), ("<s>", begin), trim_offsets=True, add_prefix_space=False
+        )
     return tokenizer.to_str()
 
 

@@ -199,7 +199,8 @@ class LLMEngine:
     def _completion(self, sequence: Sequence) -> Completion:
         if not sequence.request.params.returns_logits:
             return sequence.completion()
-        return sequence.completion(*self.executor.logits.take(sequence))
+        context_logits, generation_logits = self.executor.logits.take(sequence)
+        return sequence.completion(context_logits, generation_logits)
 
     def _end(self, sequence: Sequence, reason: str) -> None:
         self.scheduler.release(sequence)

@@ -64,7 +64,15 @@ def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
         return None
     biases = (*params.sequence_bias, *(((token,), value) for token, value in params.logit_bias))
     parts = [PackedRules.from_words(params.stop_words_ids, END)] if params.ends_beams else []
-    parts += [_always(params.bad_words_ids, biases, params.suppress_tokens, params.allowed_token_ids, tuple(ends))]
+    parts.append(
+        _always(
+            bad_words=params.bad_words_ids,
+            biases=biases,
+            suppress_tokens=params.suppress_tokens,
+            allowed_token_ids=params.allowed_token_ids,
+            ends=tuple(ends),
+        )
+    )
     if params.begin_suppress_tokens:
         # a forced first token comes before the first that is chosen
         place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)
@@ -77,15 +85,17 @@ def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
 
 
 @functools.lru_cache(maxsize=32)
-def _always(bad_words: tuple, biases: tuple, suppressed: tuple, allowed: tuple, ends: tuple) -> PackedRules:
+def _always(
+    *, bad_words: tuple, biases: tuple, suppress_tokens: tuple, allowed_token_ids: tuple, ends: tuple
+) -> PackedRules:
     """Returns rules that hold at every place. A word that is an end token alone is not bad, as Hugging Face has it."""
     alone = {(end,) for end in ends}
     words = [word for word in bad_words if word not in alone]
     return PackedRules.joined((
         PackedRules.from_words([word for word, _ in biases], BIAS, [value for _, value in biases]),
         PackedRules.from_words(words, BAN),
-        PackedRules.from_words([(token,) for token in suppressed], SUPPRESS),
-        PackedRules.from_words([(token,) for token in allowed], ALLOW),
+        PackedRules.from_words([(token,) for token in suppress_tokens], SUPPRESS),
+        PackedRules.from_words([(token,) for token in allowed_token_ids], ALLOW),
     ))  # fmt: skip
 
 
@@ -113,7 +123,7 @@ class RuleTable:
 
     def __init__(self, padding_slot: int, device: torch.device):
         self.padding_slot, self.device = padding_slot, device
-        self._by_slot: dict[int, PackedRules] = {}  # by slot
+        self._by_slot: dict[int, PackedRules] = {}
         self._allocate(SMALLEST, SMALLEST)
 
     @property
@@ -149,7 +159,17 @@ class RuleTable:
         self._prefixes: Tensor = new(3, prefixes)
         self._rules[0], self._rules[1:4], self._prefixes[0] = self.padding_slot, -1, rules
         slots, tokens, kinds, places, values = self._rules
-        self.rules = TokenRules(slots, tokens, kinds, places, values.view(torch.float32), *self._prefixes)
+        prefix_rules, prefix_backs, prefix_tokens = self._prefixes
+        self.rules = TokenRules(
+            slots=slots,
+            tokens=tokens,
+            kinds=kinds,
+            places=places,
+            values=values.view(torch.float32),
+            prefix_rules=prefix_rules,
+            prefix_backs=prefix_backs,
+            prefix_tokens=prefix_tokens,
+        )
 
 
 def _room(count: int, there: int) -> int:

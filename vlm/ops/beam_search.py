@@ -220,10 +220,13 @@ def reorder_cache(
     A copy goes to the beam's spare block, and the block it had becomes the spare one: what is read in this step is
     never written in it. cache [L, 2, blocks, H, block_size, D]; tables [S, n] int32; parents [G, W] from `step`
     """
-    copy_blocks(cache, *_pairs(tables, cache.shape[4], state, beams, groups, parents))
+    sources, targets = _update_tables(tables, cache.shape[4], state, beams, groups, parents)
+    copy_blocks(cache, sources, targets)
 
 
-def _pairs(tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor):
+def _update_tables(
+    tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor
+) -> tuple[Tensor, Tensor]:
     """Brings the tables up to date -> the blocks to copy and where to, [G · W] int32 each; equal: none."""
     if tables.is_cuda:
         from vlm.ops.kernels.beam_search import reorder_cache as kernel

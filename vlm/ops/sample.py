@@ -64,7 +64,7 @@ class SamplingState:
 
     def rows(self, slots: Tensor) -> SamplingState:
         """Returns the settings of the rows `slots` [R] int64."""
-        return SamplingState(*(getattr(self, field.name)[slots] for field in fields(self)))
+        return SamplingState(**{field.name: getattr(self, field.name)[slots] for field in fields(self)})
 
     @property
     def nucleus(self) -> Tensor:

@@ -105,7 +105,8 @@ class PdfDocument(Document):
         name = f"{self.name} page {page + 1}"
         try:
             pdf_page = self._pdf[page]
-            scale = _scale(*pdf_page.get_size(), dpi, name, min(max_pixels, MAX_PAGE_PIXELS))
+            width, height = pdf_page.get_size()
+            scale = _scale(width, height, name, dpi=dpi, max_pixels=min(max_pixels, MAX_PAGE_PIXELS))
             image = pdf_page.render(scale=scale)  # pyright: ignore[reportArgumentType] - 1 by default, but any float
             return image.to_pil().convert("RGB")
         except MemoryError:
@@ -135,7 +136,7 @@ def _ends_of(path: Path, size: int = 2**24) -> bytes:
         return start + file.read(size)
 
 
-def _scale(width: float, height: float, dpi: int, name: str, max_pixels: int) -> float:
+def _scale(width: float, height: float, name: str, *, dpi: int, max_pixels: int) -> float:
     """Pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
     if not (1 <= width < math.inf and 1 <= height < math.inf):  # false for NaN too
         raise DocumentError(f"{name} is {width:g}×{height:g} points; a page has at least one.")

@@ -80,10 +80,11 @@ class ImageProcessor:
 
     def fits(self) -> bool:
         """Says whether an image of the model's own size comes out in that size."""
-        return self.image_size is None or self._made_size(*self.image_size) == self.image_size
-
-    def _made_size(self, height: int, width: int) -> tuple[int, ...]:
-        return tuple(self._processed([Image.new("RGB", (width, height), "white")]).shape[2:])
+        if self.image_size is None:
+            return True
+        height, width = self.image_size
+        pixels = self._processed([Image.new("RGB", (width, height), "white")])
+        return tuple(pixels.shape[2:]) == self.image_size
 
     def _next_step(self) -> str:
         if self.fits():

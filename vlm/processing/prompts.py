@@ -99,7 +99,7 @@ class Prompts:
         images = self._rows(image_rows, given_rows)
         if self.form.images == "first":
             text = text.replace(PLACEHOLDER, "")
-            rows = map(Piece, itertools.chain(*images))
+            rows = map(Piece, itertools.chain.from_iterable(images))
             pieces = [*rows, *map(Piece, before), *self.tokenizer.pieces(text), *map(Piece, after)]
         else:
             _check_count(text.count(PLACEHOLDER), len(images))

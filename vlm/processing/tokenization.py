@@ -108,10 +108,11 @@ class Tokenizer:
             raise
         except BaseException as error:  # a panic of the library is no Exception, its errors are bare ones
             raise InputError(f"the model's tokenizer cannot read {text[:20]!r}…: {error}; change the text.") from None
+        places = zip(encoding.ids, encoding.offsets, strict=True)
         if self._dictionary is None:
-            return [Piece(i, *place) for i, place in zip(encoding.ids, encoding.offsets, strict=True)]
+            return [Piece(i, start, end) for i, (start, end) in places]
         size, unknown = self._dictionary.size, self._dictionary.unknown
-        pieces = [Piece(i if i < size else unknown, *at) for i, at in zip(encoding.ids, encoding.offsets, strict=True)]
+        pieces = [Piece(i if i < size else unknown, start, end) for i, (start, end) in places]
         if self._warnings_left and (unread := [text[p.start : p.end] for p in pieces if p.id == unknown]):
             self._warn_unknown(text, unread)
         return pieces
