@@ -57,9 +57,9 @@ class LoadOptions:
 
     def resolve(self, model: str | Path, on: str, progress: Progress | None = None) -> Path:
         """Returns the engine that `load` takes `on` cpu or cuda, built where it is not yet."""
-        from vlm.api.pipeline import engine_of
+        from vlm.build.store import resolve
 
-        return engine_of(model, on, progress=progress, **self.build)
+        return resolve(model, on, progress=progress, **self.build)
 
     def load(self, model: str | Path, progress: Progress | None = None, **defaults: Any) -> Pipeline:
         """Loads a model as `vlm.load` does; `defaults` are RuntimeConfig's, for what was not given."""

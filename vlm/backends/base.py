@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from vlm.config import DTYPES, BuildConfig, EngineLimits, RuntimeConfig
+from vlm.config import DTYPES, BuildConfig, EngineLimits, RuntimeConfig, VisionConfig
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +71,10 @@ class Backend(ABC):
     rank: ClassVar[int] = 0  # `auto` asks those of higher ranks first
 
     # --- what may be asked for ---
+    def encodes(self, vision: VisionConfig | None) -> bool:
+        """Says whether its engines read the images of a model; None: of one that takes none."""
+        return self.takes_image_sizes or vision is None or vision.fixed_size
+
     def errors(self, build: BuildConfig) -> list[str]:
         """Returns every reason, in words, why it never builds an engine of this type and quantization."""
         if build.dtype in self.dtypes:
