@@ -25,14 +25,14 @@ from vlm.backends.installed import backend as backend_named
 from vlm.backends.installed import backend_of, checked_backend
 from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of, vision_of
-from vlm.config import BuildConfig
+from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
 from vlm.registry.catalogs import check_files, check_model, families
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
 ASSETS = Path(__file__).parents[1] / "assets"
-LIMITS = ("max_batch_size", "max_seq_len", "max_encoder_input_len")
+LIMITS = tuple(field.name for field in dataclasses.fields(EngineLimits))
 HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
 
 
