@@ -43,7 +43,6 @@ def inspect(
 def describe_engine(path: Path) -> dict[str, Any]:
     """Returns what an engine is and needs. Raises EngineError where it is damaged."""
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm.backends.installed import backend_of
 
     engine = EngineDir.open(path)
     manifest = engine.manifest
@@ -53,7 +52,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
         "path": str(path),
         "family": engine.family,
         "roles": roles,
-        "build": backend_of(engine).build_of(engine).to_dict(),
+        "build": engine.build.to_dict(),
         **_multimodal(engine),
         "memory": _memory(engine, sum(part["bytes"] for part in roles.values())),
         "processor": _names(engine.processor_dir),

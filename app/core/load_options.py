@@ -60,7 +60,7 @@ class LoadOptions:
         """Returns the engine that `load` takes `on` cpu or cuda, built where it is not yet."""
         from vlm.build.store import resolve
 
-        return resolve(model, on, progress=progress, **self.build)
+        return resolve(model, on=on, progress=progress, **self.build)
 
     def load(self, model: str | Path, progress: Progress | None = None, **defaults: Any) -> Pipeline:
         """Loads a model as `vlm.load` does; `defaults` are RuntimeConfig's, for what was not given."""

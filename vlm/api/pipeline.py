@@ -62,7 +62,7 @@ def load(
     runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
     limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
     found = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
-    path = resolve(model, resolve_device(runtime.device).type, progress=progress, **found, **limits)
+    path = resolve(model, on=resolve_device(runtime.device).type, progress=progress, **found, **limits)
     engine = EngineDir.open(path).limited(**limits)
     return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
 

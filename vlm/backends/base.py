@@ -54,7 +54,7 @@ class BuiltFiles:
     """What a build has written below its folder."""
 
     files: dict[str, dict[str, Any]]  # as vlm.artifacts.engine_dir.file_entries lists them
-    built_for: dict[str, Any] = field(default_factory=dict)  # what may run them; `devices` at least
+    built_for: dict[str, Any] = field(default_factory=dict)  # as vlm.artifacts.engine_dir.Manifest has it
 
 
 class Backend(ABC):
@@ -106,10 +106,6 @@ class Backend(ABC):
     @abstractmethod
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes what it runs below the job's folder. Raises EngineError."""
-
-    def build_of(self, engine: EngineDir) -> BuildConfig:
-        """Returns what builds the same engine again."""
-        return engine.build
 
     # --- running ---
     def resolve_device(self, name: str) -> torch.device:

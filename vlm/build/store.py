@@ -22,7 +22,7 @@ from vlm.artifacts import hub
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir
 from vlm.backends.installed import backend as backend_named
-from vlm.backends.installed import backend_of, checked_backend
+from vlm.backends.installed import checked_backend
 from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of, vision_of
 from vlm.config import BuildConfig, EngineLimits
@@ -47,8 +47,8 @@ class Source:
 
 def resolve(
     model: str | Path,
-    on: str = "cpu",
     *,
+    on: str = "cpu",
     dtype: str | None = None,
     max_batch_size: int | None = None,
     max_seq_len: int | None = None,
@@ -138,7 +138,7 @@ def similar_names(name: str) -> list[str]:
 def _check_engine(path: Path, overrides: dict[str, Any]) -> None:
     """An engine serves smaller limits than its own; a larger one or another dtype needs a build."""
     engine = EngineDir.open(path, verify=False)
-    build, limits = backend_of(engine).build_of(engine), engine.limits
+    build, limits = engine.build, engine.limits
     if build.max_seq_len is None and "max_seq_len" in overrides:
         raise EngineError(
             f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out."
