@@ -163,13 +163,15 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     from vlm.config import RuntimeConfig
     from vlm.executor.kv_cache import block_bytes, plan_cache
     from vlm.registry.catalogs import configs_of
+    from vlm.registry.networks import mapping_of
 
     runtime = RuntimeConfig()
     if (config := configs_of(engine).decoder) is None:
         return {"weights": weights, "kv_cache_full_batch": 0, "kv_cache_per_sequence": 0}
     dtype = getattr(torch, engine.build.dtype)
-    shape = plan_cache(config, runtime, limits=engine.limits, dtype=dtype, free_bytes=None)
-    block = block_bytes(config, runtime.block_size, dtype)
+    shard = mapping_of(engine).shard
+    shape = plan_cache(config, runtime, limits=engine.limits, dtype=dtype, free_bytes=None, shard=shard)
+    block = block_bytes(config, runtime.block_size, dtype, shard)
     sequence = (shape.self_table + shape.cross_table) * block
     return {"weights": weights, "kv_cache_full_batch": shape.num_blocks * block, "kv_cache_per_sequence": sequence}
 

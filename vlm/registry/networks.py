@@ -25,7 +25,12 @@ def context_of(engine: EngineDir) -> ModelContext:
             f"{engine.path} keeps its weights as {kind}, which modules of this version do not; rebuild the engine with"
             " vlm build."
         )
-    return ModelContext(Mapping(**engine.manifest.mapping), METHODS[kind])
+    return ModelContext(mapping_of(engine), METHODS[kind])
+
+
+def mapping_of(engine: EngineDir) -> Mapping:
+    """Returns which part of an engine's networks this process runs."""
+    return Mapping(**engine.manifest.mapping)
 
 
 def load_network(engine: EngineDir, role: str, weights: Tensors[str, Tensor], device: torch.device) -> nn.Module:
