@@ -204,11 +204,11 @@ class T5Decoder(Stack):
         super().__init__(config, blocks, bidirectional=False, context=context)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
         if self.config.scaled_head:
             hidden = hidden * self.config.hidden_size**-0.5
-        return self.head(hidden)
+        return self.head(hidden, batch)
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Puts every layer's keys and values of an encoder's output [R, hidden_size] into the cache."""

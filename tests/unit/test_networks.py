@@ -165,7 +165,7 @@ def test_a_tied_head_follows_its_embedding():
     assert not head.state_dict() and not list(head.parameters())
     embedding.weight = nn.Parameter(torch.randn(7, 4))
     bias = torch.randn(7)
-    torch.testing.assert_close(head(x, bias), x @ embedding.weight.t() + bias)
+    torch.testing.assert_close(head(x, bias=bias), x @ embedding.weight.t() + bias)
 
 
 class Rounded:
@@ -219,3 +219,18 @@ def test_each_row_has_its_adapter():
     batch = ForwardBatch(torch.arange(3), AttentionMetadata(), adapter_ids=ids)
     shifts = torch.tensor([[20.0, 20, 0], [0, 0, 0], [10, 10, 0]])
     torch.testing.assert_close(layer(x, batch), layer(x) + shifts)
+
+
+class Louder(nn.Module):
+    def forward(self, x, y, adapter_ids):
+        return y * (2.0 + adapter_ids[:, None])
+
+
+def test_a_head_has_adapters_of_its_rows_too(monkeypatch):
+    monkeypatch.setattr(Shifts, "bank", lambda *_: Louder())
+    head = Head(3, 5, context=ModelContext(adapters=Shifts())).requires_grad_(False)
+    nn.init.normal_(head.weight)
+    x, ids = torch.randn(3, 3), torch.tensor([1, NO_ADAPTER, 0], dtype=torch.int32)
+    batch = ForwardBatch(torch.arange(3), AttentionMetadata(), adapter_ids=ids)
+    torch.testing.assert_close(head(x, batch), head(x) * torch.tensor([[3.0], [1], [2]]))
+    torch.testing.assert_close(head(x[1:], batch.rows(1, 3)), head(x[1:]) * torch.tensor([[1.0], [2]]))

@@ -99,13 +99,16 @@ class PagedRunner:
         """Prefills, and keeps the logits of the prompts that want them."""
         token_ids, positions, slots, tiles = chunks.tensors(self.device)
         batch = self._batch(slots, positions, tiles=tiles, prompt_embeds=prompt_embeds)
-        parts = self.decoder(token_ids, batch).split([chunk.end - chunk.start for _, chunk in prefills])
-        for (sequence, chunk), hidden in zip(prefills, parts, strict=True):
+        hidden, first = self.decoder(token_ids, batch), 0
+        for sequence, chunk in prefills:
             # a sequence that is recomputed has tokens of its own there, too
             wanted = max(0, sequence.prompt_length - 1 - chunk.start)
             if sequence.request.params.return_context_logits and wanted:
-                rows = (self.decoder.logits(some) for some in hidden[:wanted].split(LOGITS_ROWS))
+                end = first + min(wanted, chunk.end - chunk.start)
+                spans = [(at, min(at + LOGITS_ROWS, end)) for at in range(first, end, LOGITS_ROWS)]
+                rows = (self.decoder.logits(hidden[a:b], batch.rows(a, b)) for a, b in spans)
                 self.sampler.logits.keep_context(sequence.id, chunk.start, rows)
+            first += chunk.end - chunk.start
 
     def _prefill(
         self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor
@@ -163,7 +166,8 @@ class PagedRunner:
         token_ids = self.state.slots.tokens[slots, positions.long()]
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
-        logits = self.decoder.logits(self.decoder(token_ids, self._batch(rows.all, positions, prompt_embeds=last)))
+        batch = self._batch(rows.all, positions, prompt_embeds=last)
+        logits = self.decoder.logits(self.decoder(token_ids, batch), batch)
         if (parents := self.sampler.sample(logits, rows, plan)) is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
