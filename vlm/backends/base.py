@@ -53,7 +53,7 @@ class BuildJob:
 class BuiltFiles:
     """What a build has written below its folder."""
 
-    files: dict[str, dict[str, Any]]  # as vlm.artifacts.engine_dir.file_entries lists them
+    files: dict[str, dict[str, Any]]  # as vlm.artifacts.manifest.file_entries lists them
     built_for: dict[str, Any] = field(default_factory=dict)  # what may run them; `devices` at least
 
 

@@ -20,7 +20,8 @@ from typing import Any
 from vlm import __version__
 from vlm.artifacts import hub
 from vlm.artifacts.cache import cache_errors, cache_root
-from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.manifest import FORMAT_VERSION
 from vlm.backends.installed import backend, backend_of, checked_backend
 from vlm.build.kinds import kind_of
 from vlm.config import BuildConfig
