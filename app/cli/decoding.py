@@ -36,7 +36,7 @@ def _explained(pipeline: Pipeline, dtype: str | None) -> str:
     """Says which backend runs, and why."""
     from vlm.backends.selection import pick
 
-    name, picked = pipeline.engine.build.backend, pick(pipeline.device.type, dtype)
+    name, picked = pipeline.engine.build.backend, pick(pipeline.device.type, dtype, pipeline.processor.vision)
     return f"{name}: {picked.reason if name == picked.name else 'the engine was built for it'}"
 
 

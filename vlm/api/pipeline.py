@@ -19,10 +19,8 @@ from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.devices import resolve_device
-from vlm.backends.installed import backend as backend_named
-from vlm.backends.selection import pick
-from vlm.build.kinds import kind_of
-from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
+from vlm.build.store import resolve
+from vlm.config import ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.engine_loop import EngineLoop
@@ -64,7 +62,7 @@ def load(
     runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
     limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
     options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
-    path = engine_of(model, resolve_device(runtime.device).type, progress=progress, **options, **limits)
+    path = resolve(model, on=resolve_device(runtime.device).type, progress=progress, **options, **limits)
     engine = EngineDir.open(path).limited(**limits)
     return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
 
@@ -72,19 +70,6 @@ def load(
 def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:
     """Returns the configuration with those options that are not None."""
     return replace(runtime, **{name: value for name, value in options.items() if value is not None})
-
-
-def engine_of(
-    model: str | Path, on: str, *, dtype: str | None = None, backend: str | None = None, **options: Any
-) -> Path:
-    """Returns the engine directory that `load` takes for a model `on` cpu or cuda, built where it is not yet; `options`
-    are those of resolve."""
-    from vlm.build.store import resolve
-
-    if backend == "auto":
-        backend = None if kind_of(model) == "engine" else pick(on, dtype).name
-    default = backend_named(backend or BuildConfig.backend).default_dtype(on)
-    return resolve(model, dtype=dtype, default_dtype=default, backend=backend, **options)
 
 
 class Pipeline:

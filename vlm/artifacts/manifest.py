@@ -34,14 +34,20 @@ class Manifest(Config):
     generation: dict[str, Any]
     source: str  # where the weights come from, in words
     built_on: dict[str, str]  # python, torch, device, platform
-    built_for: dict[str, Any]  # what may run it
+    built_for: dict[str, Any]  # what may run it: {"devices"}, and under its backend's name what that knows of it
     files: dict[str, dict[str, Any]]  # relative path -> {"sha256", "size"}
 
     @property
     def build(self) -> BuildConfig:
-        """What was asked of the build, but for what its backend alone knows (Backend.build_of)."""
+        """What builds the same again."""
         values: dict[str, Any] = {"backend": self.backend, "quantization": self.quantization, **self.limits}
-        return BuildConfig(dtype=self.dtype, **values)
+        return BuildConfig(dtype=self.dtype, target=self._target, **values)
+
+    @property
+    def _target(self) -> tuple[str, ...]:
+        """The GPUs that it was built for, where its backend says them in its own entry."""
+        entry = self.built_for.get(self.backend)
+        return tuple(entry.get("targets", ())) if isinstance(entry, dict) else ()
 
     def write(self, folder: Path) -> None:
         values = self.to_dict()
@@ -71,7 +77,7 @@ class Manifest(Config):
         errors = [name for name in mappings if not isinstance(getattr(self, name), dict)]
         texts = ("family", "backend", "dtype", "source")
         errors += [name for name in texts if not isinstance(getattr(self, name), str)]
-        fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit}
+        fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit, "built_for": _is_built_for}
         fields = {name: is_fine for name, is_fine in fine.items() if name not in errors}
         return errors + [
             name
@@ -93,6 +99,11 @@ def _is_file_entry(name: str, entry: Any) -> bool:
 def _is_limit(name: str, value: Any) -> bool:
     fine = value is None or (isinstance(value, int) and 0 < value < 2**63)
     return fine and name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
+
+
+def _is_built_for(name: str, entry: Any) -> bool:
+    targets = entry.get("targets", []) if isinstance(entry, dict) else []
+    return isinstance(targets, list) and all(isinstance(target, str) for target in targets)
 
 
 def _seal(values: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ def resolve_limits(build: BuildConfig, configs: RoleConfigs) -> EngineLimits:
             errors.append(f"max_encoder_input_len is {limit}, but one image takes {image.min_rows} rows")
     elif build.max_encoder_input_len is not None:
         errors.append("this model has no encoder of texts: max_seq_len is the limit, leave max_encoder_input_len out")
-    if vision is not None and not vision.fixed_size and not backend(build.backend).takes_image_sizes:
+    if not backend(build.backend).encodes(vision):
         able = listed([each.name for each in backends() if each.takes_image_sizes])
         errors.append(f"backend is {build.backend}, but images of several sizes are encoded by {able} alone")
     for name, most in maxima.items():
