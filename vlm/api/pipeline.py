@@ -29,8 +29,8 @@ from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.layers.forward_batch import HiddenStateRecorder
+from vlm.processing.input_fields import INPUT_KEYS
 from vlm.processing.processor import Processor
-from vlm.processing.request_builder import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -262,7 +262,7 @@ class Pipeline:
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
-        images = self._builder.images(fields)
+        images = self._builder.images.of_prompt(fields)
         if not images or more:
             what = "the last states of images" if self.llm.encoders.visual else "no encoder"
             raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
+from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.prompts import Prompts
 from vlm.processing.request_builder import RequestBuilder
@@ -60,10 +61,9 @@ class Processor:
         request_builder = RequestBuilder(
             family,
             config,
-            vision,
             engine.generation,
             tokenizer,
-            image_processor,
+            ImageInputs(family.name, vision, image_processor),
             prompts,
             max_encoder_len=engine.limits.max_encoder_input_len,
             has_encoder=encoder is not None,
