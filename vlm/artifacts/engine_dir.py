@@ -96,7 +96,7 @@ class EngineDir:
         return folder if folder.is_dir() else None
 
     def config(self, role: str) -> dict[str, Any]:
-        """What the model's configuration class takes in `from_dict`."""
+        """Returns what the model's configuration class takes in `from_dict`."""
         return self.manifest.roles[role]["config"]
 
     def weights(self, role: str, *, device: Any = "cpu", rank: int = 0) -> dict[str, Tensor]:

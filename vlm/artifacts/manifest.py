@@ -107,7 +107,7 @@ def _is_built_for(name: str, entry: Any) -> bool:
 
 
 def _seal(values: dict[str, Any]) -> str:
-    """The manifest's hash of itself: an edited limit is found as an edited weight is."""
+    """Returns the manifest's hash of itself: an edited limit is found as an edited weight is."""
     return hashlib.sha256(canonical_json(values).encode()).hexdigest()
 
 
@@ -125,5 +125,5 @@ def built_on() -> dict[str, str]:
 
 
 def file_entries(folder: Path, paths: list[Path]) -> dict[str, dict[str, Any]]:
-    """The manifest's entries of files that are written already."""
+    """Returns the manifest's entries of files that are written already."""
     return {p.relative_to(folder).as_posix(): {"sha256": sha256_of(p), "size": p.stat().st_size} for p in paths}

@@ -28,7 +28,7 @@ from vlm.registry.spec import FamilySpec
 def build_engine(
     checkpoint: Checkpoint, out: Path, build: BuildConfig, *, progress: Progress | None = None
 ) -> EngineDir:
-    """A checkpoint -> an engine at `out`, written whole or not at all; an older engine there is replaced.
+    """Builds a checkpoint -> an engine at `out`, written whole or not at all; an older engine there is replaced.
 
     Raises ConfigError for limits beyond what the model allows, CheckpointError for weights that are damaged or that
     `build.dtype` cannot hold.
@@ -56,7 +56,7 @@ def check_backend(build: BuildConfig) -> Backend:
 
 
 def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> RoleWeights:
-    """The role's weights in the engine's dtype, each cast when it is written."""
+    """Returns the role's weights in the engine's dtype, each cast when it is written."""
     kind: torch.dtype = getattr(torch, dtype)
     model, weights = checkpoint.roles[role], checkpoint.weights(role)
     with invalid_values(checkpoint.path):

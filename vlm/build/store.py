@@ -58,8 +58,8 @@ def resolve(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The engine directory of a packaged name, a Hub id, a Hugging Face folder (or another program's folder or file),
-    a checkpoint or an engine directory.
+    """Returns the engine directory of a packaged name, a Hub id, a Hugging Face folder (or another program's folder or
+    file), a checkpoint or an engine directory.
 
     An engine that is given is used as it is; `None` takes what it has. For the others `None` means BuildConfig's
     defaults and the type that the backend has `on` cpu or cuda, where "auto" is what vlm.backends.selection.pick takes.
@@ -84,7 +84,8 @@ def resolve(
 
 
 def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
-    """What `model` names; a Hub id is downloaded. A packaged name comes before a folder (`./name`) of that name.
+    """Returns what `model` names; a Hub id is downloaded. A packaged name comes before a folder (`./name`) of that
+    name.
 
     Raises ModelNotFoundError that lists what is allowed, UnsupportedModelError for a kind that is known and not served.
     """
@@ -212,7 +213,7 @@ def _key(source: Source, build: BuildConfig) -> str:
 
 
 def _files(source: Source) -> list[Path]:
-    """What a build reads of the source."""
+    """Returns what a build reads of the source."""
     path = source.path.resolve()
     if source.kind == "hf":
         paths = [path / name for name in hub.needed_files(file.name for file in path.iterdir())]

@@ -62,7 +62,7 @@ class RequestBuilder:
         )
 
     def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
+        """Returns the settings with the tokens of their bad words, at the beginning of a text and after a space."""
         if not params.bad_words:
             return params
         if self.tokenizer is None:
@@ -74,7 +74,7 @@ class RequestBuilder:
     def _chat_request(
         self, prompts: Prompts, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None
     ) -> Request:
-        """A prompt, with images in it or not."""
+        """Builds the request of a prompt, with images in it or not."""
         conversation: Conversation | None = fields.get("messages")
         sources = [] if conversation is None else conversation.images
         if sources and fields.get("images"):
@@ -137,7 +137,8 @@ class RequestBuilder:
         return self._bounded(fields.get("suffix") or "")
 
     def _bounded(self, text: str) -> str:
-        """LengthError for a text of too many tokens, told before it is tokenized; images stand where it says so."""
+        """Raises LengthError for a text of too many tokens, told before it is tokenized; images stand where it says
+        so."""
         if self.tokenizer is not None:
             self.tokenizer.check_length(text.replace(PLACEHOLDER, ""), self.max_tokens)
         return text
@@ -162,7 +163,8 @@ class RequestBuilder:
             )
 
     def fields(self, source: Any) -> dict[str, Any]:
-        """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""
+        """Returns the fields of an input. A bare one is a text for a model of texts, else an image; for one that is
+        asked in words, its prompt."""
         if not isinstance(source, Mapping):
             is_text = not self.family.takes_images or (self.prompts is not None and isinstance(source, str))
             if is_text and not isinstance(source, str):
@@ -211,7 +213,7 @@ class RequestBuilder:
         return {**rest, name: [*rows_of(prompt_table_of(fields), vocab_size), *ids]}
 
     def _source_ids(self, fields: dict[str, Any]) -> list[int]:
-        """The encoder's tokens of a text, after the rows of its prompt table."""
+        """Returns the encoder's tokens of a text, after the rows of its prompt table."""
         text, limit = fields["text"], self.max_encoder_len
         if not isinstance(text, str) or not text.strip():
             raise InputError(
