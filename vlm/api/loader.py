@@ -20,6 +20,7 @@ from vlm.executor.create import create_encoders, create_executor
 from vlm.executor.executor import Executor
 from vlm.executor.memory import is_out_of_memory
 from vlm.registry import catalogs
+from vlm.registry.networks import mapping_of
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -43,7 +44,8 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
         if not engine.generates:
             encoders = create_encoders(backend.layout, networks, runtime, **kind)
             return EncoderEngine(catalogs.configs_of(engine).writer, encoders, limits, name=engine.family)
-        executor = create_executor(backend.layout, networks, limits, runtime, **kind)
+        shard = mapping_of(engine).shard
+        executor = create_executor(backend.layout, networks, limits, runtime, shard=shard, **kind)
     ends = _ends(engine.generation.get("eos_token_id", executor.config.eos_token_id))
     return LLMEngine(executor, _scheduler(executor, limits, runtime), limits, eos_token_ids=ends)
 

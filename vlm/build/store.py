@@ -28,7 +28,7 @@ from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of, vision_of
 from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
-from vlm.registry.catalogs import check_files, check_model, families
+from vlm.registry.catalogs import check_files, check_model, families, tokenizer_files
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
@@ -95,7 +95,7 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     if name in packaged_models():
         path = packaged_models()[name]
     elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
-        path = hub.download(repo, check=check_files, progress=progress)
+        path = hub.download(repo, check=check_files, extra=tokenizer_files(), progress=progress)
     kind = kind_of(path)
     if kind not in ("engine", "checkpoint") and os.path.exists(path):
         check_model(path)
@@ -216,7 +216,7 @@ def _files(source: Source) -> list[Path]:
     """Returns what a build reads of the source."""
     path = source.path.resolve()
     if source.kind == "hf":
-        paths = [path / name for name in hub.needed_files(file.name for file in path.iterdir())]
+        paths = [path / name for name in hub.needed_files((file.name for file in path.iterdir()), tokenizer_files())]
     else:
         paths = [path, *path.rglob("*")]
     return [file for file in paths if file.is_file()]  # a pipe may block, a device may never end

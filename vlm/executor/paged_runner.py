@@ -103,13 +103,16 @@ class PagedRunner:
         """Prefills, and keeps the logits of the prompts that want them."""
         inputs = chunks.to_device(self.device)
         batch = self._batch(inputs.slots, inputs.positions, tiles=inputs.tiles, prompt_embeds=prompt_embeds)
-        parts = self.decoder(inputs.token_ids, batch).split([chunk.end - chunk.start for _, chunk in prefills])
-        for (sequence, chunk), hidden in zip(prefills, parts, strict=True):
+        hidden, first = self.decoder(inputs.token_ids, batch), 0
+        for sequence, chunk in prefills:
             # a sequence that is recomputed has tokens of its own there, too
             count = max(0, sequence.prompt_length - 1 - chunk.start)
             if sequence.request.params.return_context_logits and count:
-                rows = (self.decoder.logits(some) for some in hidden[:count].split(LOGITS_ROWS))
+                end = first + min(count, chunk.end - chunk.start)
+                spans = [(at, min(at + LOGITS_ROWS, end)) for at in range(first, end, LOGITS_ROWS)]
+                rows = (self.decoder.logits(hidden[a:b], batch.rows(a, b)) for a, b in spans)
                 self.sampler.logits.keep_context(sequence.id, chunk.start, rows)
+            first += chunk.end - chunk.start
 
     def _prefill(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None) -> None:
         batch = self._batch(inputs.slots, inputs.positions, tiles=inputs.tiles, prompt_embeds=prompt_embeds)
@@ -158,7 +161,8 @@ class PagedRunner:
         token_ids = self.state.slots.tokens[slots, positions.long()]
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
-        logits = self.decoder.logits(self.decoder(token_ids, self._batch(rows.all, positions, prompt_embeds=last)))
+        batch = self._batch(rows.all, positions, prompt_embeds=last)
+        logits = self.decoder.logits(self.decoder(token_ids, batch), batch)
         if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents

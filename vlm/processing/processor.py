@@ -101,8 +101,8 @@ class Processor:
         return self.processor_source
 
     def with_pixels(self, source: dict[str, Any], images: Items[Items[np.ndarray]]) -> dict[str, Any]:
-        """Turns an input of `Pipeline.generate` and its images, of each its pages [C, H, W] into the input that has them
-        in it.
+        """Turns an input of `Pipeline.generate` and its images, of each its pages [C, H, W], into the input that has
+        them in it.
 
         Raises InputError and LimitError for more images than the model reads.
         """

@@ -43,6 +43,11 @@ def family(name: str) -> FamilySpec:
     return specs[name]
 
 
+def tokenizer_files() -> tuple[str, ...]:
+    """Returns patterns of the files that families make tokenizers of, beyond those that many models have."""
+    return tuple(dict.fromkeys(pattern for family in families().values() for pattern in family.tokenizer_files))
+
+
 @functools.cache
 def model_spec(name: str) -> ModelSpec:
     for catalog in installed():

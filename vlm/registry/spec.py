@@ -121,6 +121,7 @@ class FamilySpec:
     tokenizer_rules: ReadRules = no_rules  # what a tokenizer.json does not say
     # (folder, its tokenizer_config.json) -> a tokenizer.json for a folder without one; None: in one of the usual ways
     make_tokenizer: Callable[[Path, Mapping[str, Any]], str | None] = lambda folder, settings: None
+    tokenizer_files: tuple[str, ...] = ()  # patterns of files that it makes one of, beyond those that many models have
     postprocess: Callable[[str], str] = str  # what the model wrote -> what users read
     loop_detection: bool = False  # on by default for the family's requests
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name
