@@ -29,8 +29,9 @@ from llm_engines.models.bart import BartConfig, cross_rules, stack_rules
 from vlm.artifacts.archives import unpacked
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
 from vlm.artifacts.weights import TensorSource
+from vlm.convert.conversion import apply_rules
 from vlm.convert.roles import module_layout
-from vlm.convert.rules import Drop, Rename, apply_rules
+from vlm.convert.rules import Drop, Rename
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.registry.catalogs import model_spec
 

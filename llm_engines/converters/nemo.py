@@ -24,8 +24,8 @@ from vlm.artifacts.archives import bounded_members, open_archive
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, write_checkpoint
 from vlm.artifacts.files import read_small
 from vlm.artifacts.weights import TensorSource
+from vlm.convert.conversion import apply_rules
 from vlm.convert.roles import module_layout
-from vlm.convert.rules import apply_rules
 from vlm.errors import CheckpointError, ConfigError, VlmError
 from vlm.registry.catalogs import model_spec
 

@@ -7,7 +7,7 @@ import torch
 from transformers import DonutSwinConfig, DonutSwinModel
 
 from visual_engines.models import swin
-from vlm.convert.rules import convert
+from vlm.convert.conversion import convert
 from vlm.errors import ConfigError
 from vlm.layers.context import ModelContext
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vlm.convert.rules import Apply, Drop, Fuse, Rename, Split, Transpose, convert
+from vlm.convert.conversion import convert
+from vlm.convert.rules import Apply, Drop, Fuse, Rename, Split, Transpose
 from vlm.errors import CheckpointError
 
 

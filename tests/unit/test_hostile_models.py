@@ -19,9 +19,10 @@ from tests import hostile_kit as kit
 from tests.prompted_kit import call
 from visual_engines.families.image_processors import CLIP
 from vlm.artifacts.archives import LARGEST_READ, unpacked
-from vlm.artifacts.engine_dir import EngineDir, Manifest
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.files import load_json
 from vlm.artifacts.hf_folder import HFFolder, read_pickle
+from vlm.artifacts.manifest import Manifest
 from vlm.build.builder import build_engine
 from vlm.build.kinds import kind_of
 from vlm.build.store import packaged_models

@@ -69,7 +69,7 @@ class AsyncPipeline:
                     yield TextDelta(rank, other.raw_text, None, other)
 
     async def generate(self, request: Request) -> list[Output]:
-        """A request's outputs: one, or as many as num_return_sequences."""
+        """Returns a request's outputs: one, or as many as num_return_sequences."""
         async with aclosing(self.stream(request)) as deltas:
             outputs = {delta.index: delta.output async for delta in deltas if delta.output}
         return [outputs[index] for index in sorted(outputs)]
@@ -95,7 +95,7 @@ class AsyncPipeline:
         return await asyncio.to_thread(self.pipeline.outputs.output, completion)
 
     async def _fields(self, source: dict[str, Any], files: Sequence[ImageFile]) -> dict[str, Any]:
-        """An input with its images' pixel values."""
+        """Returns an input with its images' pixel values."""
         if not files:
             return source
         processor = self.pipeline.processor

@@ -34,7 +34,7 @@ class Job:
         self._waiting: dict[int, _Samples] = {}  # by the engine's id
 
     def results(self) -> Iterator[Result]:
-        """An output or error an input, as they come."""
+        """Yields an output or error an input, as they come."""
         while self._waiting or self._inputs.more:
             yield from self._added()
             for update in self._loop.step() if self._waiting else ():

@@ -51,7 +51,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
 
 
 def _limits(engine: EngineLimits, batch_size: int | None) -> EngineLimits:
-    """LimitError for more sequences at once than an engine was built for."""
+    """Raises LimitError for more sequences at once than an engine was built for."""
     if batch_size is not None and batch_size > engine.max_batch_size:
         raise LimitError(
             f"max_batch_size {batch_size} is more than the engine's {engine.max_batch_size}; rebuild with"
@@ -74,7 +74,7 @@ def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig)
 
 
 def _ends(ids: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
-    """The tokens that end an output; a folder may name none, one or several."""
+    """Returns the tokens that end an output; a folder may name none, one or several."""
     ids = () if ids is None else ids if isinstance(ids, list | tuple) else (ids,)
     return tuple(token for token in ids if token >= 0)
 

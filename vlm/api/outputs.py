@@ -58,7 +58,7 @@ class Encoding:
 
 
 def samples_of(request: Request) -> list[Request]:
-    """One request, or as many as there are samples, each with a seed of its own."""
+    """Returns one request, or as many as there are samples, each with a seed of its own."""
     params = request.params
     if params.num_beams > 1 or params.num_return_sequences == 1:
         return [request]
@@ -81,7 +81,7 @@ class OutputReader:
     postprocess: Callable[[str], str]
 
     def output(self, completion: Completion) -> Output:
-        """A completion's, with the other outcomes of its search as alternatives."""
+        """Returns a completion's output, with the other outcomes of its search as alternatives."""
         if not completion.hypotheses:
             return self._decoded(completion, completion)
         hypotheses = completion.hypotheses[: completion.request.params.num_return_sequences]
@@ -89,7 +89,7 @@ class OutputReader:
         return replace(best, alternatives=tuple(others))
 
     def merged(self, samples: Iterable[Completion]) -> Output:
-        """The first sample's, the others as its alternatives."""
+        """Returns the first sample's output, the others as its alternatives."""
         first, *others = map(self.output, samples)
         return replace(first, alternatives=tuple(others)) if others else first
 

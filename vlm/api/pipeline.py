@@ -29,8 +29,8 @@ from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.layers.forward_batch import HiddenStateRecorder
+from vlm.processing.input_fields import INPUT_KEYS
 from vlm.processing.processor import Processor
-from vlm.processing.request_builder import INPUT_KEYS
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
@@ -120,7 +120,7 @@ class Pipeline:
         return dict(self.as_completed([single], on_error="raise", **sampling))[0]
 
     def stream(self, inputs: Any = None, **options: Any) -> Iterator[str]:
-        """Text pieces of one input as they are decoded, before post-processing; `last_output` holds the rest."""
+        """Yields text pieces of one input as they are decoded, before post-processing; `last_output` holds the rest."""
         single, sampling = self._single(inputs, options)
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
@@ -156,7 +156,7 @@ class Pipeline:
     def encode(
         self, inputs: Any, *, hidden_states: bool = False, attentions: bool = False, **options: Any
     ) -> Encoding | list[Encoding]:
-        """The encoder alone: one input gives an Encoding, a list of inputs a list of Encodings in order.
+        """Runs the encoder alone: one input gives an Encoding, a list of inputs a list of Encodings in order.
 
         Inputs are those of `generate`, texts or images; `options` (src_lang, truncate) hold for all of them. A model
         that takes images in its prompts gives the images' features, one after the other, where there is no text.
@@ -186,7 +186,7 @@ class Pipeline:
     def as_completed(
         self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
     ) -> Iterator[tuple[int, Output | VlmError]]:
-        """(index, Output) as inputs finish. Inputs are pulled as room arises: at most `window` are held at once.
+        """Yields (index, Output) as inputs finish. Inputs are pulled as room arises: at most `window` are held at once.
 
         With on_error="yield" an input's own error takes its Output's place; else it is raised.
         """
@@ -227,7 +227,8 @@ class Pipeline:
 
     # --- requests ---
     def request(self, source: Any, **sampling: Any) -> Request:
-        """What an input becomes: token ids or pixels, where the output begins, the settings with the model's own."""
+        """Returns what an input becomes: token ids or pixels, where the output begins, the settings with the model's
+        own."""
         return self._builder.build(source, self._params(sampling))
 
     def _single(self, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -254,7 +255,7 @@ class Pipeline:
         return request
 
     def _batches(self, requests: list[Request]) -> Iterator[list[Request]]:
-        """What the encoder takes in one pass."""
+        """Returns what the encoder takes in one pass."""
         encoders = self.llm.encoders
         if encoders.encoder is None:
             return iter(batched(requests, encoders.max_encoder_batch_size))
@@ -262,7 +263,7 @@ class Pipeline:
 
     def _features(self, fields: dict[str, Any], more: bool) -> Encoding:
         """Returns the rows of a prompt table that an input's images become."""
-        images = self._builder.images(fields)
+        images = self._builder.images.of_prompt(fields)
         if not images or more:
             what = "the last states of images" if self.llm.encoders.visual else "no encoder"
             raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")

@@ -22,7 +22,7 @@ class Prefetch:
         return bool(self._futures) or not self._exhausted
 
     def ready(self, block: bool) -> list[tuple[int, Future]]:
-        """Prepared inputs in order; waits for one when `block`."""
+        """Returns prepared inputs in order; waits for one when `block`."""
         self._fill()
         inputs = []
         while self._futures and (self._futures[0][1].done() or (block and not inputs)):
@@ -32,7 +32,7 @@ class Prefetch:
         return inputs
 
     def done(self) -> None:
-        """One input has been answered: there is room for another."""
+        """Notes that one input has been answered: there is room for another."""
         self._room += 1
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
 
 
 def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, Any]) -> bool:
-    """False: the device has no memory for so many."""
+    """Says False where the device has no memory for so many."""
     loop, ids = pipeline.loop, []
     with contextlib.suppress(InputError):  # made for less than this: then there is little to warm up
         for source in sources:
@@ -52,7 +52,7 @@ def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, 
 
 
 def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
-    """An input like no other: equal ones would share their work."""
+    """Returns an input like no other: equal ones would share their work."""
     processor, generator = pipeline.processor, torch.Generator().manual_seed(number)
     if (vision := processor.vision) and (processor.tokenizer or not processor.family.takes_prompt):
         pixels = torch.rand(vision.num_channels, *vision.image_size, generator=generator)

@@ -11,13 +11,13 @@ from vlm.errors import EngineError
 
 
 def cache_root(cache_dir: str | Path | None = None) -> Path:
-    """`cache_dir`, else `$VLM_CACHE`, else `~/.cache/vlm`."""
+    """Returns `cache_dir`, else `$VLM_CACHE`, else `~/.cache/vlm`."""
     return Path(cache_dir or os.environ.get("VLM_CACHE") or Path.home() / ".cache" / "vlm").expanduser()
 
 
 @contextlib.contextmanager
 def cache_errors(root: Path) -> Iterator[None]:
-    """EngineError where what is done there fails for the disk's reasons."""
+    """Raises EngineError where what is done there fails for the disk's reasons."""
     try:
         yield
     except OSError as error:

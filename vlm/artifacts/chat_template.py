@@ -9,7 +9,7 @@ from vlm.errors import EngineError
 
 
 def read_template(folder: Path) -> str | None:
-    """A folder's chat template: a file of its own, or a part of the tokenizer's or processor's settings."""
+    """Returns a folder's chat template: a file of its own, or a part of the tokenizer's or processor's settings."""
     if (file := folder / "chat_template.jinja").exists():
         return _read_text(file)
     for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):

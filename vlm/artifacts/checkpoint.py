@@ -84,7 +84,7 @@ class Checkpoint:
         return self.path / role / f"rank{rank}.safetensors"
 
     def config(self, role: str) -> dict[str, Any]:
-        """What the model's configuration class takes in `from_dict`."""
+        """Returns what the model's configuration class takes in `from_dict`."""
         return read_json(self.path / role / "config.json", CheckpointError, WHAT)
 
     def weights(self, role: str, rank: int = 0) -> Mapping[str, Tensor]:
@@ -127,7 +127,7 @@ def write_checkpoint(
 def write_roles(
     draft: Path, roles: Mapping[str, RoleWeights], description: str, progress: Progress | None
 ) -> dict[str, dict[str, Any]]:
-    """`<role>/rank0.safetensors` for every role -> relative path to {sha256, size}. Progress counts bytes."""
+    """Writes `<role>/rank0.safetensors` for every role -> relative path to {sha256, size}. Progress counts bytes."""
     from vlm.artifacts.weights import write_tensors
 
     num_bytes, total = 0, sum(weights.source.nbytes for weights in roles.values())
@@ -157,7 +157,7 @@ def copy_processor(files: Sequence[Path], draft: Path) -> list[Path]:
 
 
 def dtype_of(roles: Mapping[str, RoleWeights]) -> str:
-    """The narrowest type that holds every role's floating weights."""
+    """Returns the narrowest type that holds every role's floating weights."""
     import functools
 
     import torch

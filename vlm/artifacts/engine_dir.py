@@ -6,120 +6,19 @@ manifest.json  visual/model.onnx  cross/model.onnx  decoder/model.onnx  processo
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.files import canonical_json, load_json, read_json, sha256_of
-from vlm.config import BuildConfig, Config, EngineLimits
+from vlm.artifacts.files import load_json, sha256_of
+from vlm.artifacts.manifest import MANIFEST, REBUILD, WHAT, Manifest
+from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, InputError, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-FORMAT_VERSION = 1
-WHAT = "engine directory"
-MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True)
-class Manifest(Config):
-    """What an engine is, what it was built with, on and for, and the SHA-256 of its files."""
-
-    format_version: int
-    vlm_version: str
-    family: str
-    roles: dict[str, dict[str, Any]]  # role -> {"model", "config"}
-    backend: str
-    limits: dict[str, int | None]  # max_batch_size, max_seq_len, max_encoder_input_len
-    dtype: str
-    mapping: dict[str, int]  # {"tp", "pp"}
-    quantization: str | None
-    generation: dict[str, Any]
-    source: str  # where the weights come from, in words
-    built_on: dict[str, str]  # python, torch, device, platform
-    built_for: dict[str, Any]  # what may run it: {"devices"}, and under its backend's name what that knows of it
-    files: dict[str, dict[str, Any]]  # relative path -> {"sha256", "size"}
-
-    @property
-    def build(self) -> BuildConfig:
-        """What builds the same again."""
-        values: dict[str, Any] = {"backend": self.backend, "quantization": self.quantization, **self.limits}
-        return BuildConfig(dtype=self.dtype, target=self._target, **values)
-
-    @property
-    def _target(self) -> tuple[str, ...]:
-        """The GPUs that it was built for, where its backend says them in its own entry."""
-        entry = self.built_for.get(self.backend)
-        return tuple(entry.get("targets", ())) if isinstance(entry, dict) else ()
-
-    def write(self, folder: Path) -> None:
-        values = self.to_dict()
-        (folder / MANIFEST).write_text(canonical_json(values | {"sha256": _seal(values)}), encoding="utf-8")
-
-    @classmethod
-    def read(cls, folder: Path) -> Manifest:
-        """Raises EngineError for a manifest that is missing, damaged, edited or of another format."""
-        values = read_json(folder / MANIFEST, EngineError, WHAT)
-        if (version := values.get("format_version")) != FORMAT_VERSION:
-            raise EngineError(f"{folder} has engine format {version}, this vlm reads {FORMAT_VERSION}; {REBUILD}.")
-        if values.pop("sha256", None) != _seal(values):
-            raise EngineError(f"{folder / MANIFEST} was edited or damaged after the build; {REBUILD}.")
-        try:
-            manifest = cls(**values)
-        except TypeError as error:
-            raise EngineError(
-                f"{folder / MANIFEST} was written by another version of vlm ({error}); {REBUILD}."
-            ) from None
-        if invalid := manifest._invalid():
-            raise EngineError(f"{folder / MANIFEST} holds values that no build writes in {listed(invalid)}; {REBUILD}.")
-        return manifest
-
-    def _invalid(self) -> list[str]:
-        """Names the fields of other types than a build writes, and those that name files outside of the folder."""
-        mappings = ("roles", "limits", "mapping", "generation", "built_on", "built_for", "files")
-        errors = [name for name in mappings if not isinstance(getattr(self, name), dict)]
-        texts = ("family", "backend", "dtype", "source")
-        errors += [name for name in texts if not isinstance(getattr(self, name), str)]
-        fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit, "built_for": _is_built_for}
-        fields = {name: is_fine for name, is_fine in fine.items() if name not in errors}
-        return errors + [
-            name
-            for name, is_fine in fields.items()
-            if not all(is_fine(key, value) for key, value in getattr(self, name).items())
-        ]
-
-
-def _is_role(name: str, entry: Any) -> bool:
-    fine = isinstance(entry, dict) and isinstance(entry.get("model"), str) and isinstance(entry.get("config"), dict)
-    return fine and name.isidentifier()
-
-
-def _is_file_entry(name: str, entry: Any) -> bool:
-    fine = isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
-    return fine and not Path(name).is_absolute() and ".." not in Path(name).parts
-
-
-def _is_limit(name: str, value: Any) -> bool:
-    fine = value is None or (isinstance(value, int) and 0 < value < 2**63)
-    return fine and name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
-
-
-def _is_built_for(name: str, entry: Any) -> bool:
-    targets = entry.get("targets", []) if isinstance(entry, dict) else []
-    return isinstance(targets, list) and all(isinstance(target, str) for target in targets)
-
-
-REBUILD = "rebuild it from its checkpoint or model folder with `vlm build`"
-
-
-def _seal(values: dict[str, Any]) -> str:
-    """The manifest's hash of itself: an edited limit is found as an edited weight is."""
-    return hashlib.sha256(canonical_json(values).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -197,7 +96,7 @@ class EngineDir:
         return folder if folder.is_dir() else None
 
     def config(self, role: str) -> dict[str, Any]:
-        """What the model's configuration class takes in `from_dict`."""
+        """Returns what the model's configuration class takes in `from_dict`."""
         return self.manifest.roles[role]["config"]
 
     def weights(self, role: str, *, device: Any = "cpu", rank: int = 0) -> dict[str, Tensor]:
@@ -251,24 +150,6 @@ class EngineDir:
     def _refuse(self, errors: list[str]) -> None:
         if errors:
             raise EngineError(f"the engine {self.path} is not as it was built: {listed(errors)}; {REBUILD}.")
-
-
-def built_on() -> dict[str, str]:
-    """This machine's software and device, for the manifest."""
-    import torch
-
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "device": device,
-        "platform": platform.platform(),
-    }
-
-
-def file_entries(folder: Path, paths: list[Path]) -> dict[str, dict[str, Any]]:
-    """The manifest's entries of files that are written already."""
-    return {p.relative_to(folder).as_posix(): {"sha256": sha256_of(p), "size": p.stat().st_size} for p in paths}
 
 
 def is_engine(path: Path) -> bool:

@@ -63,7 +63,8 @@ def load_json(path: Path, limit: int = MAX_JSON_BYTES) -> Any:
 
 
 def read_json(path: Path, error: type[Exception], what: str) -> dict[str, Any]:
-    """A JSON object from a file; `error` says when it is missing, damaged or no object. `what` names the file's use."""
+    """Returns a JSON object from a file; `error` says when it is missing, damaged or no object. `what` names the file's
+    use."""
     try:
         value = load_json(path)
     except FileNotFoundError:
@@ -89,7 +90,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: type[VlmError]) -> Iterator[Path]:
-    """A directory to write into that becomes `out` on success and vanishes on any failure.
+    """Gives a directory to write into that becomes `out` on success and vanishes on any failure.
 
     An `out` that exists is replaced when it is empty or when `replaces(out)` says that it is an older one of its kind;
     anything else is the user's and an `error`.
@@ -136,7 +137,7 @@ def _swap(draft: Path, out: Path) -> None:
 
 
 def _remove_empty(parents: list[Path]) -> None:
-    """The parent directories made for the draft, innermost first."""
+    """Removes the parent directories made for the draft, innermost first."""
     for parent in parents:
         with contextlib.suppress(OSError):  # somebody else uses it by now
             parent.rmdir()

@@ -69,7 +69,7 @@ class HFFolder:
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Every tensor by name, mapped from disk: safetensors first, then pickles, whole or in shards."""
+        """Returns every tensor by name, mapped from disk: safetensors first, then pickles, whole or in shards."""
         for name in WEIGHTS:
             if (self.path / name).exists():
                 return self._indexed(name) if name.endswith(".index.json") else self._read([name])
@@ -101,7 +101,7 @@ class HFFolder:
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """A pickled state dict by torch's restricted unpickler; anything but tensors by name is a CheckpointError."""
+    """Reads a pickled state dict by torch's restricted unpickler; anything but tensors by name is a CheckpointError."""
     import torch
 
     try:

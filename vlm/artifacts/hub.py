@@ -94,7 +94,8 @@ def download(
     endpoint: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """A repository -> its folder in the Hub's own cache (`$HF_HOME`). Without a network an earlier download serves.
+    """Downloads a repository -> its folder in the Hub's own cache (`$HF_HOME`). Without a network an earlier download
+    serves.
 
     `repo_id` may carry the revision: `owner/name@revision`. `endpoint` None: the public Hub, or `$HF_ENDPOINT`.
     `check` is given what is seen of the repository before its weights are fetched; what it raises ends the download.
@@ -152,7 +153,7 @@ def _snapshot(
 
 
 def _cached(repo_id: str, revision: str | None, error: Exception) -> Path:
-    """What an earlier download left, complete, when the Hub cannot be asked."""
+    """Returns what an earlier download left, complete, when the Hub cannot be asked."""
     old = repo_id.rpartition("/")[2]
     for name in (repo_id, *([old] if CANONICAL.get(old) == repo_id else [])):  # other programs cache under the old name
         if (folder := _complete(name, revision)) is not None:
@@ -213,7 +214,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _meter(description: str, total: int, progress: Progress | None) -> type:
-    """A tqdm class that shows nothing and reports bytes to `progress`.
+    """Returns a tqdm class that shows nothing and reports bytes to `progress`.
 
     huggingface_hub makes several bars for one download (files, bytes received, bytes written; which ones differs by
     version): the furthest one in bytes counts.

@@ -53,8 +53,8 @@ class BuildJob:
 class BuiltFiles:
     """What a build has written below its folder."""
 
-    files: dict[str, dict[str, Any]]  # as vlm.artifacts.engine_dir.file_entries lists them
-    built_for: dict[str, Any] = field(default_factory=dict)  # as vlm.artifacts.engine_dir.Manifest has it
+    files: dict[str, dict[str, Any]]  # as vlm.artifacts.manifest.file_entries lists them
+    built_for: dict[str, Any] = field(default_factory=dict)  # as vlm.artifacts.manifest.Manifest has it
 
 
 class Backend(ABC):

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from vlm import __version__
 from vlm.artifacts.checkpoint import Checkpoint, Progress, RoleWeights, copy_processor
-from vlm.artifacts.engine_dir import FORMAT_VERSION, WHAT, EngineDir, Manifest, built_on, file_entries, is_engine
+from vlm.artifacts.engine_dir import EngineDir, is_engine
 from vlm.artifacts.files import atomic_dir
+from vlm.artifacts.manifest import FORMAT_VERSION, WHAT, Manifest, built_on, file_entries
 from vlm.artifacts.weights import TensorSource
 from vlm.backends.base import Backend, BuildJob, BuiltFiles
 from vlm.backends.installed import checked_backend
@@ -27,7 +28,7 @@ from vlm.registry.spec import FamilySpec
 def build_engine(
     checkpoint: Checkpoint, out: Path, build: BuildConfig, *, progress: Progress | None = None
 ) -> EngineDir:
-    """A checkpoint -> an engine at `out`, written whole or not at all; an older engine there is replaced.
+    """Builds a checkpoint -> an engine at `out`, written whole or not at all; an older engine there is replaced.
 
     Raises ConfigError for limits beyond what the model allows, CheckpointError for weights that are damaged or that
     `build.dtype` cannot hold.
@@ -55,7 +56,7 @@ def check_backend(build: BuildConfig) -> Backend:
 
 
 def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> RoleWeights:
-    """The role's weights in the engine's dtype, each cast when it is written."""
+    """Returns the role's weights in the engine's dtype, each cast when it is written."""
     kind: torch.dtype = getattr(torch, dtype)
     model, weights = checkpoint.roles[role], checkpoint.weights(role)
     with invalid_values(checkpoint.path):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def kind_of(path: str | Path) -> str | None:
-    """What a folder or file is by the look of it: "engine", "checkpoint", a converter's name ("fairseq") or "hf"; None
-    for any other and a missing path. Raises nothing."""
+    """Returns what a folder or file is by the look of it: "engine", "checkpoint", a converter's name ("fairseq") or
+    "hf"; None for any other and a missing path. Raises nothing."""
     path = Path(path)
     if is_engine(path):
         return "engine"

@@ -20,7 +20,8 @@ from vlm.registry.spec import Role
 
 
 def random_checkpoint(arch: str | dict[str, Any], out: Path, *, seed: int = 0, dtype: str = "float32") -> Checkpoint:
-    """A checkpoint of a published shape (`nougat-base`), or of a Hugging Face configuration, with random weights.
+    """Returns a checkpoint of a published shape (`nougat-base`), or of a Hugging Face configuration, with random
+    weights.
 
     Norm weights are 1, all else is normal with deviation 0.02. The same seed gives the same bytes. It has no processor.
     """

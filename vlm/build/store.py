@@ -20,7 +20,8 @@ from typing import Any
 from vlm import __version__
 from vlm.artifacts import hub
 from vlm.artifacts.cache import cache_errors, cache_root
-from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.manifest import FORMAT_VERSION
 from vlm.backends.installed import backend as backend_named
 from vlm.backends.installed import checked_backend
 from vlm.backends.selection import pick
@@ -57,8 +58,8 @@ def resolve(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The engine directory of a packaged name, a Hub id, a Hugging Face folder (or another program's folder or file),
-    a checkpoint or an engine directory.
+    """Returns the engine directory of a packaged name, a Hub id, a Hugging Face folder (or another program's folder or
+    file), a checkpoint or an engine directory.
 
     An engine that is given is used as it is; `None` takes what it has. For the others `None` means BuildConfig's
     defaults and the type that the backend has `on` cpu or cuda, where "auto" is what vlm.backends.selection.pick takes.
@@ -83,7 +84,8 @@ def resolve(
 
 
 def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
-    """What `model` names; a Hub id is downloaded. A packaged name comes before a folder (`./name`) of that name.
+    """Returns what `model` names; a Hub id is downloaded. A packaged name comes before a folder (`./name`) of that
+    name.
 
     Raises ModelNotFoundError that lists what is allowed, UnsupportedModelError for a kind that is known and not served.
     """
@@ -211,7 +213,7 @@ def _key(source: Source, build: BuildConfig) -> str:
 
 
 def _files(source: Source) -> list[Path]:
-    """What a build reads of the source."""
+    """Returns what a build reads of the source."""
     path = source.path.resolve()
     if source.kind == "hf":
         paths = [path / name for name in hub.needed_files((file.name for file in path.iterdir()), tokenizer_files())]

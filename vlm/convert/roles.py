@@ -11,7 +11,7 @@ from torch import Tensor
 from vlm.artifacts.checkpoint import RoleWeights
 from vlm.artifacts.weights import Layout, MergedView, PrefixView, TensorSource
 from vlm.config import Config
-from vlm.convert.rules import apply_rules
+from vlm.convert.conversion import apply_rules
 from vlm.errors import CheckpointError, ConfigError, listed
 from vlm.registry.catalogs import model_spec
 from vlm.registry.role_configs import RoleConfigs

@@ -22,7 +22,8 @@ class Admission:
     vision: VisionConfig | None  # of a visual encoder
 
     def sequence(self, number: int, request: Request, num_stop_ids: int) -> Sequence:
-        """The request as number `number`. Raises InputError and LimitError for what the engine cannot hold."""
+        """Returns the sequence of a request as number `number`. Raises InputError and LimitError for what the engine
+        cannot hold."""
         features = self._num_features(request)
         table = self._contents(request)
         length = self._length(request, len(table))
@@ -60,7 +61,7 @@ class Admission:
         return len(rows)
 
     def _contents(self, request: Request) -> list[bytes]:
-        """What the rows of a request's prompt table are made of."""
+        """Returns what the rows of a request's prompt table are made of."""
         if request.images and (self.vision is None or (self.config.cross_attention and not self.encoder)):
             raise InputError("this model does not take images in its prompt.")
         table = request.prompt_table
@@ -90,7 +91,7 @@ class Admission:
         return length
 
     def _longer(self, length: int) -> str:
-        """What helps where positions allow such a length."""
+        """Returns what helps where positions allow such a length."""
         most = self.config.position_limit
         return f"or give --max-seq-len {length}" if most is None or length <= most else ""
 

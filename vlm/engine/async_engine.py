@@ -72,7 +72,8 @@ class AsyncEngine:
         await asyncio.to_thread(self._thread.join)
 
     async def generate(self, requests: list[Request]) -> AsyncGenerator[tuple[int, TokenUpdate], None]:
-        """(index of the request, what a step brought for it) as it comes; leaving the iteration early aborts the rest.
+        """Yields (index of the request, what a step brought for it) as it comes; leaving the iteration early aborts the
+        rest.
 
         Raises LimitError and InputError for what the engine cannot hold, EngineError when it has broken.
         """

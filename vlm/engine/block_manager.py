@@ -41,12 +41,12 @@ class BlockManager:
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more owner for each block."""
+        """Adds an owner to each block."""
         for block in blocks:
             self._owners[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """One owner less; a block without owners returns to the pool."""
+        """Takes an owner from each block; a block without owners returns to the pool."""
         for block in blocks:
             self._owners[block] -= 1
             if not self._owners[block]:
@@ -59,12 +59,13 @@ class BlockManager:
 
     # --- blocks by what they hold ---
     def register(self, block: int, key: bytes) -> None:
-        """From now on the block is found by `key`, unless another one is."""
+        """Lets the block be found from now on by `key`, unless another one is."""
         if key not in self._by_key and block not in self._keys:
             self._by_key[key], self._keys[block] = block, key
 
     def lookup(self, keys: Iterable[bytes]) -> list[int]:
-        """The blocks of these keys, up to the first that there is none of. They change no owner: see `acquire`."""
+        """Returns the blocks of these keys, up to the first that there is none of. They change no owner: see
+        `acquire`."""
         blocks = []
         for key in keys:
             if (block := self._by_key.get(key)) is None:
@@ -73,11 +74,11 @@ class BlockManager:
         return blocks
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
-        """How many of these count against the quota once they are taken."""
+        """Returns how many of these count against the quota once they are taken."""
         return sum(block in self._evictable for block in blocks)
 
     def acquire(self, blocks: Iterable[int], kind: str) -> None:
-        """One more owner for blocks that `lookup` gave."""
+        """Adds an owner to blocks that `lookup` gave."""
         for block in blocks:
             if block in self._evictable:
                 del self._evictable[block]
@@ -87,7 +88,7 @@ class BlockManager:
                 self._owners[block] += 1
 
     def reset_prefix_cache(self) -> None:
-        """No block is found by what it holds any more."""
+        """Lets no block be found by what it holds any more."""
         self._free += self._evictable
         self._evictable, self._by_key, self._keys = {}, {}, {}
 

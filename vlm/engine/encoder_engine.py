@@ -37,7 +37,7 @@ class EncoderEngine:
         return []
 
     def recover(self) -> list[TokenUpdate]:
-        """After an encoding that ran out of memory."""
+        """Recovers after an encoding that ran out of memory."""
         self.free_cached_memory()
         return []
 

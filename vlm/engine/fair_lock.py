@@ -30,7 +30,7 @@ class FairLock:
 
 
 def device_lock(device: torch.device) -> AbstractContextManager[None]:
-    """What to hold while an engine works on a device."""
+    """Returns what to hold while an engine works on a device."""
     return _gpu_lock(device.index or 0) if device.type == "cuda" else contextlib.nullcontext()
 
 

@@ -108,9 +108,9 @@ class LLMEngine:
         return self._reported()
 
     def recover(self) -> list[TokenUpdate]:
-        """After a step that ran out of memory. What the executor was at work on ends, with finish reason `memory`; who
-        ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool is not whole.
-        """
+        """Recovers after a step that ran out of memory. What the executor was at work on ends, with finish reason
+        `memory`; who ran beside it waits again and is recomputed to the same tokens. Raises EngineError where the pool
+        is not whole."""
         self.free_cached_memory()
         self._updates += self._collect()
         self.scheduler.requeue_all()

@@ -59,7 +59,7 @@ class Scheduler:
         return -(-tokens // self.config.block_size)
 
     def exceeds_capacity(self, length: int, num_features: int, width: int = 1) -> bool:
-        """Would a sequence of this final length not fit the pool even alone?"""
+        """Says whether a sequence of this final length would not fit the pool even alone."""
         # a beam has a spare block, too
         self_need, cross_need = width * (self.blocks_for(length) + (width > 1)), self.blocks_for(num_features)
         return self_need > self.blocks.quota["self"] or cross_need > self.blocks.quota["cross"]
@@ -87,7 +87,8 @@ class Scheduler:
         return plan
 
     def requeue_all(self) -> None:
-        """After a step that failed: nobody runs, and no block's content is trusted. The running ones wait again."""
+        """Requeues all after a step that failed: nobody runs, and no block's content is trusted. The running ones wait
+        again."""
         for sequence in reversed(list(self.running)):
             self.release(sequence, computed=False)
             self._requeue(sequence)
@@ -166,7 +167,7 @@ class Scheduler:
             sequence.keys = block_keys(tokens, config.block_size, config.vocab_size, sequence.content_keys)
 
     def _register(self, sequence: Sequence, start: int, end: int) -> None:
-        """The whole blocks between two places of the first beam, once their computation is on its way."""
+        """Registers the whole blocks between two places of the first beam, once their computation is on its way."""
         self._make_keys(sequence, end)
         for column in range(start // self.config.block_size, end // self.config.block_size):
             self.blocks.register(sequence.self_blocks[0][column], sequence.keys[column])
@@ -211,7 +212,8 @@ class Scheduler:
                 blocks += self.blocks.allocate(each, "self")
 
     def _preempt(self, sequence: Sequence, plan: Plan) -> None:
-        """Back to the head of the queue with all its tokens: it is recomputed when there is room again."""
+        """Puts a sequence back to the head of the queue with all its tokens: it is recomputed when there is room
+        again."""
         self.release(sequence)
         self._requeue(sequence)
         plan.preempted.append(sequence)

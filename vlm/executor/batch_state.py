@@ -145,7 +145,7 @@ class BatchState:
             put(penalties.normalize, [p.renormalize_logits for p in params])
 
     def _admit_rules(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
-        """What requests say about tokens; and room for as many ends as they have."""
+        """Takes over what requests say about tokens, and makes room for as many ends as they have."""
         rules = [rules_of(s, ends) for s, ends in zip(sequences, stop_ids, strict=True)]
         for sequence, own_rules in zip(sequences, rules, strict=True):
             sequence.rule_kinds = own_rules.kinds if own_rules else ()

@@ -58,7 +58,7 @@ class DecodeBurst:
 
 
 def hypotheses_of(rows: list[tuple[list[int], list[float], int, float]], start: int) -> list[Hypothesis]:
-    """(tokens, log-probabilities, length, score) -> what was generated after `start`"""
+    """Turns (tokens, log-probabilities, length, score) into what was generated after `start`"""
     return [Hypothesis(t[start:n], p[start:n], score) for t, p, n, score in rows if n > start]
 
 

@@ -28,7 +28,7 @@ class EncoderNetworks(Protocol):
     dtype: torch.dtype
 
     def encode(self, pixel_values: Tensor) -> Tensor:
-        """[n, C, H, W] -> features [n, rows, hidden] in the engine's type, until the next call."""
+        """Encodes [n, C, H, W] -> features [n, rows, hidden] in the engine's type, until the next call."""
         ...
 
     def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
@@ -63,7 +63,7 @@ class Encoders:
 
     @torch.inference_mode()
     def encode_pixels(self, pixels: Items[Tensor]) -> list[Tensor]:
-        """[C, H, W] each -> features [rows, hidden] each; images of one shape share passes."""
+        """Encodes [C, H, W] each -> features [rows, hidden] each; images of one shape share passes."""
         by_number: dict[int, Tensor] = {}
         for numbers in numbers_by_shape(pixels):
             for part in batched(numbers, self.max_encoder_batch_size):

@@ -83,7 +83,7 @@ class Executor:
 
     @torch.inference_mode()
     def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
-        """The outcomes of ended beam searches, best first."""
+        """Returns the outcomes of ended beam searches, best first."""
         beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
         buffers = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
         rows = iter(zip(*(x[slots].tolist() for x in buffers), strict=True))
@@ -136,7 +136,8 @@ class Executor:
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
-        """The slots of a batch, padded to its bucket with the padding slot; and again without those of beams."""
+        """Returns the slots of a batch, padded to its bucket with the padding slot; and again without those of
+        beams."""
         padding_slot = self.state.padding_slot
         slots = [slot for s in sequences for slot in s.slots]
         extra = [padding_slot] * (bucket_of(len(slots), padding_slot) - len(slots))

@@ -74,7 +74,7 @@ class PackedTexts:
 
 
 def graph_rows(rows: int) -> int:
-    """The next number of rows that graphs are captured for: four to each power of two."""
+    """Returns the next number of rows that graphs are captured for: four to each power of two."""
     step = max(16, 1 << max(0, (rows - 1).bit_length() - 3))
     return -(-rows // step) * step
 
@@ -137,7 +137,7 @@ def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> It
 
 
 def packed(counts: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """(slot, n) pairs -> the slot and the position of each of their rows, [sum of n] int32 each"""
+    """Turns (slot, n) pairs into the slot and the position of each of their rows, [sum of n] int32 each"""
     slots = torch.cat([torch.full((n,), slot, dtype=torch.int32) for slot, n in counts])
     positions = torch.cat([torch.arange(n, dtype=torch.int32) for _, n in counts])
     return slots.to(device, non_blocking=True), positions.to(device, non_blocking=True)
@@ -149,7 +149,7 @@ def power_of_two(least: int) -> int:
 
 
 def bucket_of(rows: int, limit: int) -> int:
-    """The batch size a graph is captured for: powers of two up to 16, then multiples of 16."""
+    """Returns the batch size a graph is captured for: powers of two up to 16, then multiples of 16."""
     if rows <= 16:
         return min(power_of_two(rows), max(limit, 1))
     return min(-(-rows // 16) * 16, limit)

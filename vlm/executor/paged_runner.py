@@ -155,7 +155,7 @@ class PagedRunner:
             x.copy_(values)
 
     def _step(self, rows: DecodeRows, plan: SamplingPlan) -> None:
-        """One token for every row: embedding -> layers -> logits -> choice -> append -> stop checks."""
+        """Appends one token for every row: embedding -> layers -> logits -> choice -> append -> stop checks."""
         slots = rows.all.long()
         positions = self.state.slots.lengths[slots] - 1
         token_ids = self.state.slots.tokens[slots, positions.long()]

@@ -30,7 +30,7 @@ class Runner(Protocol):
         """Encodes token sequences and writes their cross K/V."""
 
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
-        """Encoder output of these sequences, one after the other -> their cross K/V. features [R, hidden]"""
+        """Turns the encoder output of these sequences, features [R, hidden] one after the other, into cross K/V."""
 
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         """Puts chunks of prompts into the cache."""

@@ -35,7 +35,7 @@ class Sampler:
     logits: LogitsRecorder
 
     def sample(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> Tensor | None:
-        """logits [R, V] -> where beams are searched their parents [G, W], by which the cache is to follow"""
+        """Takes logits [R, V] -> where beams are searched their parents [G, W], by which the cache is to follow"""
         if plan.logits:
             self.logits.record(logits, rows.all.long(), self.state.slots)
         if plan.single:
@@ -43,7 +43,7 @@ class Sampler:
         return None if rows.beams is None else self._search(logits, rows, rows.beams, plan)
 
     def _sample(self, logits: Tensor, rows: DecodeRows, plan: SamplingPlan) -> None:
-        """The next token of every row that is no beam."""
+        """Chooses the next token of every row that is no beam."""
         state, slots, how = self.state, rows.all.long(), plan.single
         if how == "greedy":
             token, logprob = sample.greedy(logits)
@@ -70,7 +70,7 @@ class Sampler:
         self.state.top[slots, at, :, : top.shape[2]] = top
 
     def _search(self, logits: Tensor, rows: DecodeRows, groups: Groups, plan: SamplingPlan) -> Tensor:
-        """The next tokens of every beam -> the beams they continue"""
+        """Chooses the next tokens of every beam -> the beams they continue"""
         state = self.state
         if plan.processed:
             # penalties act on log-probabilities here, as they do in Hugging Face's beam search

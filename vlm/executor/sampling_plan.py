@@ -71,7 +71,7 @@ class BeamRows:
         self._buffers: dict[tuple[int, int], torch.Tensor] = {}
 
     def fill(self, sequences: list[Sequence], plan: SamplingPlan) -> Groups:
-        """The searches of a batch, in the order of its rows."""
+        """Fills in the searches of a batch, in the order of its rows."""
         slots, rows, row = [], [], 0
         for sequence in sequences:
             if sequence.width > 1:

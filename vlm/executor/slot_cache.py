@@ -55,11 +55,11 @@ class SlotCache:
         return {name: tensor[slots] for name, tensor in self.tensors.items()}
 
     def outputs(self, slots: slice) -> dict[str, Tensor]:
-        """The same memory, as the graph's results."""
+        """Returns the same memory, as the graph's results."""
         return {output: self.tensors[name][slots] for output, name in self.in_place.items()}
 
     def write(self, name: str, slot: int, rows: Tensor) -> None:
-        """rows [H, n, D] -> the first n of a slot"""
+        """Writes rows [H, n, D] -> the first n of a slot"""
         self.tensors[name][slot, :, : rows.shape[1]] = rows
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
@@ -69,7 +69,7 @@ class SlotCache:
             tensor[target, :, start:end] = tensor[source, :, start:end]
 
     def reorder_cache(self, slots: Tensor, parents: Tensor) -> None:
-        """Every beam's slot takes over what its parent's holds. slots, parents [G, W], see `beam_search.step`"""
+        """Lets every beam's slot take over what its parent's holds. slots, parents [G, W], see `beam_search.step`"""
         slots = slots.long()
         sources, targets = slots.gather(1, parents).flatten(), slots.flatten()
         if not slots.is_cuda:  # where it costs no waiting

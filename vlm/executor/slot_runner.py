@@ -117,7 +117,7 @@ class SlotRunner:
         self._write_padded(sequences, pad_sequence(list(rows), batch_first=True))
 
     def _write_padded(self, sequences: list[Sequence], hidden: Tensor) -> None:
-        """hidden [B, T, hidden] -> the cross K/V of every beam"""
+        """Turns hidden [B, T, hidden] into the cross K/V of every beam"""
         for name, rows in required(self.cross)(hidden=hidden.contiguous()).items():
             for sequence, own in zip(sequences, rows, strict=True):
                 for slot in sequence.slots:
@@ -136,7 +136,7 @@ class SlotRunner:
                 self.cache.reorder_cache(rows.beams.slots, parents)
 
     def _logits(self, first: int, end: int) -> Tensor:
-        """The next logits of a run of slots, [end - first, vocabulary] float32."""
+        """Returns the next logits of a run of slots, [end - first, vocabulary] float32."""
         if (first, end) not in self._passes:
             if len(self._passes) == MOST_PASSES:
                 self._passes.clear()

@@ -31,7 +31,7 @@ _lock = Lock()  # PDFium is not for several threads, not even to close a documen
 
 
 def is_document(path: str | Path) -> bool:
-    """By its suffix: may `open_document` be tried on it?"""
+    """Says by its suffix whether `open_document` may be tried on it."""
     suffix = Path(path).suffix.lower()
     return suffix == PDF_SUFFIX or suffix in IMAGE_SUFFIXES
 
@@ -60,7 +60,7 @@ class Document:
     num_pages: int
 
     def render(self, page: int, dpi: int = DPI) -> Image.Image:
-        """A page as an RGB picture; DocumentError or ImageError for this page alone."""
+        """Returns a page as an RGB picture; DocumentError or ImageError for this page alone."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -207,7 +207,8 @@ def _opened(source: str | bytes) -> Document:
 
 
 def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[int]:
-    """`1-4,7` -> [0, 1, 2, 3, 6], in the order given, none twice; DocumentError for what is no range or outside."""
+    """Reads `1-4,7` -> [0, 1, 2, 3, 6], in the order given, none twice; DocumentError for what is no range or
+    outside."""
     numbers: dict[int, None] = {}
     for part in pages.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:(-)\s*(\d*)\s*)?", part)

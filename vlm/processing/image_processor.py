@@ -68,8 +68,8 @@ class ImageProcessor:
         return cls(spec, spec.default_settings(image_size))
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
-        """RGB images -> pixel values [n, 3, H, W] float32. Raises ImageError for one that comes out in another size
-        than the model takes: not all settings crop, and some belong to another model."""
+        """Turns RGB images into pixel values [n, 3, H, W] float32. Raises ImageError for one that comes out in another
+        size than the model takes: not all settings crop, and some belong to another model."""
         pixels = self._processed(images)
         if self.image_size is not None and (size := tuple(pixels.shape[2:])) != self.image_size:
             raise ImageError(

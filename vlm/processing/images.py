@@ -37,8 +37,8 @@ ImageSource = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Rendere
 
 
 def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Any picture as RGB: turned as its EXIF data says, 16 bits scaled to 8, transparency on white, the first frame of
-    several.
+    """Loads any picture as RGB: turned as its EXIF data says, 16 bits scaled to 8, transparency on white, the first
+    frame of several.
 
     Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`. Takes less
     than 24 bytes of memory a pixel, beside the file's own size.
@@ -64,7 +64,7 @@ def _check_format(image: Image.Image, name: str) -> None:
 
 
 def decoded(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """A picture that may not have been read from its file yet -> RGB."""
+    """Decodes a picture that may not have been read from its file yet to RGB."""
     _check_size(image, name, max_pixels)
     with damage(name):
         return to_rgb(image)

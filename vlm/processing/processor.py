@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
 from vlm.errors import InputError
+from vlm.processing.image_inputs import ImageInputs
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.prompts import Prompts
 from vlm.processing.request_builder import RequestBuilder
@@ -60,10 +61,9 @@ class Processor:
         request_builder = RequestBuilder(
             family,
             config,
-            vision,
             engine.generation,
             tokenizer,
-            image_processor,
+            ImageInputs(family.name, vision, image_processor),
             prompts,
             max_encoder_len=engine.limits.max_encoder_input_len,
             has_encoder=encoder is not None,
@@ -101,7 +101,8 @@ class Processor:
         return self.processor_source
 
     def with_pixels(self, source: dict[str, Any], images: Items[Items[np.ndarray]]) -> dict[str, Any]:
-        """An input of `Pipeline.generate` and its images, of each its pages [C, H, W] -> the input that has them in it.
+        """Turns an input of `Pipeline.generate` and its images, of each its pages [C, H, W], into the input that has
+        them in it.
 
         Raises InputError and LimitError for more images than the model reads.
         """
@@ -121,8 +122,8 @@ class Processor:
         return {**source, "pixel_values": pixels[0]}
 
     def text_of(self, token_ids: list[int]) -> str:
-        """What a sequence's generated tokens say, post-processed; of a loop its first turn. Raises InputError for an
-        engine without a tokenizer."""
+        """Returns what a sequence's generated tokens say, post-processed; of a loop its first turn. Raises InputError
+        for an engine without a tokenizer."""
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; take the token ids instead of a text.")
         period = loop_period(token_ids) if self.family.loop_detection else None

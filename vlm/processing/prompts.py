@@ -27,13 +27,13 @@ class Prompts:
 
     @classmethod
     def load(cls, form: ChatFormat, tokenizer: Tokenizer | None, folder: Path | None, vocab_size: int) -> Prompts:
-        """With the folder's chat template, or the family's where the folder has none."""
+        """Loads them with the folder's chat template, or the family's where the folder has none."""
         template = (read_template(folder) if folder else None) or form.template
         return cls(form, tokenizer, template, vocab_size)
 
     # --- text ---
     def of_prompt(self, prompt: str, num_images: int) -> str:
-        """What the model reads for a question about images; those that the text does not place come first."""
+        """Returns what the model reads for a question about images; those that the text does not place come first."""
         num_placed = prompt.count(PLACEHOLDER)
         _check_count(num_placed, num_images, optional=not num_placed)
         if self.form.question is not None:
@@ -131,7 +131,7 @@ class Prompts:
 
 
 def _span(text: str, part: str | None) -> tuple[int, int]:
-    """Where a part lies in a text: templates may have stripped it, or lost it among what they made of it."""
+    """Returns where a part lies in a text: templates may have stripped it, or lost it among what they made of it."""
     for form in () if part is None else (part, part.strip()):
         if (at := text.find(form)) >= 0 and form:
             return at, at + len(form)

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from vlm.config import ModelConfig, VisionConfig
+from vlm.config import ModelConfig
 from vlm.errors import InputError, LengthError, listed
 from vlm.executor.memory import memory_errors
 from vlm.processing.conversation import PLACEHOLDER, Conversation
-from vlm.processing.image_processor import ImageProcessor
-from vlm.processing.images import load_image
+from vlm.processing.image_inputs import ImageInputs
+from vlm.processing.input_fields import ENCODER_KEYS, INPUT_KEYS, prompt_table_of, rows_of, truncation_of
 from vlm.processing.prompts import Prompts
 from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
-from vlm.requests.image import Image
-from vlm.requests.prompt_table import PromptTable
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    import torch
-
-INPUT_KEYS = (
-    "images",
-    "text",
-    "suffix",
-    "input_ids",
-    "src_lang",
-    "tgt_lang",
-    "truncate",
-    "prompt",
-    "raw_prompt",
-    "messages",
-    "continue_final_message",
-    "prompt_table",
-    "pixel_values",
-    "encoder_output",
-    "encoder_input_ids",
-    "decoder_prompt_token_ids",
-)
-
-
-_SOURCES = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output")
 
 
 @dataclass(frozen=True)
@@ -53,10 +26,9 @@ class RequestBuilder:
 
     family: FamilySpec
     config: ModelConfig
-    vision: VisionConfig | None
     generation: Mapping[str, Any]  # the model's own settings
     tokenizer: Tokenizer | None
-    image_processor: ImageProcessor | None
+    images: ImageInputs
     prompts: Prompts | None  # of a family that is asked in words
     max_encoder_len: int
     has_encoder: bool  # of tokens
@@ -73,7 +45,7 @@ class RequestBuilder:
             stops = StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
         if self.prompts is not None:
             return self._chat_request(self.prompts, fields, params, stops)
-        image, ids = self._encoder_image(fields), fields.get("encoder_input_ids")
+        image, ids = self.images.of_encoder(fields), fields.get("encoder_input_ids")
         if fields.get("text") is not None:
             ids = self._source_ids(fields)
         ids = None if ids is None else tuple(ids)
@@ -86,11 +58,11 @@ class RequestBuilder:
             encoder_output=fields.get("encoder_output"),
             params=params,
             stops=stops,
-            prompt_table=_table(fields),
+            prompt_table=prompt_table_of(fields),
         )
 
     def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
-        """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
+        """Returns the settings with the tokens of their bad words, at the beginning of a text and after a space."""
         if not params.bad_words:
             return params
         if self.tokenizer is None:
@@ -102,20 +74,20 @@ class RequestBuilder:
     def _chat_request(
         self, prompts: Prompts, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None
     ) -> Request:
-        """A prompt, with images in it or not."""
+        """Builds the request of a prompt, with images in it or not."""
         conversation: Conversation | None = fields.get("messages")
         sources = [] if conversation is None else conversation.images
         if sources and fields.get("images"):
             raise InputError("images were given in the messages and besides them; give each once.")
-        if sources and self.image_processor is None:
+        if sources and self.images.image_processor is None:
             raise InputError(f"{self.family.name} takes text, not images; leave them out of the messages.")
-        images = self.images(fields, sources)
+        images = self.images.of_prompt(fields, sources)
         image_rows = [image.rows for image in images]
-        table = _table(fields)
+        table = prompt_table_of(fields)
         rows, ids = 0 if table is None else len(table), None
         given_ids = fields.get("encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids")
         suffix = self._suffix(fields)
-        limit = _cut_to(fields, self._prompt_limit(params))
+        limit = truncation_of(fields, self._prompt_limit(params))
         if conversation is not None:
             open_ended = bool(fields.get("continue_final_message"))
             text = prompts.of_conversation(conversation, len(images), continue_final_message=open_ended)
@@ -131,7 +103,7 @@ class RequestBuilder:
         unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
         if names := sorted(unknown & fields.keys()):
             raise InputError(f"{self.family.name} is asked in words: it takes no {listed(names)}.")
-        ids = given_ids or (None if ids is None else [*_rows_of(table, prompts.vocab_size), *ids])
+        ids = given_ids or (None if ids is None else [*rows_of(table, prompts.vocab_size), *ids])
         if not ids:
             raise InputError("there is no prompt: give prompt=, messages= or token ids.")
         if not self.has_encoder:
@@ -165,7 +137,8 @@ class RequestBuilder:
         return self._bounded(fields.get("suffix") or "")
 
     def _bounded(self, text: str) -> str:
-        """LengthError for a text of too many tokens, told before it is tokenized; images stand where it says so."""
+        """Raises LengthError for a text of too many tokens, told before it is tokenized; images stand where it says
+        so."""
         if self.tokenizer is not None:
             self.tokenizer.check_length(text.replace(PLACEHOLDER, ""), self.max_tokens)
         return text
@@ -177,30 +150,21 @@ class RequestBuilder:
         new = params.max_new_tokens or params.default_max_new_tokens or params.min_new_tokens
         return max(1, self.max_seq_len - max(1, new))
 
-    def images(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
-        """Those of a prompt; `sources`: of its conversation."""
-        if (pixels := fields.get("pixel_values")) is not None:
-            several = isinstance(pixels, list | tuple) or pixels.ndim == 4
-            each_pixels: Iterable[Any] = pixels if several else [pixels]
-            return tuple(self._image(each).hashed() for each in each_pixels)
-        sources = fields.get("images") or sources or []
-        sources = sources if isinstance(sources, list | tuple) else [sources]
-        return tuple(self._read_image(source).hashed() for source in sources)
-
     def check_images(self, count: int) -> None:
         """Raises LengthError for more images than a request can hold, before any of them is read."""
-        if self.vision is None or self.prompts is None:
+        if self.images.vision is None or self.prompts is None:
             return
-        rows = count * self.vision.min_rows
+        rows = count * self.images.vision.min_rows
         if rows > self.max_tokens:
-            least = "" if self.vision.fixed_size else "at least "
+            least = "" if self.images.vision.fixed_size else "at least "
             raise LengthError(
                 f"{count} images and pages are {least}{rows:,} tokens, the engine was built for"
                 f" {self.max_tokens:,}; send fewer."
             )
 
     def fields(self, source: Any) -> dict[str, Any]:
-        """A bare input is a text for a model of texts, else an image; for one that is asked in words, its prompt."""
+        """Returns the fields of an input. A bare one is a text for a model of texts, else an image; for one that is
+        asked in words, its prompt."""
         if not isinstance(source, Mapping):
             is_text = not self.family.takes_images or (self.prompts is not None and isinstance(source, str))
             if is_text and not isinstance(source, str):
@@ -217,7 +181,7 @@ class RequestBuilder:
         prompt_keys = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
         if prompt_keys == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
             raise InputError(f"{self.family.name} is not asked in words: it takes no {listed(unknown)}.")
-        for names in (prompt_keys, _SOURCES if self.prompts is None else ("images", "pixel_values")):
+        for names in (prompt_keys, ENCODER_KEYS if self.prompts is None else ("images", "pixel_values")):
             if len(both := [k for k in names if k in fields]) > 1:
                 raise InputError(f"{listed(both)} were given together; an input has one of them.")
         return fields | ({"messages": self.conversation(fields["messages"])} if "messages" in fields else {})
@@ -246,10 +210,10 @@ class RequestBuilder:
         if bad := [token for token in ids if not 0 <= token < vocab_size]:
             raise InputError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}; give ids of this model.")
         rest = {key: value for key, value in fields.items() if key != "input_ids"}
-        return {**rest, name: [*_rows_of(_table(fields), vocab_size), *ids]}
+        return {**rest, name: [*rows_of(prompt_table_of(fields), vocab_size), *ids]}
 
     def _source_ids(self, fields: dict[str, Any]) -> list[int]:
-        """The encoder's tokens of a text, after the rows of its prompt table."""
+        """Returns the encoder's tokens of a text, after the rows of its prompt table."""
         text, limit = fields["text"], self.max_encoder_len
         if not isinstance(text, str) or not text.strip():
             raise InputError(
@@ -257,8 +221,8 @@ class RequestBuilder:
             )
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
-        rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
-        cut_at = _cut_to(fields, max(0, limit - len(rows)))
+        rows = rows_of(prompt_table_of(fields), self.source_vocab_size or self.config.vocab_size)
+        cut_at = truncation_of(fields, max(0, limit - len(rows)))
         text = self._bounded(text) if cut_at is None else self.tokenizer.shortened(text, cut_at)
         options = {"language": fields.get("src_lang"), "suffix": self._suffix(fields)}
         ids = [*rows, *self.tokenizer.encode_source(text, limit=cut_at, **options)]
@@ -268,33 +232,6 @@ class RequestBuilder:
                 f"cut it with --truncate (truncate=True), or give --max-encoder-input-len {len(ids)}",
             )
         return ids
-
-    def _encoder_image(self, fields: dict[str, Any]) -> Image | None:
-        """Returns the image that a decoder attends to; None: it is given something else."""
-        if (images := fields.get("images")) is None:
-            pixels = fields.get("pixel_values")
-            return None if pixels is None else self._image(pixels)
-        images = images if isinstance(images, list | tuple) else [images]
-        if len(images) != 1:
-            raise InputError(
-                f"{self.family.name} reads one image a request, got {len(images)}; pass a list of inputs:"
-                ' generate(["a.png", "b.png"]).'
-            )
-        return self._read_image(images[0])
-
-    def _read_image(self, source: Any) -> Image:
-        if self.image_processor is None:
-            raise InputError("this engine has no image processor; give pixel_values instead of images.")
-        return self._image(self.image_processor([load_image(source)])[0])
-
-    def _image(self, pixels: torch.Tensor) -> Image:
-        """Raises InputError for pixels [C, H, W] of a size that the model does not take."""
-        shape, vision = tuple(pixels.shape), self.vision
-        if vision is None:
-            raise InputError(f"{self.family.name} takes text, not images; leave the images out.")
-        if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
-            raise InputError(f"pixel_values has shape {shape}; this model takes {vision.shapes}.")
-        return Image.from_pixels(pixels, vision)
 
     def _towards(self, language: str, params: SamplingParams) -> SamplingParams:
         """Returns the settings with the target's token as the first one of the output, where the model does not start
@@ -320,31 +257,3 @@ class RequestBuilder:
             raise InputError("this engine has no tokenizer; give decoder_prompt_token_ids instead of a prompt.")
         self.tokenizer.check_length(prompt, self.max_seq_len)
         return (*start, *self.tokenizer.encode(prompt))
-
-
-def _cut_to(fields: dict[str, Any], most: int) -> int | None:
-    """Returns the tokens that a text is cut to: with truncate=True `most`, with a number so many; None: it is not."""
-    truncate = fields.get("truncate") or False
-    if isinstance(truncate, bool):
-        return most if truncate else None
-    if not isinstance(truncate, int) or truncate < 1:
-        raise InputError(f"truncate is {truncate!r}; it must be true, false or a number of tokens.")
-    return min(most, truncate)
-
-
-def _rows_of(table: PromptTable | None, vocab_size: int) -> range:
-    """The ids of a prompt table's rows, which go before a text."""
-    return range(vocab_size, vocab_size + (0 if table is None else len(table)))
-
-
-def _table(fields: dict[str, Any]) -> PromptTable | None:
-    """Rows of a prompt table, [n, hidden]: a tensor or an array."""
-    import torch
-
-    rows = fields.get("prompt_table")
-    if rows is None:
-        return None
-    rows = torch.as_tensor(rows)
-    if rows.ndim != 2 or not rows.is_floating_point():
-        raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
-    return PromptTable.from_rows(rows)

@@ -9,7 +9,7 @@ MARGIN = 8  # characters at a text's beginning that depend on what came before
 
 
 def before_stop(text: str, stop: tuple[str, ...], keep: bool = False) -> str:
-    """Up to the first of the strings at which it stops; `keep`: with it."""
+    """Cuts a text up to the first of the strings at which it stops; `keep`: with it."""
     spans = [(at, at + keep * len(string)) for string in stop if (at := text.find(string)) >= 0]
     return text[: min(spans)[1]] if spans else text
 
@@ -67,8 +67,8 @@ class TextStream:
         return piece
 
     def _grown(self) -> str:
-        """The text so far. Only its end is decoded, with what the last visible tokens were: a space may depend on
-        them."""
+        """Returns the text so far. Only its end is decoded, with what the last visible tokens were: a space may depend
+        on them."""
         if self._tokenizer.splitter:
             return self._joined(self._tokenizer.splitter)
         before = self._tokenizer.decode(self._ids[self._begin : self._end])

@@ -86,7 +86,7 @@ class Tokenizer:
         return cls(fast, rules, target=target, bos_token=bos, eos_token=eos, truncation_side=side)
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens. InputError for what is no text: half of a surrogate pair."""
+        """Encodes without special tokens. InputError for what is no text: half of a surrogate pair."""
         return [piece.id for piece in self.pieces(self.split(text))]
 
     def split(self, text: str) -> str:
@@ -187,7 +187,7 @@ class Tokenizer:
         return other
 
     def decode(self, token_ids: list[int]) -> str:
-        """Special tokens are left out."""
+        """Decodes without special tokens."""
         text = self.decode_split(token_ids)
         return self.splitter.join(text) if self.splitter else text
 
@@ -196,7 +196,7 @@ class Tokenizer:
         return self._target.decode(token_ids, skip_special_tokens=self._skip_special)
 
     def piece(self, token_id: int, before: int | None = None) -> str:
-        """What a token adds to a text that ends in the token `before`; special tokens by their names."""
+        """Returns what a token adds to a text that ends in the token `before`; special tokens by their names."""
         if token_id in self._special:
             return self._target.id_to_token(token_id) or ""
         context = [] if before is None or before in self._special else [before]
@@ -208,7 +208,7 @@ class Tokenizer:
 
     @functools.cached_property
     def ends(self) -> tuple[list[int], list[int]]:
-        """The special tokens that go before and after a text."""
+        """Returns the special tokens that go before and after a text."""
         whole = self._fast.encode("a")
         first = whole.special_tokens_mask.index(0) if 0 in whole.special_tokens_mask else len(whole.ids)
         last = len(whole.ids) - whole.special_tokens_mask[::-1].index(0) if first < len(whole.ids) else first

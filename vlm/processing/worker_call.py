@@ -57,7 +57,7 @@ class Call(Future[Any]):
                 self._worker.kill()
 
     def _release(self) -> None:
-        """From now on the worker is another call's."""
+        """Lets the worker be another call's from now on."""
         self._function = None
         with self._lock:
             self._worker = None

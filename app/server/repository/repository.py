@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from vlm.artifacts.engine_dir import MANIFEST
+from vlm.artifacts.manifest import MANIFEST
 from vlm.build.store import Progress
 from vlm.errors import ConfigError, ModelNotFoundError, VlmError
 from vlm_app.core.load_options import LoadOptions

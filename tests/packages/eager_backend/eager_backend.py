@@ -40,7 +40,7 @@ class EagerBackend(Backend):
     def write(self, job: BuildJob) -> BuiltFiles:
         import numpy as np
 
-        from vlm.artifacts.engine_dir import file_entries
+        from vlm.artifacts.manifest import file_entries
 
         paths = []
         for done, (role, weights) in enumerate(job.roles.items()):

@@ -59,7 +59,7 @@ class OnnxRuntimeBackend(Backend):
 
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <graph>/model.onnx, and beside it the weights where they are large."""
-        from vlm.artifacts.engine_dir import file_entries
+        from vlm.artifacts.manifest import file_entries
         from vlm.backends.onnxruntime.engine import write_graphs
 
         files = write_graphs(job, job.folder, caches_grow=True)

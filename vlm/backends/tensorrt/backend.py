@@ -44,7 +44,7 @@ class TensorRTBackend(Backend):
 
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <graph>/rank0.plan."""
-        from vlm.artifacts.engine_dir import file_entries
+        from vlm.artifacts.manifest import file_entries
         from vlm.backends.tensorrt.engine import write_plans
 
         plans, info = write_plans(job)

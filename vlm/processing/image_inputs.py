@@ -1,0 +1,62 @@
+"""The images of inputs: files and pixels become images that the model takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlm.config import VisionConfig
+from vlm.errors import InputError
+from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.images import load_image
+from vlm.requests.image import Image
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class ImageInputs:
+    """Reads the images that inputs of one engine bring."""
+
+    family_name: str
+    vision: VisionConfig | None
+    image_processor: ImageProcessor | None
+
+    def of_prompt(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
+        """Returns the images of a prompt; `sources`: those of its conversation."""
+        if (pixels := fields.get("pixel_values")) is not None:
+            several = isinstance(pixels, list | tuple) or pixels.ndim == 4
+            each_pixels: Iterable[Any] = pixels if several else [pixels]
+            return tuple(self._image(each).hashed() for each in each_pixels)
+        sources = fields.get("images") or sources or []
+        sources = sources if isinstance(sources, list | tuple) else [sources]
+        return tuple(self._read_image(source).hashed() for source in sources)
+
+    def of_encoder(self, fields: dict[str, Any]) -> Image | None:
+        """Returns the image that a decoder attends to; None: it is given something else."""
+        if (images := fields.get("images")) is None:
+            pixels = fields.get("pixel_values")
+            return None if pixels is None else self._image(pixels)
+        images = images if isinstance(images, list | tuple) else [images]
+        if len(images) != 1:
+            raise InputError(
+                f"{self.family_name} reads one image a request, got {len(images)}; pass a list of inputs:"
+                ' generate(["a.png", "b.png"]).'
+            )
+        return self._read_image(images[0])
+
+    def _read_image(self, source: Any) -> Image:
+        if self.image_processor is None:
+            raise InputError("this engine has no image processor; give pixel_values instead of images.")
+        return self._image(self.image_processor([load_image(source)])[0])
+
+    def _image(self, pixels: torch.Tensor) -> Image:
+        """Raises InputError for pixels [C, H, W] of a size that the model does not take."""
+        shape, vision = tuple(pixels.shape), self.vision
+        if vision is None:
+            raise InputError(f"{self.family_name} takes text, not images; leave the images out.")
+        if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
+            raise InputError(f"pixel_values has shape {shape}; this model takes {vision.shapes}.")
+        return Image.from_pixels(pixels, vision)

@@ -1,0 +1,56 @@
+"""The fields of inputs: their names, and what some of them stand for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vlm.errors import InputError
+from vlm.requests.prompt_table import PromptTable
+
+INPUT_KEYS = (
+    "images",
+    "text",
+    "suffix",
+    "input_ids",
+    "src_lang",
+    "tgt_lang",
+    "truncate",
+    "prompt",
+    "raw_prompt",
+    "messages",
+    "continue_final_message",
+    "prompt_table",
+    "pixel_values",
+    "encoder_output",
+    "encoder_input_ids",
+    "decoder_prompt_token_ids",
+)
+ENCODER_KEYS = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output")
+
+
+def truncation_of(fields: dict[str, Any], most: int) -> int | None:
+    """Returns the tokens that a text is cut to: with truncate=True `most`, with a number so many; None: it is not."""
+    truncate = fields.get("truncate") or False
+    if isinstance(truncate, bool):
+        return most if truncate else None
+    if not isinstance(truncate, int) or truncate < 1:
+        raise InputError(f"truncate is {truncate!r}; it must be true, false or a number of tokens.")
+    return min(most, truncate)
+
+
+def rows_of(table: PromptTable | None, vocab_size: int) -> range:
+    """Returns the ids of a prompt table's rows, which go before a text."""
+    return range(vocab_size, vocab_size + (0 if table is None else len(table)))
+
+
+def prompt_table_of(fields: dict[str, Any]) -> PromptTable | None:
+    """Returns the rows of an input's prompt table [n, hidden], a tensor or an array; InputError for another shape."""
+    import torch
+
+    rows = fields.get("prompt_table")
+    if rows is None:
+        return None
+    rows = torch.as_tensor(rows)
+    if rows.ndim != 2 or not rows.is_floating_point():
+        raise InputError(f"the prompt table is {rows.dtype} of shape {list(rows.shape)}; give floats [rows, hidden].")
+    return PromptTable.from_rows(rows)
