@@ -135,20 +135,20 @@ def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
-    """Describes a role by its stored weights, or by the graph that holds them."""
+    """Describes a role by its stored weights, or by the files that hold them in another form."""
     from vlm.artifacts.weights import TensorFiles
     from vlm.backends.graphs.io import role_of
     from vlm.convert.roles import module_layout
     from vlm.registry.catalogs import model_spec
 
     name, files = engine.roles[role], engine.manifest.files
-    if f"{role}/rank0.safetensors" in files:
+    if f"{role}/rank0.safetensors" in files and engine.manifest.quantization is None:
         return _role(name, TensorFiles([engine.path / role / "rank0.safetensors"]))
     spec = model_spec(name)
     layout = module_layout(spec, spec.config.from_dict(engine.config(role)))
-    graphs = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
+    sizes = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
     parameters = sum(math.prod(shape) for _, shape in layout.values())
-    return {"model": name, "parameters": parameters, "bytes": sum(graphs), "dtypes": _dtypes(engine.build)}
+    return {"model": name, "parameters": parameters, "bytes": sum(sizes), "dtypes": _dtypes(engine.build)}
 
 
 def _dtypes(build: BuildConfig) -> list[str]:

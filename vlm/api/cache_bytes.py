@@ -10,6 +10,7 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.executor.kv_cache import block_bytes, plan_cache
 from vlm.registry.catalogs import configs_of
+from vlm.registry.networks import mapping_of
 
 
 class CacheBytes(NamedTuple):
@@ -23,7 +24,7 @@ class CacheBytes(NamedTuple):
         """Reads an engine's limits; an encoder alone takes none."""
         if (decoder := configs_of(engine).decoder) is None:
             return cls()
-        runtime, dtype = RuntimeConfig(), getattr(torch, engine.build.dtype)
-        shape = plan_cache(decoder, runtime, limits=engine.limits, dtype=dtype, free_bytes=None)
-        block = block_bytes(decoder, runtime.block_size, dtype)
+        runtime, dtype, shard = RuntimeConfig(), getattr(torch, engine.build.dtype), mapping_of(engine).shard
+        shape = plan_cache(decoder, runtime, limits=engine.limits, dtype=dtype, free_bytes=None, shard=shard)
+        block = block_bytes(decoder, runtime.block_size, dtype, shard)
         return cls(shape.num_blocks * block, (shape.self_table + shape.cross_table) * block)

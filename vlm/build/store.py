@@ -27,7 +27,7 @@ from vlm.backends.selection import pick
 from vlm.build.kinds import kind_of, vision_of
 from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
-from vlm.registry.catalogs import check_files, check_model, families
+from vlm.registry.catalogs import check_files, check_model, families, tokenizer_files
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
@@ -93,7 +93,7 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     if name in packaged_models():
         path = packaged_models()[name]
     elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
-        path = hub.download(repo, check=check_files, progress=progress)
+        path = hub.download(repo, check=check_files, extra=tokenizer_files(), progress=progress)
     kind = kind_of(path)
     if kind not in ("engine", "checkpoint") and os.path.exists(path):
         check_model(path)
@@ -114,14 +114,14 @@ def _unknown(name: str, path: Path) -> str:
         state = "is a folder that holds neither an engine, nor a checkpoint, nor a config.json"
     elif os.path.exists(path):
         state = "is a file that is no model"
-    near = f" (is it {listed(found)}?)" if state == "does not exist" and (found := similar_names(name)) else ""
+    near = f" (is it {listed(names)}?)" if state == "does not exist" and (names := similar_names(name)) else ""
     return f"model {name!r} {state}{near}; {_allowed()}."
 
 
 def _allowed() -> str:
-    packaged = listed(packaged_models()) or "none"
+    names = listed(packaged_models()) or "none"
     return (
-        f"give a packaged name ({packaged}), a Hub id (owner/name), a Hugging Face folder, a FairSeq or .nemo archive,"
+        f"give a packaged name ({names}), a Hub id (owner/name), a Hugging Face folder, a FairSeq or .nemo archive,"
         " a checkpoint or an engine directory"
     )
 
@@ -129,10 +129,10 @@ def _allowed() -> str:
 def similar_names(name: str) -> list[str]:
     """Returns names that may have been meant: of nearly the same spelling, or with the owner of the family."""
     words = " ".join(spec.summary for spec in families().values())
-    owned = [f"{owner}/{name}" for owner, pattern in re.findall(r"([\w-]+)/([\w.-]+\*[\w.-]*)", words)
-             if fnmatch.fnmatchcase(name, pattern)]  # fmt: skip
-    known = {known.lower(): known for known in (*packaged_models(), *hub.CANONICAL)}
-    return [known[near] for near in difflib.get_close_matches(name.lower(), known, 3, 0.75)] or owned
+    with_owner = [f"{owner}/{name}" for owner, pattern in re.findall(r"([\w-]+)/([\w.-]+\*[\w.-]*)", words)
+                  if fnmatch.fnmatchcase(name, pattern)]  # fmt: skip
+    by_spelling = {each.lower(): each for each in (*packaged_models(), *hub.CANONICAL)}
+    return [by_spelling[near] for near in difflib.get_close_matches(name.lower(), by_spelling, 3, 0.75)] or with_owner
 
 
 def _check_engine(path: Path, overrides: dict[str, Any]) -> None:
@@ -214,10 +214,10 @@ def _files(source: Source) -> list[Path]:
     """What a build reads of the source."""
     path = source.path.resolve()
     if source.kind == "hf":
-        found = [path / name for name in hub.needed_files(file.name for file in path.iterdir())]
+        paths = [path / name for name in hub.needed_files((file.name for file in path.iterdir()), tokenizer_files())]
     else:
-        found = [path, *path.rglob("*")]
-    return [file for file in found if file.is_file()]  # a pipe may block, a device may never end
+        paths = [path, *path.rglob("*")]
+    return [file for file in paths if file.is_file()]  # a pipe may block, a device may never end
 
 
 def _fingerprint(root: Path, file: Path) -> list[str | int]:
