@@ -29,7 +29,7 @@ DEEPSEEK_VL = FamilySpec(
         "decoder": Role("llama", config_key="text_config", weight_prefix="language_model."),
     },
     matches=lambda config: config.get("model_type") == "deepseek_vl",
-    renamed={
+    renames={
         "model.language_model.": "language_model.model.",
         "lm_head.": "language_model.lm_head.",
         "model.vision_model.": "vision_model.",
