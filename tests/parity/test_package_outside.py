@@ -1,7 +1,7 @@
-"""A package outside of the tree adds families: network, chat format, post-processing and parity, all in its folder.
+"""Packages outside of the tree add families: networks, processors, chat formats and parity, all in their folders.
 
-docs/examples/vlm-gpt-neox is what docs/adding-a-model.md builds. It is found as an installed package is, by the entry
-point in its metadata, and its own tests run here.
+docs/examples/vlm-gpt-neox is what docs/adding-a-model.md builds; docs/examples/vlm-deepseek-vl reads images, too. They
+are found as installed packages are, by the entry points in their metadata, and their own tests run here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,14 @@ from pathlib import Path
 import pytest
 from setuptools import build_meta
 
+from vlm.errors import VlmError
 from vlm.registry import catalogs
 
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "examples" / "vlm-gpt-neox"
+EXAMPLES = ROOT / "docs" / "examples"
+FOLDER = EXAMPLES / "vlm-gpt-neox"
+ADDED = {"vlm-gpt-neox": {"pythia", "dolly"}, "vlm-deepseek-vl": {"deepseek-vl"}}  # families by package
+CONFIGS = {"pythia": {"model_type": "gpt_neox"}, "deepseek-vl": {"model_type": "deepseek_vl"}}
 
 
 def _forget() -> None:
@@ -28,11 +32,11 @@ def _forget() -> None:
     catalogs.model_spec.cache_clear()
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """A folder with the package, and beside it the dist-info that an installer writes of its pyproject.toml."""
-    site, before = tmp_path_factory.mktemp("site") / "packages", os.getcwd()
-    shutil.copytree(FOLDER, site)
+@pytest.fixture(scope="module", params=ADDED)
+def site(request, tmp_path_factory):
+    """A folder with a package, and beside it the dist-info that an installer writes of its pyproject.toml."""
+    site, before = tmp_path_factory.mktemp("site") / request.param, os.getcwd()
+    shutil.copytree(EXAMPLES / request.param, site)
     os.chdir(site)
     try:
         name = build_meta.prepare_metadata_for_build_wheel(str(site))
@@ -47,13 +51,14 @@ def package(site, monkeypatch):
     """The package's tests as a module, while it is installed."""
     monkeypatch.syspath_prepend(str(site))
     _forget()
-    spec = importlib.util.spec_from_file_location("vlm_gpt_neox_tests", site / "tests" / "test_parity.py")
+    name = site.name.replace("-", "_")
+    spec = importlib.util.spec_from_file_location(f"{name}_tests", site / "tests" / "test_parity.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     yield module
     monkeypatch.undo()
-    for name in [name for name in sys.modules if name.startswith("vlm_gpt_neox")]:
-        del sys.modules[name]
+    for imported in [each for each in sys.modules if each.startswith(name)]:
+        del sys.modules[imported]
     _forget()
 
 
@@ -74,14 +79,20 @@ def test_its_own_tests_pass(package, tmp_path):
         test(**arguments, tmp_path=folder)
 
 
-def test_it_is_found_while_it_is_installed(package):
-    assert {"pythia", "dolly"} <= catalogs.families().keys()
-    assert catalogs.architecture("pythia-160m")[0].name == "pythia"
-    assert catalogs.match_family({"model_type": "gpt_neox"}).name == "pythia"
+def test_it_is_found_while_it_is_installed(package, site):
+    added = ADDED[site.name]
+    assert added <= catalogs.families().keys()
+    for name in added & CONFIGS.keys():
+        assert catalogs.match_family(CONFIGS[name]).name == name
+    if "pythia" in added:
+        assert catalogs.architecture("pythia-160m")[0].name == "pythia"
 
 
 def test_it_is_gone_with_its_folder():
-    assert not {"pythia", "dolly"} & catalogs.families().keys()
+    assert not set().union(*ADDED.values()) & catalogs.families().keys()
+    for config in CONFIGS.values():
+        with pytest.raises(VlmError, match=r"is not supported|is no family here"):
+            catalogs.match_family(config)
 
 
 def test_the_page_shows_the_packages_files():

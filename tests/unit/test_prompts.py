@@ -115,6 +115,16 @@ def test_a_tokenizer_that_does_not_know_the_placeholder(tmp_path):
     assert ours.of_prompt("is this?", 2) == "<image><image>is this?", "no template: images come first"
 
 
+def test_templates_that_have_a_placeholder_of_their_own(tmp_path):
+    """Of the folder or the family, and in a text that is taken as it is."""
+    fast().save_pretrained(tmp_path)
+    template = "{% for m in messages %}{{ m['content'].replace('<image>', '<picture>') + ' .' }}{% endfor %}"
+    ours = prompts(tmp_path, template=template, placeholder="<picture>")
+    assert ours.of_prompt("is <image> this?", 1) == "is <picture> this? ."
+    for text in (ours.of_prompt("is <image> this?", 1), "is <picture> this? ."):
+        assert ours.ids(text, [2]) == [1, 8, 100, 101, 9, 10, 14]
+
+
 def test_templates_of_words_alone(tmp_path):
     """One that takes contents as texts and brings its own special tokens, which are not doubled."""
     template = "{{ bos_token }}{% for m in messages %}{{ m['role'] + ' : ' + m['content'] + eos_token }}{% endfor %}"

@@ -95,6 +95,7 @@ class Prompts:
         that the others are within."""
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give token ids instead of text.")
+        text = text.replace(self.form.placeholder, PLACEHOLDER)
         before, after = self.tokenizer.ends
         images = self._rows(image_rows, given_rows)
         if self.form.images == "first":

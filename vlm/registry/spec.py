@@ -101,6 +101,7 @@ class ChatFormat:
 
     images: str = "inline"  # where an image stands: "inline", at its placeholder, or "first", before the text
     template: str | None = None  # Jinja, of a conversation, where the model's folder has none
+    placeholder: str = "<image>"  # what its templates write where an image stands; questions say <image>
     question: Callable[[str], str] | None = None  # a prompt -> what the model reads, where that is no conversation
 
 
