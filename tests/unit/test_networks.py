@@ -147,7 +147,9 @@ def test_sizes_that_cannot_be_split_are_refused():
 
 def test_a_head_is_not_split():
     """One head of keys for all of queries: its 4 rows could be halved, the head cannot."""
-    with pytest.raises(ConfigError, match=r"an attention layer's 1 heads of k cannot be split among 2 ranks; run"):
+    with pytest.raises(
+        ConfigError, match=r"the heads of k in an attention layer \(1\) cannot be split among 2 ranks; run"
+    ):
         SelfAttention(8, 2, 0, num_kv_heads=1, context=TWO)
 
 

@@ -25,8 +25,8 @@ class Attention(nn.Module):
         if broken := [name for name, size in linear.part_sizes.items() if size % self.head_dim]:
             total = linear.part_sizes[broken[0]] * ranks // self.head_dim
             raise ConfigError(
-                f"an attention layer's {total} heads of {broken[0]} cannot be split among {ranks} ranks; run the model"
-                " on fewer GPUs."
+                f"the heads of {broken[0]} in an attention layer ({total}) cannot be split among {ranks} ranks; run the"
+                " model on fewer GPUs."
             )
         return tuple(size // self.head_dim for size in linear.part_sizes.values())
 
