@@ -39,20 +39,20 @@ def device_name(device: torch.device) -> str:
 def commit() -> str | None:
     """Returns the checkout's commit, `+` for uncommitted changes; `$VLM_COMMIT` where there is no checkout;
     else None."""
-    if given := os.environ.get("VLM_COMMIT"):
-        return given
+    if name := os.environ.get("VLM_COMMIT"):
+        return name
     head = _git("rev-parse", "--short=12", "HEAD")
     return head and head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
 
 
 def _git(*arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             ("git", *arguments), cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 def _version(package: str) -> str | None:

@@ -26,7 +26,7 @@ def random_ids(vocab_size: int, shape: tuple[int, ...], generator: torch.Generat
 
 
 def random_texts(session: Session[TextBenchConfig], row: Workload) -> torch.Tensor:
-    """[batch, tokens in], the same for both systems"""
+    """Returns token ids [batch, tokens in], the same for both systems"""
     generator = torch.Generator().manual_seed(session.config.seed)
     return random_ids(session.configs["decoder"].vocab_size, (row.batch_size, row.lengths[0]), generator)
 
@@ -70,5 +70,5 @@ def as_inputs(prompts: Prompts, configs: RoleConfigs) -> list[dict[str, Any]]:
         return [{key: ids} for ids in prompts.texts.tolist()]
     first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs["visual"].max_rows
     rows = list(range(first, first + count))
-    given = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
-    return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in given]
+    pairs = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
+    return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in pairs]

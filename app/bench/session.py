@@ -50,12 +50,12 @@ class Session(Generic[C]):
 
     @property
     def engine(self) -> EngineDir:
-        """The first one, which limits and floors are taken from."""
+        """Returns the first engine, which limits and floors are taken from."""
         return next(iter(self.engines.values()))
 
     @functools.cached_property
     def configs(self) -> RoleConfigs:
-        """The engine's, by role."""
+        """Returns the engine's configurations, by role."""
         return configs_of(self.engine)
 
     def bandwidth(self) -> float:
@@ -70,8 +70,8 @@ class Session(Generic[C]):
         systems = {HF: baseline(self.folder)} if self.folder else {}
         systems |= {name: self._ours(name, ours) for name in self.engines}
         groups = [systems] if self.device.type == "cpu" else [{name: turns} for name, turns in systems.items()]
-        found = {name: result for group in groups for name, result in in_turns(group).items()}
-        return {name: found[name] for name in self.engines}, found.get(HF)
+        results = {name: result for group in groups for name, result in in_turns(group).items()}
+        return {name: results[name] for name in self.engines}, results.get(HF)
 
     def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
         release(self.device)  # the engine sizes its cache by what is free
@@ -98,8 +98,8 @@ def prepare_session(
         subject = prepare(config, config.dtype or default_dtype(device), Path(scratch), takes, progress, limits)
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
         dtype = next(iter(engines.values())).build.dtype
-        used = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
-        yield Session(used, device, dtype, engines, folder=subject.folder if config.hf else None, say=say)
+        session_config = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
+        yield Session(session_config, device, dtype, engines, folder=subject.folder if config.hf else None, say=say)
 
 
 def _check_device(config: SubjectConfig, device: torch.device) -> None:

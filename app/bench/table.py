@@ -82,11 +82,11 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
         return ""
     lines = [_line(HEADER), _line(["---", "---", *["---:"] * 5])]
     for result in results:
-        shown = ""
+        last_workload = ""
         for row in rows(result):
             # a workload is named once
-            lines.append(_line(["" if row.workload == shown else row.workload, *astuple(row)[1:]]))
-            shown = row.workload
+            lines.append(_line(["" if row.workload == last_workload else row.workload, *astuple(row)[1:]]))
+            last_workload = row.workload
     return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
 
 
@@ -104,10 +104,10 @@ def workload(result: dict[str, Any]) -> str:
 def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
     beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
     measure = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: tokens/s"
-    found = _line_of(result, row, measure, "tokens_per_s", has_floor=True, more_is_better=True)
+    line = _line_of(result, row, measure, "tokens_per_s", has_floor=True, more_is_better=True)
     if row["hf"] and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
-        return replace(found, hf=f"{found.hf} (batch {size})")
-    return found
+        return replace(line, hf=f"{line.hf} (batch {size})")
+    return line
 
 
 def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:

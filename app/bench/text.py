@@ -27,27 +27,27 @@ def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
     with prepare_session(config, "text", progress, config.limits) as session:
         speed = session.bandwidth()
         ours, hf = session.compare(
-            lambda folder: _baseline(folder, session), lambda pipeline: _measured(pipeline, session)
+            lambda folder: _baseline(folder, session), lambda pipeline: _measure(pipeline, session)
         )
         floor = lambda row, mine: floor_of(session, row, row.lengths[0], speed, mine)  # noqa: E731
         rows = join_systems(config, ours, hf, floor)
     return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
 
 
-def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
+def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     settings = neutral(session.engine)
 
-    def measured(_: int, row: Workload) -> Turns[Results]:
+    def measure_row(_: int, row: Workload) -> Turns[Results]:
         def generate(texts: torch.Tensor, new_tokens: int) -> None:
             inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
             options = {"max_new_tokens": new_tokens, "ignore_eos": True, "num_beams": row.num_beams}
-            found = pipeline.generate(inputs, **settings | options)
-            assert all(len(out.token_ids) == new_tokens for out in found)
+            outputs = pipeline.generate(inputs, **settings | options)
+            assert all(len(out.token_ids) == new_tokens for out in outputs)
 
         texts = random_texts(session, row)
         return (yield from times(lambda: texts, generate, row, row.lengths[1], session.config.repeats, session))
 
-    return (yield from measure_rows(session, "vlm", measured))
+    return (yield from measure_rows(session, "vlm", measure_row))
 
 
 def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
@@ -57,10 +57,10 @@ def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Res
     config = session.config
     baseline = TextBaseline(folder, session.dtype, session.device)
 
-    def measured(_: int, row: Workload) -> Turns[Results]:
+    def measure_row(_: int, row: Workload) -> Turns[Results]:
         texts = random_texts(session, row)[: config.hf_batch_size].to(session.device)
         generate = lambda texts, tokens: baseline.generate(texts, tokens, row.num_beams)  # noqa: E731
-        found = yield from times(lambda: texts, generate, row, config.hf_steps(row), config.hf_repeats, session)
-        return baseline.description | found
+        results = yield from times(lambda: texts, generate, row, config.hf_steps(row), config.hf_repeats, session)
+        return baseline.description | results
 
-    return (yield from measure_rows(session, HF, measured))
+    return (yield from measure_rows(session, HF, measure_row))

@@ -34,10 +34,10 @@ class RandomWeights:
 def _group(config: type[SubjectConfig]) -> Group:
     """Returns the options of a benchmark."""
 
-    def make(given: dict[str, Any]) -> SubjectConfig:
-        if given.pop("random_weights", False) != ("arch" in given):
+    def make(values: dict[str, Any]) -> SubjectConfig:
+        if values.pop("random_weights", False) != ("arch" in values):
             raise InputError("--random-weights and --arch go together: --arch nougat-base --random-weights.")
-        return config(**given)
+        return config(**values)
 
     return Group.from_fields(None, make, config, RandomWeights)
 

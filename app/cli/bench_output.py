@@ -29,12 +29,12 @@ def print_table(result: dict[str, Any]) -> None:
 
     from vlm_app.bench.table import HEADER, rows, workload
 
-    shown = Table(title=f"{result['kind']}: {workload(result)}", title_justify="left")
+    table = Table(title=f"{result['kind']}: {workload(result)}", title_justify="left")
     for name in HEADER[1:]:
-        shown.add_column(name, justify="left" if name == "measure" else "right")
+        table.add_column(name, justify="left" if name == "measure" else "right")
     for row in rows(result):
-        shown.add_row(*astuple(row)[1:])
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(shown)
+        table.add_row(*astuple(row)[1:])
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
     env, floor = result["environment"], result["floor"]
     print(f"{env['device']}, memory {floor['bandwidth'] / 1e9:,.0f} GB/s measured; commit {env['commit'] or 'unknown'}")
     for line in _notes(result):
@@ -44,9 +44,9 @@ def print_table(result: dict[str, Any]) -> None:
 def _notes(result: dict[str, Any]) -> Iterator[str]:
     """Yields what a figure beside ours is worth."""
     rows = result.get("rows", ())
-    measured = {row["hf"]["measured_tokens"] for row in rows if row["hf"] and row["hf"]["extrapolated"]}
-    if measured:
-        tokens = " or ".join(map(str, sorted(measured)))
+    token_counts = {row["hf"]["measured_tokens"] for row in rows if row["hf"] and row["hf"]["extrapolated"]}
+    if token_counts:
+        tokens = " or ".join(map(str, sorted(token_counts)))
         yield f"Hugging Face: extrapolated from {tokens} tokens a {result['kind']}"
     if rows and result["config"]["hf"] and not any(row["hf"] for row in rows):
         yield "Hugging Face: there is nothing that it could load"

@@ -44,7 +44,7 @@ class Chat:
         self.fields = {} if table is None else {"prompt_table": table}
         self.conversation = Conversation(())
         self.images: list[Any] = []
-        self.failed = 0
+        self.failures = 0
         self.profile = Profile()
         pipeline.request({"messages": self.conversation.with_turn("user", "a"), **self.fields}, **sampling)
         for image in images:
@@ -64,7 +64,7 @@ class Chat:
                 self._tried(_unknown, command)
             elif command:
                 self._tried(self.answer, line)
-        return self.failed
+        return self.failures
 
     def attach(self, source: Any) -> None:
         """Reads an image for the next turn. ImageError when it cannot be read."""
@@ -77,8 +77,8 @@ class Chat:
     def answer(self, text: str) -> None:
         """Prints the model's answer; a turn that fails is as if it had not been."""
         conversation = self.conversation.with_turn("user", *map(ImagePart, self.images), text)
-        given = {"messages": conversation, **self.fields}
-        for piece in self.profile.timed(self.pipeline.stream(given, **self.sampling)):
+        source = {"messages": conversation, **self.fields}
+        for piece in self.profile.timed(self.pipeline.stream(source, **self.sampling)):
             if not self.json_lines:
                 print(piece, end="", flush=True)
         output = self.pipeline.last_output
@@ -92,7 +92,7 @@ class Chat:
             action(argument)
         except VlmError as error:
             print_error(error)
-            self.failed += 1
+            self.failures += 1
 
 
 def _unknown(command: str) -> None:
@@ -129,13 +129,13 @@ def converse(
     pipeline: Pipeline,
     sampling: dict[str, Any],
     images: list[Any],
-    tuned: SoftPrompts | None,
+    soft_prompts: SoftPrompts | None,
     json_lines: bool,
     profiling: bool,
 ) -> None:
     """Runs all of --chat; exits with 2 if a turn failed."""
     check_chat_model(pipeline, "--chat")
-    [table] = tuned.per_request(1) if tuned is not None else [None]
+    [table] = soft_prompts.per_request(1) if soft_prompts is not None else [None]
     chat = Chat(pipeline, sampling, images, table, json_lines)
     failed = chat.run(turns())
     if profiling and chat.profile.requests:

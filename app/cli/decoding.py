@@ -26,18 +26,18 @@ Chat = Annotated[
 def load(model: str, options: LoadOptions, **defaults: Any) -> Pipeline:
     """Loads a model, with progress on stderr; `defaults` are RuntimeConfig's, for what was not given."""
     with Progress() as progress:
-        loaded = options.load(model, progress, **defaults)
+        pipeline = options.load(model, progress, **defaults)
     if options.build.get("backend") == "auto":
-        print(f"backend {_explained(loaded, options.dtype)}", file=sys.stderr)
-    return loaded
+        print(f"backend {_explained(pipeline, options.dtype)}", file=sys.stderr)
+    return pipeline
 
 
 def _explained(pipeline: Pipeline, dtype: str | None) -> str:
     """Says which backend runs, and why."""
     from vlm.backends.selection import pick
 
-    name, picked = pipeline.engine.build.backend, pick(pipeline.device.type, dtype)
-    return f"{name}: {picked.reason if name == picked.name else 'the engine was built for it'}"
+    name, choice = pipeline.engine.build.backend, pick(pipeline.device.type, dtype)
+    return f"{name}: {choice.reason if name == choice.name else 'the engine was built for it'}"
 
 
 def packaged_chat_model() -> str | None:

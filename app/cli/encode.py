@@ -63,8 +63,8 @@ def encode(
     if out is None:
         _print(pipeline, inputs, fields)
     else:
-        found = pipeline.encode(inputs, hidden_states=hidden_states, attentions=attentions, **fields)
-        _write(out, found)
+        encodings = pipeline.encode(inputs, hidden_states=hidden_states, attentions=attentions, **fields)
+        _write(out, encodings)
         print(out)
 
 
@@ -82,16 +82,16 @@ def _inputs(texts: list[str], images: list[str]) -> list[dict[str, Any]]:
 
 
 def _print(pipeline: Pipeline, inputs: list[dict[str, Any]], fields: dict[str, Any]) -> None:
-    for given in inputs:
-        encoding = pipeline.encode(given, **fields)
+    for source in inputs:
+        encoding = pipeline.encode(source, **fields)
         states = encoding.last_hidden_state.float()
-        name = given.get("text") or given["images"][0]
+        name = source.get("text") or source["images"][0]
         print(json.dumps({"input": name, "rows": len(states), "mean": states.mean(0).tolist()}, ensure_ascii=False))
 
 
-def _write(out: Path, found: list[Encoding]) -> None:
+def _write(out: Path, encodings: list[Encoding]) -> None:
     arrays: dict[str, Any] = {
-        f"{i}.{name}": array for i, encoding in enumerate(found) for name, array in _arrays(encoding).items()
+        f"{i}.{name}": array for i, encoding in enumerate(encodings) for name, array in _arrays(encoding).items()
     }
     try:
         if out.suffix == ".npz":
@@ -112,9 +112,9 @@ def _arrays(encoding: Encoding) -> dict[str, np.ndarray]:
     import torch
 
     as_array = lambda x: (x.float() if x.dtype == torch.bfloat16 else x).contiguous().numpy()  # noqa: E731
-    found = {"last_hidden_state": as_array(encoding.last_hidden_state)}
+    arrays = {"last_hidden_state": as_array(encoding.last_hidden_state)}
     if encoding.token_ids is not None:
-        found["token_ids"] = np.array(encoding.token_ids, dtype=np.int32)
+        arrays["token_ids"] = np.array(encoding.token_ids, dtype=np.int32)
     for name in ("hidden_states", "attentions"):
-        found |= {f"{name}.{k}": as_array(x) for k, x in enumerate(getattr(encoding, name) or ())}
-    return found
+        arrays |= {f"{name}.{k}": as_array(x) for k, x in enumerate(getattr(encoding, name) or ())}
+    return arrays

@@ -49,9 +49,9 @@ class Scoring:
         check_limits(self, flags=True)
         if self.task not in METRICS:
             raise InputError(f"--task is {self.task!r}; allowed are {', '.join(METRICS)}.")
-        known = sorted({name for names in METRICS.values() for name in names})
-        if unknown := [name for name in self.metrics if name not in known]:
-            raise InputError(f"--metric is {unknown[0]!r}; allowed are {', '.join(known)}.")
+        names = sorted({name for names in METRICS.values() for name in names})
+        if unknown := [name for name in self.metrics if name not in names]:
+            raise InputError(f"--metric is {unknown[0]!r}; allowed are {', '.join(names)}.")
         for name, metric in THRESHOLDS.items():
             if self.thresholds[name] is not None and metric not in self.metrics:
                 why = f"--metric {' '.join(self.metrics)}" if self.metric else f"--task {self.task}"
@@ -204,8 +204,8 @@ def _write(out: Path, result: dict[str, Any]) -> None:
 
 
 def _judge(scores: dict[str, float], thresholds: dict[str, float | None]) -> None:
-    missed = [f"{name} {scores[name]:.2f} is below {least:g}" for name, least in thresholds.items()
+    shortfalls = [f"{name} {scores[name]:.2f} is below {least:g}" for name, least in thresholds.items()
               if least is not None and scores[name] < least]  # fmt: skip
-    if missed:
-        print_error("; ".join(missed) + ".")
+    if shortfalls:
+        print_error("; ".join(shortfalls) + ".")
         raise typer.Exit(PARTLY_FAILED)

@@ -22,7 +22,7 @@ from vlm_app.text.prompts import prompt_of
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("suffix", "truncate"),
-    sampling=SAMPLING, tuned=SOFT_PROMPTS, options=LOADING,
+    sampling=SAMPLING, soft_prompts=SOFT_PROMPTS, options=LOADING,
 )  # fmt: skip
 def generate(
     *,
@@ -35,7 +35,7 @@ def generate(
     framing: texts.Framing,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
-    tuned: SoftPrompts | None,
+    soft_prompts: SoftPrompts | None,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -77,12 +77,12 @@ def generate(
     if chat:
         from vlm_app.cli.chat import converse
 
-        converse(pipeline, sampling, [], tuned, as_json, profiling=False)
+        converse(pipeline, sampling, [], soft_prompts, as_json, profiling=False)
         return
-    put = {"suffix": framing.suffix, "truncate": framing.truncate}
+    fields = {"suffix": framing.suffix, "truncate": framing.truncate}
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
-        pipeline, attach_prompt_tables(tuned, items), lambda text: {key: text, **put}, files.out,
+        pipeline, attach_prompt_tables(soft_prompts, items), lambda text: {key: text, **fields}, files.out,
         texts.streams(prompt, files.out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
         alone=texts.is_alone(prompt),
     )  # fmt: skip
@@ -90,5 +90,5 @@ def generate(
 
 def _check_chat(others: dict[str, object]) -> None:
     """Raises InputError for options that were given: --chat asks on stdin and answers on stdout."""
-    if given := [name for name, value in others.items() if value not in (None, False, [], ())]:
-        raise InputError(f"--chat is a conversation over stdin and stdout; leave {listed(given)} out.")
+    if flags := [name for name, value in others.items() if value not in (None, False, [], ())]:
+        raise InputError(f"--chat is a conversation over stdin and stdout; leave {listed(flags)} out.")

@@ -35,9 +35,9 @@ def inspect(
     """
     from vlm.build.store import locate
 
-    found = locate(model)
-    described = DESCRIBE.get(found.kind, describe_foreign)(found.path)
-    print(json.dumps(described, indent=2, ensure_ascii=False) if as_json else _text(described))
+    source = locate(model)
+    description = DESCRIBE.get(source.kind, describe_foreign)(source.path)
+    print(json.dumps(description, indent=2, ensure_ascii=False) if as_json else _text(description))
 
 
 def describe_engine(path: Path) -> dict[str, Any]:
@@ -98,8 +98,10 @@ def describe_folder(path: Path) -> dict[str, Any]:
     family = match_family(folder.config)
     role_configs(family, folder.config)
     tensors = named_tensors(folder.tensors, family)
-    owned = partition_tensors(tensors, family.roles)
-    parts = {role: _role(part.model, PrefixView(tensors, owned[role], "")) for role, part in family.roles.items()}
+    names_by_role = partition_tensors(tensors, family.roles)
+    parts = {
+        role: _role(part.model, PrefixView(tensors, names_by_role[role], "")) for role, part in family.roles.items()
+    }
     return {
         "kind": "hugging face folder",
         "path": str(path),
@@ -191,9 +193,9 @@ def _names(folder: Path | None) -> list[str]:
     return sorted(file.name for file in folder.iterdir()) if folder else []
 
 
-def _text(described: dict[str, Any]) -> str:
+def _text(description: dict[str, Any]) -> str:
     lines = []
-    for key, value in described.items():
+    for key, value in description.items():
         title = key.replace("_", " ")
         if key == "roles":
             lines += [f"{role:<12} {_role_text(part)}" for role, part in value.items()]

@@ -63,8 +63,8 @@ app.command("eval", cls=GroupedCommand)(evaluate)
 app.add_typer(bench.app, name="bench")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         print(f"vlm {__version__}")
         raise typer.Exit
 

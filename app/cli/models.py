@@ -18,8 +18,8 @@ def models(as_json: Json = False) -> None:
       vlm models
       vlm models --json
     """
-    found = {"families": _families(), "packaged": _packaged()}
-    print(json.dumps(found, indent=2, ensure_ascii=False) if as_json else _text(found))
+    catalog = {"families": _families(), "packaged": _packaged()}
+    print(json.dumps(catalog, indent=2, ensure_ascii=False) if as_json else _text(catalog))
 
 
 def _families() -> list[dict[str, Any]]:
@@ -41,19 +41,19 @@ def _packaged() -> list[dict[str, Any]]:
     from vlm.build.store import packaged_models
     from vlm.registry.catalogs import match_family
 
-    found = []
+    entries = []
     for name, path in packaged_models().items():
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
         size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        found.append({"name": name, "family": match_family(config).name, "bytes": size})
-    return found
+        entries.append({"name": name, "family": match_family(config).name, "bytes": size})
+    return entries
 
 
-def _text(found: dict[str, Any]) -> str:
+def _text(catalog: dict[str, Any]) -> str:
     lines = ["Families"]
-    for family in found["families"]:
+    for family in catalog["families"]:
         lines.append(f"  {family['name']:<16} {family['summary']}")
         lines.append(f"  {'':<16} takes {' and '.join(family['inputs'])}; shapes: {', '.join(family['architectures'])}")
     lines.append("Packaged models (vlm run --model NAME)")
-    lines += [f"  {m['name']:<16} {m['family']}, {m['bytes'] / 1e6:.1f} MB" for m in found["packaged"]] or ["  none"]
+    lines += [f"  {m['name']:<16} {m['family']}, {m['bytes'] / 1e6:.1f} MB" for m in catalog["packaged"]] or ["  none"]
     return "\n".join(lines)

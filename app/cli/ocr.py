@@ -70,7 +70,7 @@ def ocr(
     """
     folder = location(out)
     part = Shard.parse(places.shard) if places.shard else None
-    documents, unsearched = _find(paths, folder, config)
+    documents, unreadable = _find(paths, folder, config)
     if part:
         documents = part.select(documents)
     with Progress() as progress:
@@ -80,7 +80,7 @@ def ocr(
     with ledger_of(folder, engine.settings(config.max_new_tokens), config.recompute, name) as ledger:
         reader = _cluster_reader(engine, places.engines) if places.ray else load_reader(engine)
         summary = _run(reader, documents, config, ledger, Outputs(folder, config.format, ledger, name))
-    summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unsearched]
+    summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unreadable]
     _report(summary, gpu_price)
 
 
@@ -92,11 +92,11 @@ def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document
     if not is_remote(out) and out.exists() and not out.is_dir():
         raise InputError(f"--out {out} is a file; give a folder.")
     check_pages(config.pages)
-    found = find_documents(paths)
-    if len(found.sources) == 1:
-        regular_file_state(found.sources[0].path)
-        selected(config.pages, OpenDocument(found.sources[0].path).num_pages)
-    return name_all(found.sources), found.unsearched
+    search = find_documents(paths)
+    if len(search.sources) == 1:
+        regular_file_state(search.sources[0].path)
+        selected(config.pages, OpenDocument(search.sources[0].path).num_pages)
+    return name_all(search.sources), search.unreadable
 
 
 def _cluster_device(device: str) -> tuple[str]:
@@ -114,7 +114,7 @@ def _cluster_reader(engine: EngineConfig, engines: int | None) -> Reader:
 
 def _run(reader: Reader, documents: list[Document], config: JobConfig, ledger: Ledger, outputs: Outputs) -> Summary:
     def show(summary: Summary) -> None:
-        progress("Reading", summary.done, summary.found, live(summary, summary.found))
+        progress("Reading", summary.done, summary.total, live(summary, summary.total))
 
     with contextlib.closing(reader), Progress() as progress:
         return Job(reader, documents, config, ledger, outputs, show).run()

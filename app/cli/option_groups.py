@@ -66,16 +66,16 @@ class Group:
 
     def read(self, values: Mapping[str, Any]) -> Any:
         """Makes of what typer found what the verb gets. Raises a VlmError for a value that is not allowed."""
-        named = {name: values[name] for name in self.options if values[name] not in (None, [])}
-        return self.make({name: self._value(name, value) for name, value in named.items()})
+        entries = {name: values[name] for name in self.options if values[name] not in (None, [])}
+        return self.make({name: self._value(name, value) for name, value in entries.items()})
 
     def _value(self, name: str, value: Any) -> Any:
-        read = self.options[name].read
-        return tuple(value) if isinstance(value, list) else read(value) if read else value
+        reader = self.options[name].read
+        return tuple(value) if isinstance(value, list) else reader(value) if reader else value
 
     def _parameter(self, name: str, option: Option) -> inspect.Parameter:
-        kind, repeated = _kind(self.types[name]) if option.read is None else (option.written, False)
-        again = repeated and "again for more" not in option.help and "repeat it" not in option.help
+        kind, is_list = _kind(self.types[name]) if option.read is None else (option.written, False)
+        again = is_list and "again for more" not in option.help and "repeat it" not in option.help
         words = [option.help, "Repeat it for more." * again, f"[default: {option.default}]" * bool(option.default)]
         info = typer.Option(
             *(option.flags or (default_flag(name),)), help=" ".join(filter(None, words)), envvar=option.env,
@@ -83,23 +83,23 @@ class Group:
         )  # fmt: skip
         return inspect.Parameter(
             name, inspect.Parameter.KEYWORD_ONLY, default=None,
-            annotation=Annotated[(list[kind] if repeated else kind) | None, info],
+            annotation=Annotated[(list[kind] if is_list else kind) | None, info],
         )  # fmt: skip
 
 
 def _with_default(option: Option, default: Any) -> Option:
-    said = option.default or default is None or default == () or isinstance(default, bool)
-    return option if said else replace(option, default=str(default))
+    is_complete = option.default or default is None or default == () or isinstance(default, bool)
+    return option if is_complete else replace(option, default=str(default))
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
     """Returns an option's type for a field's, and whether it is repeated. TypeError for a type that needs `read`."""
     hint = without_none(hint)
-    repeated = typing.get_origin(hint) is tuple
-    kind = typing.get_args(hint)[0] if repeated else hint
+    is_list = typing.get_origin(hint) is tuple
+    kind = typing.get_args(hint)[0] if is_list else hint
     if kind not in (int, float, str, bool, Path):
         raise TypeError(f"an option of type {hint} needs a function that reads it")
-    return kind, repeated
+    return kind, is_list
 
 
 def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -110,15 +110,15 @@ def takes(**groups: Group) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         parts = ((groups[p.name].parameters() if p.name in groups else [p]) for p in own.parameters.values())
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for part in parts for p in part]
 
-        def called(**values: Any) -> Any:
-            made = {name: group.read(values) for name, group in groups.items()}
-            shared = {name for group in groups.values() for name in group.options}
-            return verb(**{name: value for name, value in values.items() if name not in shared}, **made)
+        def call(**values: Any) -> Any:
+            arguments = {name: group.read(values) for name, group in groups.items()}
+            group_options = {name for group in groups.values() for name in group.options}
+            return verb(**{name: value for name, value in values.items() if name not in group_options}, **arguments)
 
-        wrapped: Any = functools.wraps(verb)(called)
-        wrapped.__signature__ = own.replace(parameters=parameters)
-        wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
-        return wrapped
+        wrapper: Any = functools.wraps(verb)(call)
+        wrapper.__signature__ = own.replace(parameters=parameters)
+        wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+        return wrapper
 
     return decorate
 
@@ -160,7 +160,7 @@ BUILD = Group.from_fields("Engine", checked_build, BuildConfig).changed(
     backend={"help": f"What runs it: {described_backends()}."},
     quantization={"help": f"Of the weights: {described_quantizations()}."},
 )
-_built = {
+_when_unset = {
     "dtype": "as built, or float32 on the CPU and bfloat16 on CUDA",
     "max_batch_size": f"as built, or {BuildConfig.max_batch_size}",
     "max_seq_len": "as built, or what the model was made for",
@@ -170,7 +170,7 @@ _built = {
 LOADING = (
     Group.from_fields("Engine", LoadOptions.from_dict, RuntimeConfig, BuildConfig)
     .only("device", *load_options.BUILD, *load_options.RUNTIME[1:])
-    .changed(**{name: {"default": words} for name, words in _built.items()})
+    .changed(**{name: {"default": words} for name, words in _when_unset.items()})
     .changed(
         dtype={"help": BUILD.options["dtype"].help.replace(", and that of the weights", "")},
         backend={"help": f"What runs it: {described_backends()}, or auto: what suits this machine."},

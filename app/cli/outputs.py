@@ -21,19 +21,19 @@ class Printer:
     def __init__(self, pipeline: Pipeline, sampling: dict[str, Any], *, raw: bool = False):
         """Prints texts as decoded where they are to be `raw`."""
         self.pipeline, self.sampling, self.raw = pipeline, sampling, raw
-        self.done: list[tuple[dict[str, Any], Output]] = []
-        self.failed = 0
+        self.results: list[tuple[dict[str, Any], Output]] = []
+        self.failures = 0
         self.profile = Profile()
 
     def stream(self, inputs: list[dict[str, Any]]) -> None:
         """Prints texts as they are decoded."""
-        for given in inputs:
+        for fields in inputs:
             try:
-                for piece in self.profile.timed(self.pipeline.stream(given, **self.sampling)):
+                for piece in self.profile.timed(self.pipeline.stream(fields, **self.sampling)):
                     sys.stdout.write(piece)
                     sys.stdout.flush()
                 print()
-                self._keep(given, self.pipeline.last_output)
+                self._keep(fields, self.pipeline.last_output)
                 self._report([self.pipeline.last_output])
             except VlmError as error:
                 self._fail(error)
@@ -50,14 +50,14 @@ class Printer:
             outputs = (result, *getattr(result, "alternatives", ()))
             texts = [output.raw_text if self.raw else output.text for output in outputs]
             print(as_json(inputs[index], result) if json_lines else "\n".join(texts), flush=True)
-        self._report([output for _, output in self.done])
+        self._report([output for _, output in self.results])
 
-    def _keep(self, given: dict[str, Any], output: Output) -> None:
-        self.done.append((given, output))
+    def _keep(self, fields: dict[str, Any], output: Output) -> None:
+        self.results.append((fields, output))
 
     def _fail(self, error: object) -> None:
         print_error(error)
-        self.failed += 1
+        self.failures += 1
 
     def _report(self, outputs: list[Output]) -> None:
         """Prints where the time went."""
@@ -67,40 +67,40 @@ class Printer:
         times, tokens = self.pipeline.timings, tokens_of(outputs)
         parts = ", ".join(f"{name} {times[name]:.2f}" for name in STAGES)
         rate = f", {tokens / times['decode']:.0f} tokens/s decoding" if times["decode"] > 0 else ""
-        ended = ", ".join(sorted({output.finish_reason for output in outputs}))
-        print(f"{tokens} tokens ({ended}) in {times['total']:.2f} s: {parts}{rate}", file=sys.stderr)
+        reasons = ", ".join(sorted({output.finish_reason for output in outputs}))
+        print(f"{tokens} tokens ({reasons}) in {times['total']:.2f} s: {parts}{rate}", file=sys.stderr)
 
 
 def _in_order(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    held, turn = {}, 0
+    pending, turn = {}, 0
     for index, result in results:
-        held[index] = result
-        while turn in held:
-            yield turn, held.pop(turn)
+        pending[index] = result
+        while turn in pending:
+            yield turn, pending.pop(turn)
             turn += 1
 
 
-def as_json(given: dict[str, Any], output: Output) -> str:
+def as_json(fields: dict[str, Any], output: Output) -> str:
     """Returns an object on one line: the names of the input, then the output."""
     import json
 
-    return json.dumps({**_names(given), **output_fields(output)}, ensure_ascii=False)
+    return json.dumps({**_names(fields), **output_fields(output)}, ensure_ascii=False)
 
 
-def _names(given: dict[str, Any]) -> dict[str, Any]:
+def _names(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the names of an input. What came over stdin is `-`, a page of a document has its number beside it."""
-    if "input_ids" in given:
-        return {"input_ids": given["input_ids"]}
-    if "text" in given:
-        return {"input": given["text"]}
-    images = [_name(source) for source in given.get("images") or ()]
-    pages = [getattr(source, "page", None) for source in given.get("images") or ()]
+    if "input_ids" in fields:
+        return {"input_ids": fields["input_ids"]}
+    if "text" in fields:
+        return {"input": fields["text"]}
+    images = [_name(source) for source in fields.get("images") or ()]
+    pages = [getattr(source, "page", None) for source in fields.get("images") or ()]
     numbers = [None if page is None else page + 1 for page in pages]
-    found = {"image": images[0]} if len(images) == 1 else {"images": images} if images else {}
+    names = {"image": images[0]} if len(images) == 1 else {"images": images} if images else {}
     if any(numbers):
-        found |= {"page": numbers[0]} if len(images) == 1 else {"pages": numbers}
-    prompt = next((given[name] for name in ("prompt", "raw_prompt") if given.get(name) is not None), None)
-    return found if prompt is None else {**found, "prompt": prompt}
+        names |= {"page": numbers[0]} if len(images) == 1 else {"pages": numbers}
+    prompt = next((fields[name] for name in ("prompt", "raw_prompt") if fields.get(name) is not None), None)
+    return names if prompt is None else {**names, "prompt": prompt}
 
 
 def _name(source: Any) -> str:

@@ -47,7 +47,7 @@ class Profile:
     def print(self, encoder: str) -> None:
         """Prints a table on stderr; `encoder`: what the encoder's time is called."""
         names = {"preprocess": "preprocess", "encode": encoder, "prefill": "prefill", "decode": "decode"}
-        rows = [(shown, f"{self.seconds[name]:9.3f} s") for name, shown in names.items()]
+        rows = [(label, f"{self.seconds[name]:9.3f} s") for name, label in names.items()]
         rows.append(("total", f"{self.seconds['total']:9.3f} s"))
         rows.append(("requests", f"{self.requests:5d}"))
         rate = self.tokens / self.seconds["decode"] if self.seconds["decode"] > 0 else 0.0

@@ -24,7 +24,7 @@ from vlm_app.core.load_options import LoadOptions
 
 
 @dataclass(frozen=True)
-class Shown:
+class DisplayOptions:
     """What is printed of the outputs."""
 
     as_json: bool = option(False, "Print JSON.", flags=("--json",))
@@ -35,7 +35,7 @@ class Shown:
 @command
 @takes(
     sources=Group.making(RunSources), framing=Group.making(Framing).only("suffix", "truncate"), sampling=SAMPLING,
-    tuned=SOFT_PROMPTS, shown=Group.making(Shown), options=LOADING,
+    soft_prompts=SOFT_PROMPTS, display=Group.making(DisplayOptions), options=LOADING,
 )  # fmt: skip
 def run(
     *,
@@ -52,8 +52,8 @@ def run(
     framing: Framing,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
-    tuned: SoftPrompts | None,
-    shown: Shown,
+    soft_prompts: SoftPrompts | None,
+    display: DisplayOptions,
     check_accuracy: Annotated[
         bool, typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels, greedily.")
     ] = False,
@@ -92,13 +92,13 @@ def run(
         from vlm_app.cli.chat import converse
 
         run_inputs.check_pages(pipeline)
-        converse(pipeline, sampling, run_inputs.images, tuned, shown.as_json, shown.run_profiling)
+        converse(pipeline, sampling, run_inputs.images, soft_prompts, display.as_json, display.run_profiling)
         return
-    printer = Printer(pipeline, sampling, raw=shown.raw)
-    _print(printer, prepend(tuned, run_inputs.inputs(pipeline)), run_inputs.places, shown)
-    if folder is not None and printer.done:
+    printer = Printer(pipeline, sampling, raw=display.raw)
+    _print(printer, prepend(soft_prompts, run_inputs.inputs(pipeline)), run_inputs.places, display)
+    if folder is not None and printer.results:
         _compare(folder, printer, reference_dtype)
-    if printer.failed:
+    if printer.failures:
         raise typer.Exit(USER_ERROR)
 
 
@@ -111,14 +111,14 @@ def _reference(name: str, sampling: dict[str, Any]) -> tuple[dict[str, Any], Pat
         return greedy(sampling), folder_of(name, progress=progress)
 
 
-def _print(printer: Printer, inputs: list[dict[str, Any]], places: list[str] | None, shown: Shown) -> None:
+def _print(printer: Printer, inputs: list[dict[str, Any]], places: list[str] | None, display: DisplayOptions) -> None:
     """Prints what the model makes of the inputs, as it comes where a reader looks at it."""
     alone = printer.sampling.get("num_return_sequences", 1) == 1
-    if not shown.as_json and alone and (shown.raw or sys.stdout.isatty()):
+    if not display.as_json and alone and (display.raw or sys.stdout.isatty()):
         printer.stream(inputs)
     else:
-        printer.whole(inputs, shown.as_json, places)
-    if shown.run_profiling and printer.done:
+        printer.whole(inputs, display.as_json, places)
+    if display.run_profiling and printer.results:
         print_profile(printer.profile, printer.pipeline)
 
 
@@ -126,5 +126,5 @@ def _compare(folder: Path, printer: Printer, reference_dtype: str | None) -> Non
     """Runs Hugging Face beside what was printed, and says how far both agree."""
     from vlm_app.reference.accuracy import compare
 
-    inputs, outputs = zip(*printer.done, strict=True)
+    inputs, outputs = zip(*printer.results, strict=True)
     print(compare(folder, printer.pipeline, inputs, outputs, printer.sampling, reference_dtype), file=sys.stderr)

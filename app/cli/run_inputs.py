@@ -64,10 +64,10 @@ class RunInputs:
         beside = {"suffix": framing.suffix, "truncate": framing.truncate or None}
         beside = {name: value for name, value in beside.items() if value is not None}
         _check_kinds(sources, beside, chat)
-        found = [_pages_of(_bytes_of_stdin() if name == "-" else name, sources.pages) for name in sources.image]
-        long = next((each[0].name for each in found if len(each) > 1), None)
+        documents = [_pages_of(_bytes_of_stdin() if name == "-" else name, sources.pages) for name in sources.image]
+        long = next((each[0].name for each in documents if len(each) > 1), None)
         return cls(
-            [one for each in found for one in each],
+            [one for each in documents for one in each],
             [one_prompt(text, verbatim=True) for text in sources.text],
             None if sources.prompt is None else one_prompt(sources.prompt),
             None if sources.raw_prompt is None else one_prompt(sources.raw_prompt, verbatim=True),
@@ -86,8 +86,8 @@ class RunInputs:
         if self.texts or self.ids:
             return DEFAULT_TEXT_MODEL
         in_words = self.chat or self.prompt is not None or self.raw_prompt is not None
-        if in_words and (found := packaged_chat_model()):
-            return found
+        if in_words and (model := packaged_chat_model()):
+            return model
         if not self.images or self.chat:
             raise InputError("no model that is asked in words is packaged; name one: --model llava-hf/llava-1.5-7b-hf.")
         return DEFAULT_MODEL
@@ -108,31 +108,31 @@ class RunInputs:
         """Returns one for all images and the prompt, where the family takes prompts; else one an image, or a text."""
         if self.ids:
             items = without_padding(self.ids, pipeline.config.pad_token_id)
-            return [{"input_ids": item.given.get("input_ids", [])} for item in items]
+            return [{"input_ids": item.fields.get("input_ids", [])} for item in items]
         if self.texts:
             return [{"text": text, "prompt": self.prompt, **self.framing} for text in self.texts]
         if self.raw_prompt is not None or not self.images:
             check_chat_model(pipeline, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
         self.check_pages(pipeline)
         if not pipeline.capabilities.takes_prompt:
-            if named := [f"--{name}" for name in self.framing]:
-                raise InputError(f"{listed(named)} is for texts; {pipeline.family.name} takes none.")
+            if flags := [f"--{name}" for name in self.framing]:
+                raise InputError(f"{listed(flags)} is for texts; {pipeline.family.name} takes none.")
             return [{"images": [source], "prompt": self.prompt} for source in self.images]
-        given = {"images": self.images or None, "prompt": self.prompt, "raw_prompt": self.raw_prompt}
-        return [{name: value for name, value in {**given, **self.framing}.items() if value is not None}]
+        fields = {"images": self.images or None, "prompt": self.prompt, "raw_prompt": self.raw_prompt}
+        return [{name: value for name, value in {**fields, **self.framing}.items() if value is not None}]
 
 
 def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> None:
     """Raises InputError for options that do not go together, or where there is nothing to do."""
     images, texts = sources.image, sources.text
     words = {**by_flag(sources, "prompt", "raw_prompt"), "--chat": chat or None}
-    given = [name for name, value in words.items() if value is not None]
+    flags = [name for name, value in words.items() if value is not None]
     if chat and framing:
         raise InputError(f"{listed(f'--{name}' for name in framing)} is for single requests; leave --chat out.")
-    if (images and texts) or not (images or texts or given):
+    if (images and texts) or not (images or texts or flags):
         raise InputError('give --image FILE, --prompt TEXT, --chat or --text "A text.", one kind at a time.')
-    if len(given) > 1 or (texts and set(given) - {"--prompt"}):
-        raise InputError(f"{listed(given + ['--text'] * bool(texts))} were given together; give one of them.")
+    if len(flags) > 1 or (texts and set(flags) - {"--prompt"}):
+        raise InputError(f"{listed(flags + ['--text'] * bool(texts))} were given together; give one of them.")
     if [*images, *texts, sources.prompt, sources.raw_prompt].count("-") + chat * images.count("-") > 1:
         raise InputError("stdin (-) is asked for twice; it can be read once.")
     if sources.pages is not None and not images:
@@ -143,8 +143,8 @@ def _pages_of(source: str | bytes, pages: str | None) -> list[Any]:
     """Returns the source itself where it is a picture; of a PDF, and of any document with --pages, its pages."""
     from vlm.processing.documents import document_pages, is_pdf
 
-    paged = is_pdf(source) or (pages is not None and isinstance(source, str))
-    return [*document_pages(source, pages)] if paged else [source]
+    has_pages = is_pdf(source) or (pages is not None and isinstance(source, str))
+    return [*document_pages(source, pages)] if has_pages else [source]
 
 
 def _bytes_of_stdin() -> bytes:

@@ -68,29 +68,29 @@ class SoftPrompts:
         return [None if n == BASE else self.tables[n] for n in tasks]
 
 
-def prepend(tuned: SoftPrompts | None, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def prepend(soft_prompts: SoftPrompts | None, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the inputs with their rows."""
-    if tuned is None:
+    if soft_prompts is None:
         return inputs
-    rows = tuned.per_request(len(inputs))
+    rows = soft_prompts.per_request(len(inputs))
     pairs = zip(inputs, rows, strict=True)
-    return [given if table is None else {**given, "prompt_table": table} for given, table in pairs]
+    return [fields if table is None else {**fields, "prompt_table": table} for fields, table in pairs]
 
 
-def attach_prompt_tables(tuned: SoftPrompts | None, items: Iterable[Item]) -> Iterable[Item]:
+def attach_prompt_tables(soft_prompts: SoftPrompts | None, items: Iterable[Item]) -> Iterable[Item]:
     """Returns the items with their rows; they are read at once where each has a task of its own. Raises InputError
     unless there is one for each, or one for all."""
-    if tuned is None:
+    if soft_prompts is None:
         return items
-    if len(tuned.tasks) == 1:
-        [table] = tuned.per_request(1)
+    if len(soft_prompts.tasks) == 1:
+        [table] = soft_prompts.per_request(1)
         return (_with(item, table) for item in items)
     items = list(items)
-    return [_with(item, table) for item, table in zip(items, tuned.per_request(len(items)), strict=True)]
+    return [_with(item, table) for item, table in zip(items, soft_prompts.per_request(len(items)), strict=True)]
 
 
 def _with(item: Item, table: np.ndarray | None) -> Item:
-    return item if table is None else replace(item, given={**item.given, "prompt_table": table})
+    return item if table is None else replace(item, fields={**item.fields, "prompt_table": table})
 
 
 def _numbers(tasks: str) -> tuple[int, ...]:
@@ -112,19 +112,19 @@ def _read(file: Path) -> np.ndarray:
     try:
         # not np.load, which takes archives and pickles for arrays as well
         with open_regular(file) as data:
-            found = np.lib.format.read_array(data, allow_pickle=False)
+            array = np.lib.format.read_array(data, allow_pickle=False)
     except Exception:  # a header may end in any of them
         raise InputError(f"{option} is no .npy file of numbers; write it with numpy.save.") from None
-    if not np.issubdtype(found.dtype, np.floating) or found.ndim not in (2, 3) or not found.size:
+    if not np.issubdtype(array.dtype, np.floating) or array.ndim not in (2, 3) or not array.size:
         raise InputError(
-            f"{option} is {found.dtype} of shape {list(found.shape)};"
+            f"{option} is {array.dtype} of shape {list(array.shape)};"
             " give floats [tasks, rows, hidden] or [rows, hidden]."
         )
-    return (found if found.ndim == 3 else found[None]).astype(np.float32)
+    return (array if array.ndim == 3 else array[None]).astype(np.float32)
 
 
-def _from_options(given: dict[str, Any]) -> SoftPrompts | None:
-    return SoftPrompts.read(given.get("prompt_table"), given.get("tasks"))
+def _from_options(values: dict[str, Any]) -> SoftPrompts | None:
+    return SoftPrompts.read(values.get("prompt_table"), values.get("tasks"))
 
 
 SOFT_PROMPTS = Group.from_fields(None, _from_options, TableOptions)

@@ -18,7 +18,7 @@ from vlm_app.core.load_options import LoadOptions
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("prefix", "suffix", "truncate"),
-    sampling=SAMPLING, tuned=SOFT_PROMPTS, options=LOADING,
+    sampling=SAMPLING, soft_prompts=SOFT_PROMPTS, options=LOADING,
 )  # fmt: skip
 def summarize(
     *,
@@ -28,7 +28,7 @@ def summarize(
     by_line: Annotated[bool, typer.Option("--lines", help="A document a line, not one a file.")] = False,
     framing: texts.Framing,
     sampling: dict[str, Any],
-    tuned: SoftPrompts | None,
+    soft_prompts: SoftPrompts | None,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -52,7 +52,7 @@ def summarize(
         items = texts.ids_of(files.input_ids, {"texts": text, "--file": files.file, **others}, files.out)
     else:
         items = texts.items_of(text, files, whole=not by_line)
-    items = attach_prompt_tables(tuned, items)
+    items = attach_prompt_tables(soft_prompts, items)
     pipeline = texts.load_text_model(model, options)
     from vlm_app.text.tasks import summary
 

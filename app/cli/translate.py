@@ -15,8 +15,8 @@ from vlm_app.core.load_options import LoadOptions
 
 @command
 @takes(
-    files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing), sampling=SAMPLING, tuned=SOFT_PROMPTS,
-    options=LOADING,
+    files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing), sampling=SAMPLING,
+    soft_prompts=SOFT_PROMPTS, options=LOADING,
 )  # fmt: skip
 def translate(
     *,
@@ -25,7 +25,7 @@ def translate(
     model: Model = texts.DEFAULT_TEXT_MODEL,
     framing: texts.Framing,
     sampling: dict[str, Any],
-    tuned: SoftPrompts | None,
+    soft_prompts: SoftPrompts | None,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -49,7 +49,7 @@ def translate(
         items = texts.ids_of(files.input_ids, {"texts": text, "--file": files.file, **others}, files.out)
     else:
         items = texts.items_of(text, files)
-    items = attach_prompt_tables(tuned, items)
+    items = attach_prompt_tables(soft_prompts, items)
     pipeline = texts.load_text_model(model, options)
     from vlm_app.text.tasks import translation, translation_of_ids
 

@@ -17,7 +17,7 @@ from vlm_app.cli.progress import Progress
 
 if TYPE_CHECKING:
     from vlm.config import BuildConfig
-    from vlm_app.reference.verification import Allowed, Verified
+    from vlm_app.reference.verification import Tolerances, Verdict
 
 DIFFERS = 1
 
@@ -65,20 +65,22 @@ def verify(
         raise InputError(f"--tolerance is {tolerance}; it must be 0 or a positive number.")
     import vlm
     from vlm_app.reference.huggingface import folder_of
-    from vlm_app.reference.verification import Allowed
+    from vlm_app.reference.verification import Tolerances
     from vlm_app.reference.verification import verify as compare
 
     with Progress() as progress:
         folder = folder_of(against, progress=progress)
         pipeline = vlm.load(engine, runtime=runtime, progress=progress)
     build = pipeline.engine.build
-    allowed = Allowed.for_build(build, tolerance)
-    found = compare(pipeline, folder, new_tokens, seed, reference_dtype)
+    tolerances = Tolerances.for_build(build, tolerance)
+    verdicts = compare(pipeline, folder, new_tokens, seed, reference_dtype)
     if as_json:
-        print(json.dumps(_as_json(found, allowed, reference_dtype or build.dtype), indent=2))
+        print(json.dumps(_as_json(verdicts, tolerances, reference_dtype or build.dtype), indent=2))
     else:
-        print(f"{_table(found, allowed)}\n{_summary(found, allowed, build, reference_dtype or build.dtype)}")
-    if differences := _differences(found, allowed):
+        print(
+            f"{_table(verdicts, tolerances)}\n{_summary(verdicts, tolerances, build, reference_dtype or build.dtype)}"
+        )
+    if differences := _differences(verdicts, tolerances):
         print_error(
             f"{engine} differs from Hugging Face: {'; '.join(differences)}. Build it again, see whether"
             " --reference-dtype float32 says the same, or allow more with --tolerance."
@@ -86,33 +88,35 @@ def verify(
         raise typer.Exit(DIFFERS)
 
 
-def _differences(found: list[Verified], allowed: Allowed) -> list[str]:
+def _differences(verdicts: list[Verdict], tolerances: Tolerances) -> list[str]:
     """Says what is beyond what is allowed; empty where nothing is."""
     from vlm_app.reference.verification import agreement
 
-    failed, differences = [one for one in found if one.beyond(allowed)], []
-    if failed:
-        worst = max(failed, key=lambda one: one.mean_error)
-        reasons = listed(dict.fromkeys(reason for one in failed for reason in one.beyond(allowed)))
-        differences.append(f"{len(failed)} of {len(found)} requests are beyond the tolerance ({reasons}), most of all"
-                           f" {worst.request!r} with a mean error of {worst.mean_error:.2g}")  # fmt: skip
-    if (same := agreement(found)) < allowed.agreement:
-        differences.append(f"{same:.1f}% of the tokens agree where {allowed.agreement:g}% must")
+    outliers, differences = [one for one in verdicts if one.beyond(tolerances)], []
+    if outliers:
+        worst = max(outliers, key=lambda one: one.mean_error)
+        reasons = listed(dict.fromkeys(reason for one in outliers for reason in one.beyond(tolerances)))
+        differences.append(
+            f"{len(outliers)} of {len(verdicts)} requests are beyond the tolerance ({reasons}), most of all"
+            f" {worst.request!r} with a mean error of {worst.mean_error:.2g}"
+        )
+    if (same := agreement(verdicts)) < tolerances.agreement:
+        differences.append(f"{same:.1f}% of the tokens agree where {tolerances.agreement:g}% must")
     return differences
 
 
-def _summary(found: list[Verified], allowed: Allowed, build: BuildConfig, reference_dtype: str) -> str:
+def _summary(verdicts: list[Verdict], tolerances: Tolerances, build: BuildConfig, reference_dtype: str) -> str:
     from vlm_app.reference.verification import agreement
 
     weights = build.dtype if build.quantization is None else f"{build.dtype}, weights {build.quantization}"
     return (
-        f"{build.backend}, {weights}; Hugging Face in {reference_dtype}; {agreement(found):.1f}% of the tokens agree,"
-        f" {allowed.agreement:g}% must; tolerance {allowed.mean_error:g}, of the largest error"
-        f" {allowed.largest_error:g}, of a near tie {allowed.tie:g}"
+        f"{build.backend}, {weights}; Hugging Face in {reference_dtype}; {agreement(verdicts):.1f}% of the tokens"
+        f" agree, {tolerances.agreement:g}% must; tolerance {tolerances.mean_error:g}, of the largest error"
+        f" {tolerances.largest_error:g}, of a near tie {tolerances.tie:g}"
     )
 
 
-def _as_json(found: list[Verified], allowed: Allowed, reference_dtype: str) -> dict[str, object]:
+def _as_json(verdicts: list[Verdict], tolerances: Tolerances, reference_dtype: str) -> dict[str, object]:
     from vlm_app.reference.verification import agreement
 
     rows = [
@@ -120,24 +124,24 @@ def _as_json(found: list[Verified], allowed: Allowed, reference_dtype: str) -> d
             "request": one.request,
             "tokens": one.tokens,
             "agreement": one.agreement,
-            "near_ties": one.near_ties(allowed),
+            "near_ties": one.near_ties(tolerances),
             "mean_error": one.mean_error,
             "largest_error": one.largest_error,
-            "beyond": one.beyond(allowed),
+            "beyond": one.beyond(tolerances),
         }
-        for one in found
+        for one in verdicts
     ]
-    limits = {"tolerance": allowed.mean_error, "largest_error": allowed.largest_error, "near_tie": allowed.tie}
-    head = {**limits, "min_agreement": allowed.agreement, "reference_dtype": reference_dtype}
-    return {**head, "agreement": agreement(found), "holds": not _differences(found, allowed), "requests": rows}
+    limits = {"tolerance": tolerances.mean_error, "largest_error": tolerances.largest_error, "near_tie": tolerances.tie}
+    head = {**limits, "min_agreement": tolerances.agreement, "reference_dtype": reference_dtype}
+    return {**head, "agreement": agreement(verdicts), "holds": not _differences(verdicts, tolerances), "requests": rows}
 
 
-def _table(found: list[Verified], allowed: Allowed) -> str:
+def _table(verdicts: list[Verdict], tolerances: Tolerances) -> str:
     rows = [("request", "tokens", "agree", "near ties", "mean error", "largest error", "")]
-    for one in found:
-        beyond = one.beyond(allowed)
+    for one in verdicts:
+        beyond = one.beyond(tolerances)
         verdict = f"beyond the tolerance: {listed(beyond)}" if beyond else ""
-        figures = (f"{one.agreement:.1f}%", str(one.near_ties(allowed)), f"{one.mean_error:.2g}")
+        figures = (f"{one.agreement:.1f}%", str(one.near_ties(tolerances)), f"{one.mean_error:.2g}")
         rows.append((one.request, str(one.tokens), *figures, f"{one.largest_error:.2g}", verdict))
     width = max(len(row[0]) for row in rows)
     return "\n".join(

@@ -23,7 +23,7 @@ def prompt_of(item: Item, raw: bool = False) -> Item:
             if raw:
                 raise InputError("it is a conversation, which needs the template that --raw-prompt leaves out")
             given["messages"] = [_with_paths(message) for message in _list(fields["messages"], "messages")]
-        return Item(item.source, item.line, _text(fields), given=given)
+        return Item(item.source, item.line, _text(fields), fields=given)
     except InputError as error:
         return Item(item.source, item.line, error=str(error))
 

@@ -199,7 +199,7 @@ def test_every_prompt_is_new(tmp_path):
         assert len({image.numpy().tobytes() for image in images}) == 6
         assert len({tuple(ids) for batch in drawn for ids in batch.texts.tolist()}) == 6
         with session.open_pipeline(run.engine.path, CPU) as pipeline:
-            session.in_turns({"vlm": prompts._measured(pipeline, run)})
+            session.in_turns({"vlm": prompts._measure(pipeline, run)})
             cache = pipeline.llm.encoders.encoder_cache
         # warm-up of both lengths, three runs of each, and the check
         assert (cache.hits, cache.misses) == (0, 2 * 9)

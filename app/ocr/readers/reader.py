@@ -60,7 +60,7 @@ class PipelineReader:
                 continue
             events.append(Opened(work.document, document.num_pages, pages, document.digest))
             for page in pages:
-                if page not in work.done:
+                if page not in work.done_pages:
                     under_way[count] = (work.document, page)
                     count += 1
                     yield PageInput(document, page)
