@@ -14,6 +14,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, defaults_of, flag_of, options_of
 from vlm.requests.sampling_options import MODELS
 from vlm.requests.sampling_params import SamplingParams
+from vlm_app.cli.option_groups import BUILD
 from vlm_app.demo.config import DemoConfig
 from vlm_app.ocr.config import JobConfig, PlaceConfig
 from vlm_app.server.core.config import ServerConfig
@@ -77,7 +78,7 @@ def _flag(config: type, name: str) -> str:
 
 def _said(config: type, name: str) -> tuple[str, str, str]:
     """Returns the default, the values that are allowed, and what the option does."""
-    own = options_of(config)[name]
+    own = BUILD.options[name] if config is BuildConfig else options_of(config)[name]  # BUILD knows what is installed
     return _default(config, name), "" if own.allowed is None else str(own.allowed), own.help
 
 

@@ -263,7 +263,7 @@ def test_health_is_told_while_a_request_is_worked_on(served, monkeypatch, step):
 
 
 def test_images_are_counted_before_they_are_read():
-    model = AsyncPipeline(alone("mini-llava"), workers=None)
+    model = AsyncPipeline(alone("mini-llava"))
     with pytest.raises(LimitError, match=r"100 images and pages are 14,400 tokens, .* for 1,024; send fewer"):
         asyncio.run(model.request({"prompt": "a"}, [b""] * 100))
     with pytest.raises(LimitError, match="100 images and pages"):  # of a PDF the pages
