@@ -54,8 +54,8 @@ class Hosts:
     """Refuses names that are not this machine's own: one that an attacker's name server points here (DNS rebinding).
     An address is no name, and nobody else can point it."""
 
-    def __init__(self, allowed: Collection[str]):
-        self._allowed = {hostname(name) for name in allowed}
+    def __init__(self, hosts: Collection[str]):
+        self._allowed = {hostname(name) for name in hosts}
 
     def __call__(self, scope: Scope, headers: Headers) -> HTTPException | None:
         name = hostname(headers.get("host", "localhost"))
@@ -68,8 +68,8 @@ class Origins:
     """Refuses what a web page of another host sends, as a browser says in Origin and Sec-Fetch-Site; programs say
     nothing. The rules are those of Go's http.CrossOriginProtection."""
 
-    def __init__(self, allowed: Collection[str]):
-        self._allowed = {origin.rstrip("/").lower() for origin in allowed}
+    def __init__(self, origins: Collection[str]):
+        self._allowed = {origin.rstrip("/").lower() for origin in origins}
 
     def __call__(self, scope: Scope, headers: Headers) -> HTTPException | None:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")

@@ -23,15 +23,15 @@ PARAMETERS = (
 
 def parameters_of(options: LoadOptions) -> dict[str, dict[str, str]]:
     """Returns the parameters of a Triton configuration that say the same."""
-    given = {**options.build, **options.runtime}
-    return {name: {"string_value": str(given[name])} for name in PARAMETERS if name in given}
+    values = {**options.build, **options.runtime}
+    return {name: {"string_value": str(values[name])} for name in PARAMETERS if name in values}
 
 
-def options_from_words(written: Mapping[str, str]) -> LoadOptions:
+def options_from_words(words: Mapping[str, str]) -> LoadOptions:
     """Reads parameters by name. Raises ConfigError for a value that is not allowed."""
     hints = typing.get_type_hints(BuildConfig) | typing.get_type_hints(RuntimeConfig)
     values = {}
-    for name, word in written.items():
+    for name, word in words.items():
         kind = float if hints[name] is float else int
         try:
             values[name] = kind(word)
