@@ -14,7 +14,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, defaults_of, flag_of, options_of
 from vlm.requests.sampling_options import MODELS
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.cli.option_groups import BUILD
+from vlm_app.cli.options.groups import BUILD
 from vlm_app.demo.config import DemoConfig
 from vlm_app.ocr.config import JobConfig, PlaceConfig
 from vlm_app.server.core.config import ServerConfig

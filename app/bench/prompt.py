@@ -16,10 +16,10 @@ from torch import Tensor
 
 from vlm_app.bench.clock import Turns, milliseconds, repeated_with_fresh_inputs
 from vlm_app.bench.config import PromptBenchConfig, Workload
-from vlm_app.bench.inputs import Prompts, as_inputs, random_prompts
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
-from vlm_app.bench.session import HF, Results, Session, prepare_session
-from vlm_app.bench.subject import Progress
+from vlm_app.bench.systems.inputs import Prompts, as_inputs, random_prompts
+from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
+from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
     from vlm.api.outputs import Output
@@ -75,7 +75,7 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
 
 def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measurement]:
     """Measures Hugging Face, with fewer tokens where so configured."""
-    from vlm_app.bench.baselines import PromptBaseline
+    from vlm_app.bench.systems.baselines import PromptBaseline
 
     config, configs = session.config, session.configs
     baseline = PromptBaseline(folder, session.dtype, session.device, config.image_rows(configs))

@@ -11,7 +11,7 @@ from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
 from vlm_app.bench.config import RowsConfig, Workload
 from vlm_app.bench.floor import decode_floor
-from vlm_app.bench.session import Results, Session, split
+from vlm_app.bench.systems.session import Results, Session, split
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir

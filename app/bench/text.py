@@ -13,10 +13,10 @@ import torch
 
 from vlm_app.bench.clock import Turns
 from vlm_app.bench.config import TextBenchConfig, Workload
-from vlm_app.bench.inputs import random_texts
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
-from vlm_app.bench.session import HF, Results, Session, prepare_session
-from vlm_app.bench.subject import Progress
+from vlm_app.bench.systems.inputs import random_texts
+from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
+from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -52,7 +52,7 @@ def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[lis
 
 def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     """Measures Hugging Face, with fewer texts or tokens where so configured."""
-    from vlm_app.bench.baselines import TextBaseline
+    from vlm_app.bench.systems.baselines import TextBaseline
 
     config = session.config
     baseline = TextBaseline(folder, session.dtype, session.device)

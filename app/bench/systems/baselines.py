@@ -13,7 +13,7 @@ from vlm_app.reference.huggingface import model_class, quiet
 from vlm_app.reference.vila import Vila
 
 if TYPE_CHECKING:
-    from vlm_app.bench.inputs import Prompts
+    from vlm_app.bench.systems.inputs import Prompts
 
 
 class Baseline:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.config import PromptBenchConfig, TextBenchConfig, Workload
-from vlm_app.bench.session import Session
+from vlm_app.bench.systems.session import Session
 
 FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here,
 SPECIAL_AT_END = 128  # … and those at the end of a large vocabulary: sentinels, languages, padding, images

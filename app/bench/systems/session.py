@@ -24,9 +24,9 @@ from vlm.registry.catalogs import configs_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
-from vlm_app.bench.environment import environment
 from vlm_app.bench.floor import bandwidth
-from vlm_app.bench.subject import LimitsOf, Progress, prepare
+from vlm_app.bench.systems.environment import environment
+from vlm_app.bench.systems.subject import LimitsOf, Progress, prepare
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline

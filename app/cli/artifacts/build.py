@@ -10,9 +10,9 @@ import typer
 
 from vlm.config import BuildConfig
 from vlm.errors import InputError
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import BUILD, takes
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.options.groups import BUILD, takes
 from vlm_app.core.architecture import read_arch
 
 

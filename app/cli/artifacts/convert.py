@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
-from vlm_app.cli.progress import Progress
 
 
 @command

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import LOADING, takes
-from vlm_app.cli.options import MODEL_HELP
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.options.common import MODEL_HELP
+from vlm_app.cli.options.groups import LOADING, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.triton_options import ExportConfig
 

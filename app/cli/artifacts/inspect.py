@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlm_app.cli.errors import command
-from vlm_app.cli.options import Json
+from vlm_app.cli.options.common import Json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

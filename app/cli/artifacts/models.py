@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from vlm_app.cli.errors import command
-from vlm_app.cli.options import Json
+from vlm_app.cli.options.common import Json
 
 
 @command

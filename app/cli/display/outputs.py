@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
+from vlm_app.cli.display.profiling import STAGES, Profile, tokens_of
 from vlm_app.cli.errors import print_error
-from vlm_app.cli.profiling import STAGES, Profile, tokens_of
 from vlm_app.text.job import output_fields
 
 if TYPE_CHECKING:

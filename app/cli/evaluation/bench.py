@@ -13,10 +13,10 @@ import typer
 from vlm.errors import InputError
 from vlm.options import option
 from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig, ThroughputConfig
-from vlm_app.cli.bench_output import check_writable, print_csv, print_table
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import Group, takes
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.evaluation.bench_output import check_writable, print_csv, print_table
+from vlm_app.cli.options.groups import Group, takes
 
 app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print tables of results.")
 

@@ -13,11 +13,11 @@ import typer
 from vlm.errors import InputError
 from vlm.options import check_limits, option
 from vlm.ranges import at_least
-from vlm_app.cli import text_options as texts
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
-from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
-from vlm_app.cli.options import Model, ReferenceDType, check_reference_dtype
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.options import texts
+from vlm_app.cli.options.common import Model, ReferenceDType, check_reference_dtype
+from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import typer
 
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command, print_error
-from vlm_app.cli.option_groups import RUNTIME, takes
-from vlm_app.cli.options import Json, ReferenceDType, check_reference_dtype
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.options.common import Json, ReferenceDType, check_reference_dtype
+from vlm_app.cli.options.groups import RUNTIME, takes
 
 if TYPE_CHECKING:
     from vlm.config import BuildConfig

@@ -11,16 +11,16 @@ import typer
 
 from vlm.errors import InputError, VlmError
 from vlm.processing.conversation import Conversation, ImagePart
-from vlm_app.cli.decoding import check_chat_model
+from vlm_app.cli.display.outputs import as_json
+from vlm_app.cli.display.profiling import Profile, print_profile
 from vlm_app.cli.errors import USER_ERROR, print_error
-from vlm_app.cli.outputs import as_json
-from vlm_app.cli.profiling import Profile, print_profile
+from vlm_app.cli.options.decoding import check_chat_model
 
 if TYPE_CHECKING:
     import numpy as np
 
     from vlm.api.pipeline import Pipeline
-    from vlm_app.cli.soft_prompts import SoftPrompts
+    from vlm_app.cli.options.soft_prompts import SoftPrompts
 
 COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, /exit ends"
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlm.errors import InputError
-from vlm_app.cli import decoding
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import LOADING, takes
-from vlm_app.cli.options import Model
+from vlm_app.cli.options import decoding
+from vlm_app.cli.options.common import Model
+from vlm_app.cli.options.groups import LOADING, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.sources import from_arguments
 

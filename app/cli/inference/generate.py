@@ -9,12 +9,11 @@ import typer
 
 from vlm.errors import InputError, listed
 from vlm.options import by_flag
-from vlm_app.cli import decoding
-from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
-from vlm_app.cli.options import MODEL_HELP, Json
-from vlm_app.cli.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
+from vlm_app.cli.options import decoding, texts
+from vlm_app.cli.options.common import MODEL_HELP, Json
+from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 
@@ -75,7 +74,7 @@ def generate(
     pipeline = decoding.load(name, options)
     decoding.check_chat_model(pipeline, "vlm generate")
     if chat:
-        from vlm_app.cli.chat import converse
+        from vlm_app.cli.inference.chat import converse
 
         converse(pipeline, sampling, [], soft_prompts, as_json, profiling=False)
         return

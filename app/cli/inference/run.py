@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import typer
 
 from vlm.options import option
-from vlm_app.cli import decoding
+from vlm_app.cli.display.outputs import Printer
+from vlm_app.cli.display.profiling import print_profile
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import USER_ERROR, command
-from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
-from vlm_app.cli.options import DEFAULT_MODEL, MODEL_HELP, ReferenceDType, check_reference_dtype
-from vlm_app.cli.outputs import Printer
-from vlm_app.cli.profiling import print_profile
-from vlm_app.cli.progress import Progress
-from vlm_app.cli.run_inputs import RunInputs, RunSources
-from vlm_app.cli.soft_prompts import SOFT_PROMPTS, SoftPrompts, prepend
-from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, Framing
+from vlm_app.cli.inference.run_inputs import RunInputs, RunSources
+from vlm_app.cli.options import decoding
+from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP, ReferenceDType, check_reference_dtype
+from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, prepend
+from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing
 from vlm_app.core.load_options import LoadOptions
 
 
@@ -89,7 +89,7 @@ def run(
         sampling, folder = _reference(name, sampling)
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if chat:
-        from vlm_app.cli.chat import converse
+        from vlm_app.cli.inference.chat import converse
 
         run_inputs.check_pages(pipeline)
         converse(pipeline, sampling, run_inputs.images, soft_prompts, display.as_json, display.run_profiling)

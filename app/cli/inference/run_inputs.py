@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
 from vlm.options import by_flag, option, same_option
-from vlm_app.cli.decoding import check_chat_model, one_prompt, packaged_chat_model
-from vlm_app.cli.options import DEFAULT_MODEL
-from vlm_app.cli.text_options import DEFAULT_TEXT_MODEL, Framing, TextFiles, ids_of
+from vlm_app.cli.options.common import DEFAULT_MODEL
+from vlm_app.cli.options.decoding import check_chat_model, one_prompt, packaged_chat_model
+from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing, TextFiles, ids_of
 from vlm_app.text.token_ids import without_padding
 
 if TYPE_CHECKING:

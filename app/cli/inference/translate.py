@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from vlm.options import by_flag
-from vlm_app.cli import text_options as texts
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import LOADING, SAMPLING, Group, takes
-from vlm_app.cli.options import Json, Model
-from vlm_app.cli.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
+from vlm_app.cli.options import texts
+from vlm_app.cli.options.common import Json, Model
+from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
 from vlm_app.core.load_options import LoadOptions
 
 

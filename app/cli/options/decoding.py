@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vlm.errors import InputError
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.display.progress import Progress
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.artifacts.files import open_regular
 from vlm.errors import InputError
 from vlm.options import option
-from vlm_app.cli.option_groups import Group
+from vlm_app.cli.options.groups import Group
 
 if TYPE_CHECKING:
     import numpy as np

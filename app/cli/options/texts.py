@@ -15,9 +15,9 @@ import typer
 
 from vlm.errors import InputError, listed
 from vlm.options import option
-from vlm_app.cli import decoding
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import PARTLY_FAILED, print_error
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.options import decoding
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
