@@ -83,13 +83,14 @@ def says(model: ModelFiles) -> str | None:
     kind = model.config.get("model_type")
     if kind == "mistral3":
         light = any("LightOn" in name for name in model.architectures)
-        return _words(kind, *(("LightOnOCR", READ) if light else ("Mistral Small 3.1 with images", ASK)))
+        return _words(kind, "LightOnOCR", READ) if light else _words(kind, "Mistral Small 3.1 with images", ASK)
     if kind in TOWERS and model.path is not None:  # on the Hub it may be a LLaVA's
         return _words(kind, "a visual tower alone, which writes no text", ASK)
     if kind in ("vision-encoder-decoder", "nougat"):
         return _encoder_decoder(model)
     if isinstance(kind, str) and kind in MODEL_TYPES:
-        return _words(kind, *MODEL_TYPES[kind])
+        name, instead = MODEL_TYPES[kind]
+        return _words(kind, name, instead)
     return None
 
 

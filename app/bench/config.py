@@ -59,7 +59,7 @@ class SubjectConfig(Config):
             raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(names)}, apart by ','.")
 
     @property
-    def measured(self) -> tuple[str, ...]:
+    def backend_names(self) -> tuple[str, ...]:
         """Returns the backends; the first is told of as vlm's."""
         return self.backends or (BuildConfig.backend,)
 

@@ -65,8 +65,8 @@ def _prompt_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     faster = _exact(hf and ours["tokens_per_s"] / hf["tokens_per_s"])
     floors = [floor["step_ms"], floor["tokens_per_s"], ours["tokens_per_s"] / floor["tokens_per_s"]]
     floors = [_exact(value if row["floored"] else None) for value in floors]
-    tail = [hf.get("measured_tokens"), row["backend"]]
-    return [result["subject"], result["config"]["dtype"], *settings, *speed, faster, *floors, *tail]
+    how = [hf.get("measured_tokens"), row["backend"]]
+    return [result["subject"], result["config"]["dtype"], *settings, *speed, faster, *floors, *how]
 
 
 def _exact(value: Any) -> str:

@@ -63,7 +63,7 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
     def measure_row(number: int, row: Workload) -> Turns[Results]:
         draw_prompts = random_prompts(session, row, number)
         draw = lambda: as_inputs(draw_prompts(), configs)  # noqa: E731
-        results = yield from times(draw, generate, row, row.lengths[1], config.repeats, session)
+        results = yield from times(draw, generate, row, steps=row.lengths[1], repeats=config.repeats, session=session)
         return _row_results(results, encode[-config.repeats :] if config.num_images(configs) else [])
 
     rows = yield from measure_rows(session, "vlm", measure_row)
@@ -82,7 +82,9 @@ def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measur
 
     def measure_row(number: int, row: Workload) -> Turns[Results]:
         draw = random_prompts(session, row, number)
-        results = yield from times(draw, baseline.generate, row, config.hf_steps(row), config.hf_repeats, session)
+        results = yield from times(
+            draw, baseline.generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
+        )
         encode = []
         if config.num_images(configs):
             encode = repeated_with_fresh_inputs(draw, baseline.encode, session.device, config.hf_repeats)
@@ -106,5 +108,5 @@ def _row_results(results: Results, encode: list[float]) -> Results:
 
 
 def _floor(session: Session[PromptBenchConfig], image_rows: int, speed: float, row: Workload, ours: Results) -> Results:
-    floor = floor_of(session, row, image_rows + row.lengths[0], speed, ours)
+    floor = floor_of(session, row, image_rows + row.lengths[0], speed=speed, ours=ours)
     return floor | {"step_reached": floor["step_ms"] / ours["ms_per_token"]}

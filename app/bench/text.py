@@ -29,7 +29,7 @@ def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
         ours, hf = session.compare(
             lambda folder: _baseline(folder, session), lambda pipeline: _measure(pipeline, session)
         )
-        floor = lambda row, mine: floor_of(session, row, row.lengths[0], speed, mine)  # noqa: E731
+        floor = lambda row, mine: floor_of(session, row, row.lengths[0], speed=speed, ours=mine)  # noqa: E731
         rows = join_systems(config, ours, hf, floor)
     return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
 
@@ -45,7 +45,11 @@ def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[lis
             assert all(len(out.token_ids) == new_tokens for out in outputs)
 
         texts = random_texts(session, row)
-        return (yield from times(lambda: texts, generate, row, row.lengths[1], session.config.repeats, session))
+        return (
+            yield from times(
+                lambda: texts, generate, row, steps=row.lengths[1], repeats=session.config.repeats, session=session
+            )
+        )
 
     return (yield from measure_rows(session, "vlm", measure_row))
 
@@ -60,7 +64,9 @@ def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Res
     def measure_row(_: int, row: Workload) -> Turns[Results]:
         texts = random_texts(session, row)[: config.hf_batch_size].to(session.device)
         generate = lambda texts, tokens: baseline.generate(texts, tokens, row.num_beams)  # noqa: E731
-        results = yield from times(lambda: texts, generate, row, config.hf_steps(row), config.hf_repeats, session)
+        results = yield from times(
+            lambda: texts, generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
+        )
         return baseline.description | results
 
     return (yield from measure_rows(session, HF, measure_row))

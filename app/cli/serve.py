@@ -61,7 +61,7 @@ def serve(
         raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
     run = _server()
     with Progress() as progress:
-        pipelines, repositories = _loaded(names, model_repository or [], options, warm_up, progress)
+        pipelines, repositories = _loaded(names, model_repository or [], options, warm=warm_up, progress=progress)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server hears it
     listing = ", ".join(pipelines)
     if reason := run(pipelines, config, lambda address: print_error(f"serving {listing} at {address}"), repositories):

@@ -75,7 +75,7 @@ class WriteTab:
         if task == SUMMARIZE:
             to_input = summary(entry.pipeline, None, truncate)
         else:
-            to_input = translation(entry.pipeline, source, target, None, truncate)
+            to_input = translation(entry.pipeline, source, target, prefix=None, truncate=truncate)
         async with aclosing(answers(entry, to_input(text), [], set_options(sampling))) as states:
             async for state in states:
                 yield state

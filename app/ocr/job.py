@@ -33,7 +33,7 @@ class Job:
         self.reader, self.config, self.ledger, self.on_progress = reader, config, ledger, on_progress
         self.summary = Summary(engines=reader.engines, total=len(documents))
         self._outputs = outputs
-        self._plan = Plan(ledger, documents, outputs, config.pages, config.recompute)
+        self._plan = Plan(ledger, documents, outputs, pages=config.pages, recompute=config.recompute)
         self._missing_pages: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
         self._open_documents: set[int] = set()  # documents that were opened and are not done
         self._since = 0.0
@@ -176,7 +176,7 @@ class Job:
     def _draft(self, document: int) -> Draft:
         record, source = self.ledger.record(document), self._plan.due[document].source
         date, model = self.ledger.get("added") or "", self.ledger.get("model") or ""
-        about = About(record.digest or "", record.num_pages or 0, record.created, date, model)
+        about = About(record.digest or "", record.num_pages or 0, record.created, date=date, model=model)
         return Draft(source, record.pages or (), self.ledger.pages(document), about)
 
     def _count(self, draft: Draft) -> None:

@@ -50,8 +50,9 @@ def create_app(
     entries = repositories.loaded_entries if repositories else {}
 
     def add(name: str, pipeline: Pipeline) -> Service:
-        entry = entries[name].described if name in entries else {}
-        services.add(Service(name, pipeline, media, metrics, config.max_requests, on_break=on_break, **entry))
+        own = entries[name].service_options if name in entries else {}
+        limit = config.max_requests
+        services.add(Service(name, pipeline, media, metrics=metrics, max_requests=limit, on_break=on_break, **own))
         return services[name]
 
     for name in list(pipelines):
@@ -63,7 +64,9 @@ def create_app(
     app = FastAPI(title="vlm", version=__version__, lifespan=_lifespan(config))
     app.state.services, app.state.metrics, app.state.media = services, metrics, media
     app.state.grpc = None
-    app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
+    app.state.control = Control(
+        services, repositories, serve, is_enabled=config.model_control, drain_seconds=config.drain_seconds
+    )
     _route(app, config)
     return app
 

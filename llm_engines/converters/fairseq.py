@@ -75,7 +75,7 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None, tokeni
             generation=GENERATION | (tokens.generation(dictionaries["decoder"]) if tokens else {}),
             source=f"{source.resolve().name}, {weights.name}; texts: {text.summary}",
             processor_files=tokenizer_files(
-                folder, dictionaries["encoder"], dictionaries["decoder"], Path(scratch), text, tokens
+                folder, dictionaries["encoder"], dictionaries["decoder"], out=Path(scratch), text=text, tokens=tokens
             ),
             progress=progress,
         )

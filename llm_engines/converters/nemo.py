@@ -136,8 +136,8 @@ def _resolved(value: Any, config: dict[str, Any]) -> Any:
 
 
 def _role(folder: Path, config: dict[str, Any], size: int) -> RoleWeights:
-    joined = str(config.get("activation")).startswith("fast")
-    tensors, spec = RankFiles(folder, joined, config.get("tensor_model_parallel_size")), model_spec(MODEL)
+    joined_gate = str(config.get("activation")).startswith("fast")
+    tensors, spec = RankFiles(folder, joined_gate, config.get("tensor_model_parallel_size")), model_spec(MODEL)
     network = spec.parse(config | {"model_type": "nemo_gpt", "vocab_size": _vocabulary(tensors, folder, size)})
     network = spec.config_from_weights(network, tensors)
     whole = {name: x[:size] if name in (EMBEDDING, HEAD) else x for name, x in tensors.items()}

@@ -76,7 +76,9 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
     config, tensors = (_as_llava if spec.name == "llava" else _as_vila)(root, tower)
     roles = convert_roles(tensors, spec, role_configs(spec, config), folder)
     template = TEMPLATE if spec.name == "llava" else None
-    with processor_files(root, tower.folder, root.config, tower.config.get("image_size", 224), template) as files:
+    with processor_files(
+        root, tower.folder, root.config, image_size=tower.config.get("image_size", 224), template=template
+    ) as files:
         return write_checkpoint(
             Path(out),
             family=spec.name,

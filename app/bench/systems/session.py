@@ -95,7 +95,9 @@ def prepare_session(
         torch.set_num_threads(config.threads)
     say = progress or (lambda *_: None)
     with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
-        subject = prepare(config, config.dtype or default_dtype(device), Path(scratch), takes, progress, limits)
+        subject = prepare(
+            config, config.dtype or default_dtype(device), Path(scratch), takes=takes, progress=progress, limits=limits
+        )
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
         dtype = next(iter(engines.values())).build.dtype
         session_config = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))

@@ -65,15 +65,15 @@ def prepare(
     beyond it.
     """
     limits = limits or (lambda configs: {"max_batch_size": getattr(config, "batch_size", 1)})
-    source = _source(config, dtype, scratch, takes, limits, progress)
+    source = _source(config, dtype, scratch, takes=takes, limits=limits, progress=progress)
     if source.kind == "engine":
         return Subject(_built(config, source.path, limits), None)
     checkpoint = _checkpoint(source, scratch / "checkpoint", progress)
     spec, configs = family(checkpoint.family), configs_of(checkpoint)
-    build = _checked_build(config, spec, configs, dtype, takes, limits)
+    build = _checked_build(config, spec, configs, dtype=dtype, takes=takes, limits=limits)
     engines = {
         name: build_engine(checkpoint, scratch / name, _for_backend(build, name), progress=progress).path
-        for name in config.measured
+        for name in config.backend_names
     }
     if checkpoint.path.is_relative_to(scratch):
         shutil.rmtree(checkpoint.path)  # as large as the engine
@@ -112,7 +112,7 @@ def _source(
     def check(hf: dict[str, Any]) -> None:
         spec = match_family(hf)
         _check_kind(config.subject, spec, takes)
-        _checked_build(config, spec, role_configs(spec, hf), dtype, takes, limits)
+        _checked_build(config, spec, role_configs(spec, hf), dtype=dtype, takes=takes, limits=limits)
 
     if config.arch is not None:
         check(hf_config(config.arch))
@@ -132,7 +132,7 @@ def _checked_build(
     """Returns the build without the backend, which must be able to take it all the same."""
     _check_kind(config.subject, family, takes)
     build = BuildConfig(dtype=dtype, **limits(configs))
-    for name in config.measured:
+    for name in config.backend_names:
         check_backend(_for_backend(build, name))
     try:
         resolve_limits(build, configs)
@@ -156,7 +156,7 @@ def _random_source(config: SubjectConfig, arch: str, dtype: str, scratch: Path) 
         checkpoint = random_checkpoint(read_arch(arch), scratch / "random", seed=config.seed, dtype=dtype)
         return Source(config.subject, checkpoint.path, "checkpoint")
     folder = scratch / "hf"
-    save_random(hf, folder, config.seed, getattr(torch, dtype), resolve_device(config.device))
+    save_random(hf, folder, config.seed, dtype=getattr(torch, dtype), device=resolve_device(config.device))
     kind = folder_kind(folder)
     assert kind is not None, folder
     return Source(config.subject, folder, kind)

@@ -43,7 +43,7 @@ def export_triton(
       tritonserver --model-repository repository
     """
     name = Path(model).name.removesuffix(".engine") if name is None else name
-    config = ExportConfig(name, options.build.get("max_batch_size", 1), instances, options, stream)
+    config = ExportConfig(name, options.build.get("max_batch_size", 1), instances, load=options, stream=stream)
     from dataclasses import replace
 
     from vlm.artifacts.engine_dir import EngineDir

@@ -22,8 +22,6 @@ def check_writable(out: Path | None) -> None:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    from dataclasses import astuple
-
     from rich.console import Console
     from rich.table import Table
 
@@ -33,7 +31,7 @@ def print_table(result: dict[str, Any]) -> None:
     for name in HEADER[1:]:
         table.add_column(name, justify="left" if name == "measure" else "right")
     for row in rows(result):
-        table.add_row(*astuple(row)[1:])
+        table.add_row(*row.cells)
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
     env, floor = result["environment"], result["floor"]
     print(f"{env['device']}, memory {floor['bandwidth'] / 1e9:,.0f} GB/s measured; commit {env['commit'] or 'unknown'}")

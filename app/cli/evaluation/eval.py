@@ -112,7 +112,7 @@ def evaluate(
     folder = _hf_folder(model) if compare_hf else None
     pipeline = texts.load_text_model(model, options)
     reference = None if folder is None else (folder, reference_dtype or pipeline.engine.build.dtype)
-    result = {"model": model, **_run(pipeline, scoring, framing, pairs, sampling, reference)}
+    result = {"model": model, **_run(pipeline, scoring, framing, pairs=pairs, sampling=sampling, reference=reference)}
     result["left_out"] = [*errors, *result["left_out"]]
     _print(result)
     if out is not None:
@@ -148,7 +148,9 @@ def _run(
     result["vlm"] = {**ours.summary(scoring.metrics, references), "batch_size": pipeline.capabilities.max_batch_size}
     if reference is not None:
         folder, dtype = reference
-        theirs = run_hugging_face(folder, pipeline, pairs, to_input, sampling, HF_BATCH_SIZE, dtype)
+        theirs = run_hugging_face(
+            folder, pipeline, pairs, to_input=to_input, sampling=sampling, batch_size=HF_BATCH_SIZE, dtype=dtype
+        )
         result["hf"] = {**theirs.summary(scoring.metrics, references), "batch_size": HF_BATCH_SIZE, "dtype": dtype}
         result["agreement"] = agreement(ours, theirs)
     return result | {"outputs": outputs(pairs, ours, theirs)}
@@ -160,7 +162,12 @@ def _to_input(pipeline: Pipeline, task: str, framing: texts.Framing) -> ToInput:
 
     if task == "translate":
         return translation(
-            pipeline, framing.src_lang, framing.tgt_lang, framing.prefix, framing.truncate, framing.suffix
+            pipeline,
+            framing.src_lang,
+            framing.tgt_lang,
+            prefix=framing.prefix,
+            truncate=framing.truncate,
+            suffix=framing.suffix,
         )
     if framing.src_lang or framing.tgt_lang:
         raise InputError("--src-lang and --tgt-lang go with --task translate.")

@@ -73,7 +73,7 @@ def verify(
         pipeline = vlm.load(engine, runtime=runtime, progress=progress)
     build = pipeline.engine.build
     tolerances = Tolerances.for_build(build, tolerance)
-    verdicts = compare(pipeline, folder, new_tokens, seed, reference_dtype)
+    verdicts = compare(pipeline, folder, new_tokens, seed=seed, reference_dtype=reference_dtype)
     if as_json:
         print(json.dumps(_as_json(verdicts, tolerances, reference_dtype or build.dtype), indent=2))
     else:

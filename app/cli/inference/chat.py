@@ -136,7 +136,7 @@ def converse(
     """Runs all of --chat; exits with 2 if a turn failed."""
     check_chat_model(pipeline, "--chat")
     [table] = soft_prompts.per_request(1) if soft_prompts is not None else [None]
-    chat = Chat(pipeline, sampling, images, table, json_lines)
+    chat = Chat(pipeline, sampling, images, table=table, json_lines=json_lines)
     failed = chat.run(turns())
     if profiling and chat.profile.requests:
         print_profile(chat.profile, pipeline)

@@ -76,13 +76,13 @@ def generate(
     if chat:
         from vlm_app.cli.inference.chat import converse
 
-        converse(pipeline, sampling, [], soft_prompts, as_json, profiling=False)
+        converse(pipeline, sampling, [], soft_prompts=soft_prompts, json_lines=as_json, profiling=False)
         return
     fields = {"suffix": framing.suffix, "truncate": framing.truncate}
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
-        pipeline, attach_prompt_tables(soft_prompts, items), lambda text: {key: text, **fields}, files.out,
-        texts.streams(prompt, files.out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
+        pipeline, attach_prompt_tables(soft_prompts, items), lambda text: {key: text, **fields}, out=files.out,
+        stream=texts.streams(prompt, files.out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
         alone=texts.is_alone(prompt),
     )  # fmt: skip
 

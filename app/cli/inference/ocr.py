@@ -75,11 +75,13 @@ def ocr(
         documents = part.select(documents)
     with Progress() as progress:
         where = _cluster_device(options.device) if places.ray else devices_of(places.devices or options.device)
-        engine = EngineConfig.resolved(model, where, options, places.workers, progress, elsewhere=places.ray)
+        engine = EngineConfig.resolved(
+            model, where, options, workers=places.workers, progress=progress, elsewhere=places.ray
+        )
     name = part.name if part else ""
     with ledger_of(folder, engine.settings(config.max_new_tokens), config.recompute, name) as ledger:
         reader = _cluster_reader(engine, places.engines) if places.ray else load_reader(engine)
-        summary = _run(reader, documents, config, ledger, Outputs(folder, config.format, ledger, name))
+        summary = _run(reader, documents, config, ledger=ledger, outputs=Outputs(folder, config.format, ledger, name))
     summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unreadable]
     _report(summary, gpu_price)
 
@@ -117,7 +119,7 @@ def _run(reader: Reader, documents: list[Document], config: JobConfig, ledger: L
         progress("Reading", summary.done, summary.total, live(summary, summary.total))
 
     with contextlib.closing(reader), Progress() as progress:
-        return Job(reader, documents, config, ledger, outputs, show).run()
+        return Job(reader, documents, config, ledger=ledger, outputs=outputs, on_progress=show).run()
 
 
 def _report(summary: Summary, gpu_price: float | None) -> None:

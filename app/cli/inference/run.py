@@ -92,7 +92,14 @@ def run(
         from vlm_app.cli.inference.chat import converse
 
         run_inputs.check_pages(pipeline)
-        converse(pipeline, sampling, run_inputs.images, soft_prompts, display.as_json, display.run_profiling)
+        converse(
+            pipeline,
+            sampling,
+            run_inputs.images,
+            soft_prompts=soft_prompts,
+            json_lines=display.as_json,
+            profiling=display.run_profiling,
+        )
         return
     printer = Printer(pipeline, sampling, raw=display.raw)
     _print(printer, prepend(soft_prompts, run_inputs.inputs(pipeline)), run_inputs.places, display)
@@ -127,4 +134,5 @@ def _compare(folder: Path, printer: Printer, reference_dtype: str | None) -> Non
     from vlm_app.reference.accuracy import compare
 
     inputs, outputs = zip(*printer.results, strict=True)
-    print(compare(folder, printer.pipeline, inputs, outputs, printer.sampling, reference_dtype), file=sys.stderr)
+    options = {"sampling": printer.sampling, "reference_dtype": reference_dtype}
+    print(compare(folder, printer.pipeline, inputs, outputs=outputs, **options), file=sys.stderr)

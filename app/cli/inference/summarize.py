@@ -58,4 +58,4 @@ def summarize(
 
     to_input = summary(pipeline, framing.prefix, framing.truncate, framing.suffix)
     stream = texts.streams(text, files.out, as_json, sampling)
-    texts.run_job(pipeline, items, to_input, files.out, stream, sampling=sampling, as_json=as_json)
+    texts.run_job(pipeline, items, to_input, out=files.out, stream=stream, sampling=sampling, as_json=as_json)

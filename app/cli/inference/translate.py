@@ -55,9 +55,14 @@ def translate(
 
     if files.input_ids is None:
         to_input = translation(
-            pipeline, framing.src_lang, framing.tgt_lang, framing.prefix, framing.truncate, framing.suffix
+            pipeline,
+            framing.src_lang,
+            framing.tgt_lang,
+            prefix=framing.prefix,
+            truncate=framing.truncate,
+            suffix=framing.suffix,
         )
     else:
         to_input = translation_of_ids(pipeline, framing.tgt_lang)
     stream = texts.streams(text, files.out, as_json, sampling)
-    texts.run_job(pipeline, items, to_input, files.out, stream, sampling=sampling, as_json=as_json)
+    texts.run_job(pipeline, items, to_input, out=files.out, stream=stream, sampling=sampling, as_json=as_json)

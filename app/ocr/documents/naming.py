@@ -42,8 +42,8 @@ class Document:
 def name_all(sources: Iterable[Source]) -> list[Document]:
     """Returns the sources with their names. Which these are does not depend on the order."""
     all_names = [_Names.of_source(source) for source in sources]
-    used = _UsedNames.by_all(all_names)
-    return [Document(names.path, tuple(used.allowed(names))) for names in all_names]
+    used_names = _UsedNames.by_all(all_names)
+    return [Document(names.path, tuple(used_names.allowed(names))) for names in all_names]
 
 
 def folded(name: str) -> str:
@@ -66,8 +66,13 @@ class _Names:
         folder = PurePosixPath(*(_fitting(part, LONGEST) for part in source.below.parts))
         full, mark = source.path.name, f".{_hash(key(source.path))}"
         unique = _fitting(full, LONGEST_STEM - len(mark)) + mark
-        names = (_fitting(source.path.stem, LONGEST_STEM), _fitting(full, LONGEST_STEM), unique)
-        return cls(source.path, folder, *(str(folder / name) for name in names))
+        return cls(
+            source.path,
+            folder,
+            stem=str(folder / _fitting(source.path.stem, LONGEST_STEM)),
+            full=str(folder / _fitting(full, LONGEST_STEM)),
+            unique=str(folder / unique),
+        )
 
 
 @dataclass
@@ -80,12 +85,12 @@ class _UsedNames:
 
     @classmethod
     def by_all(cls, all_names: Iterable[_Names]) -> _UsedNames:
-        used = cls()
+        used_names = cls()
         for names in all_names:
-            used.stems[folded(names.stem)] += names.stem != names.full
-            used.full[folded(names.full)] += 1
-            used.folders.update(folded(str(folder)) for folder in (names.folder, *names.folder.parents))
-        return used
+            used_names.stems[folded(names.stem)] += names.stem != names.full
+            used_names.full[folded(names.full)] += 1
+            used_names.folders.update(folded(str(folder)) for folder in (names.folder, *names.folder.parents))
+        return used_names
 
     def allowed(self, names: _Names) -> Iterator[str]:
         stem, full = folded(names.stem), folded(names.full)

@@ -69,7 +69,14 @@ class PipelineReader:
 def page_event(document: int, page: int, result: Output | VlmError) -> PageRead | PageFailed:
     if isinstance(result, VlmError):
         return PageFailed(document, page, result.kind, str(result))
-    return PageRead(document, page, result.text, result.raw_text, result.finish_reason, len(result.token_ids))
+    return PageRead(
+        document,
+        page,
+        result.text,
+        raw_text=result.raw_text,
+        finish_reason=result.finish_reason,
+        tokens=len(result.token_ids),
+    )
 
 
 def _drained(events: deque[Event]) -> Iterator[Event]:

@@ -16,12 +16,12 @@ IMAGES = {"image_url": "image_url", "input_image": "image_url"}
 
 
 def read_chat(
-    pipeline: Pipeline, messages: list[dict[str, Any]], *, continued: bool = False, truncate: bool | int = False
+    pipeline: Pipeline, messages: list[dict[str, Any]], *, continue_final: bool = False, truncate: bool | int = False
 ) -> tuple[dict[str, Any], list[bytes]]:
     """Reads a conversation; a model without a template for them takes one message of the user as its whole input.
 
-    `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
-    cut. Raises InputError with one sentence.
+    `continue_final`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation
+    is cut. Raises InputError with one sentence.
     """
     check_messages(messages, pipeline.capabilities.max_prompt_tokens)
     files: list[bytes] = []
@@ -29,7 +29,7 @@ def read_chat(
     if pipeline.capabilities.supports_chat:
         if truncate:
             raise InputError("conversations are not cut; leave truncate_prompt_tokens out, and messages if need be.")
-        return {"messages": Conversation(turns), "continue_final_message": continued or None}, files
+        return {"messages": Conversation(turns), "continue_final_message": continue_final or None}, files
     family = pipeline.family
     if len(turns) != 1 or turns[0].role != "user":
         raise InputError(f"{family.name} does not converse; send one message, of the user.")

@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
     service = services_of(http)[body.model]
-    how = {"continued": bool(body.continue_final_message), "truncate": body.truncate}
+    how = {"continue_final": bool(body.continue_final_message), "truncate": body.truncate}
     source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
     texts = Texts(service, [GenerationInput(source, files, body.sampling())], _answer(body, "chat.completion"))
     texts.wants_logprobs = bool(body.logprobs)

@@ -43,7 +43,7 @@ class Entry:
         return self.config.options
 
     @property
-    def described(self) -> dict[str, Any]:
+    def service_options(self) -> dict[str, Any]:
         """Returns what a Service is told of it."""
         config = self.config
         return {"version": self.version, "decoupled": config.decoupled, "datatypes": config.datatypes}
@@ -112,7 +112,7 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
         )
     [engine] = engines
     whole = engine.config.within(ServedConfig.from_proto(config, tree.root / name / CONFIG))
-    return Entry(name, _version(tree, name, config), engine.place, tree, whole)
+    return Entry(name, _version(tree, name, config), engine.place, tree=tree, config=whole)
 
 
 def _single(tree: Tree, name: str, version: str, config: Any) -> Entry:
@@ -122,7 +122,7 @@ def _single(tree: Tree, name: str, version: str, config: Any) -> Entry:
     filename = "" if config is None else config.default_model_filename
     place = folder if _names_checkpoint(config) else _place(tree, folder, filename or FOLDER)
     served_config = ServedConfig() if config is None else ServedConfig.from_proto(config, where)
-    return Entry(name, version, place, tree, served_config)
+    return Entry(name, version, place, tree=tree, config=served_config)
 
 
 def _names_checkpoint(config: Any) -> bool:

@@ -8,7 +8,7 @@ from vlm.api.async_pipeline import TextDelta
 from vlm.api.outputs import Output
 from vlm_app.server.core.generation_input import GenerationInput
 
-NOTHING = Output("", "", [], "", [], 0)
+NOTHING = Output("", "", [], finish_reason="", logprobs=[], seed=0)
 
 
 class PartialOutputs:

@@ -66,7 +66,7 @@ def request_from(head: Any, data: memoryview) -> InferRequest:
     request_id = head.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise InputError(f"the request's id is {str(request_id)[:20]}; give a string.")
-    return InferRequest(request_id, inputs, _requested_outputs(head, binary), binary, parameters)
+    return InferRequest(request_id, inputs, _requested_outputs(head, binary), binary=binary, parameters=parameters)
 
 
 def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
