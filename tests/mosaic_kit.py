@@ -101,7 +101,7 @@ class Catalog:
             inputs=("image", "text"),
             chat_format=ChatFormat(),
             image_processors=(CLIP,),
-            renamed={"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+            renames={"model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
         ),
         FamilySpec(
             name="mosaic-page",

@@ -30,9 +30,9 @@ class Config:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Raises ConfigError that names every unknown key."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise ConfigError(f"{cls.__name__} does not know {listed(unknown)}; it takes {listed(sorted(known), 40)}.")
+        names = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(values) - names):
+            raise ConfigError(f"{cls.__name__} does not know {listed(unknown)}; it takes {listed(sorted(names), 40)}.")
         # JSON has no tuples
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
@@ -132,7 +132,8 @@ class VisionConfig(Config):
     @property
     def max_rows(self) -> int:
         """Feature rows of the largest image."""
-        return self.rows_of(*self.image_size)
+        height, width = self.image_size
+        return self.rows_of(height, width)
 
     @property
     def hidden_size(self) -> int:
@@ -177,8 +178,8 @@ class BuildConfig(Config):
     def options(self) -> list[str]:
         """Returns the words after `vlm build MODEL -o OUT` that ask for the same."""
         values = {**self.to_dict(), "target": ",".join(self.target) or None}
-        given = {name: value for name, value in values.items() if value is not None}
-        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        settings = {name: value for name, value in values.items() if value is not None}
+        return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,6 @@ class VlmWarning(UserWarning):
 
 def listed(items: Iterable[object], limit: int = 8) -> str:
     """`a, b, c and 5 more`: a sentence-sized list."""
-    shown = [str(item) for item in items]
-    rest = len(shown) - limit
-    return ", ".join(shown[:limit]) + (f" and {rest} more" if rest > 0 else "")
+    words = [str(item) for item in items]
+    rest = len(words) - limit
+    return ", ".join(words[:limit]) + (f" and {rest} more" if rest > 0 else "")

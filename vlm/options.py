@@ -35,7 +35,7 @@ class Option:
     cli: bool = True  # is it one of the command line?
     default: str | None = None  # in words
     read: Callable[[Any], Any] | None = None  # what the command line gets -> the value; None: by the field's type
-    written: type = str  # with `read`: what the command line gets
+    cli_type: type = str  # with `read`: what the command line gets
     env: str | None = None  # a variable that stands for the flag
     allowed: Allowed | None = None
     check: Callable[[Any], None] | None = None  # raises InputError for what `allowed` cannot say
@@ -65,28 +65,28 @@ def same_option(config: type, name: str, **changes: Any) -> Any:
 @functools.cache
 def options_of(config: type) -> Mapping[str, Option]:
     """Returns the options of a dataclass by its fields' names."""
-    found = {field.name: field.metadata[KEY] for field in dataclasses.fields(config) if KEY in field.metadata}
-    return MappingProxyType(found)
+    options = {field.name: field.metadata[KEY] for field in dataclasses.fields(config) if KEY in field.metadata}
+    return MappingProxyType(options)
 
 
 def defaults_of(config: type) -> dict[str, Any]:
     """Returns the default values of a dataclass's options by their fields' names; those without one are left out."""
-    found = {}
+    defaults = {}
     for field in dataclasses.fields(config):
         if field.default_factory is not dataclasses.MISSING:
-            found[field.name] = field.default_factory()
+            defaults[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
-            found[field.name] = field.default
-    return {name: value for name, value in found.items() if name in options_of(config)}
+            defaults[field.name] = field.default
+    return {name: value for name, value in defaults.items() if name in options_of(config)}
 
 
 def without_none(hint: Any) -> Any:
     """Returns a field's type, None aside. TypeError where several are left."""
     kinds = typing.get_args(hint) if isinstance(hint, UnionType) else (hint,)
-    left = [kind for kind in kinds if kind is not NoneType]
-    if len(left) != 1:
+    others = [kind for kind in kinds if kind is not NoneType]
+    if len(others) != 1:
         raise TypeError(f"an option of type {hint} needs a function that reads it")
-    return left[0]
+    return others[0]
 
 
 def flag_of(config: type, name: str) -> str:
@@ -111,9 +111,9 @@ def errors_of(config: Any, separator: str = ";", *, flags: bool = False) -> Iter
         value = getattr(config, name)
         if value is default or value is None:  # as most are, of each request
             continue
-        if wanted := allowed.error(value):
-            called = flag_of(type(config), name) if flags else name
-            yield f"{called} is {repr(value) if isinstance(value, str) else value}{separator} {wanted}"
+        if error := allowed.error(value):
+            label = flag_of(type(config), name) if flags else name
+            yield f"{label} is {repr(value) if isinstance(value, str) else value}{separator} {error}"
 
 
 def check_limits(config: Any, *, flags: bool = False) -> None:

@@ -46,7 +46,7 @@ class SubjectConfig(Config):
     repeats: int = option(3, "The median of so many runs counts.", allowed=at_least(1))
     seed: int = option(0, "Of random weights and images.")
     hf: bool = option(  # measure Hugging Face in the same run
-        True, "Leave Hugging Face out.", flags=("--no-hf",), read=operator.not_, written=bool
+        True, "Leave Hugging Face out.", flags=("--no-hf",), read=operator.not_, cli_type=bool
     )
     hf_batch_size: int | None = None  # None: ours
 

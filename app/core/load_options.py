@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vlm.backends.installed import checked_backend
+from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import options_of
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 # of an engine's build what its loading may ask for; the rest is built by vlm build alone
-BUILD = ("dtype", "backend", "max_batch_size", "max_seq_len", "max_encoder_input_len")
+BUILD = ("dtype", "backend", *LIMITS)
 RUNTIME = tuple(name for name, own in options_of(RuntimeConfig).items() if own.cli)
 
 
@@ -57,9 +58,9 @@ class LoadOptions:
 
     def resolve(self, model: str | Path, on: str, progress: Progress | None = None) -> Path:
         """Returns the engine that `load` takes `on` cpu or cuda, built where it is not yet."""
-        from vlm.api.pipeline import engine_of
+        from vlm.build.store import resolve
 
-        return engine_of(model, on, progress=progress, **self.build)
+        return resolve(model, on=on, progress=progress, **self.build)
 
     def load(self, model: str | Path, progress: Progress | None = None, **defaults: Any) -> Pipeline:
         """Loads a model as `vlm.load` does; `defaults` are RuntimeConfig's, for what was not given."""

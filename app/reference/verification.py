@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from vlm.config import BuildConfig
     from vlm.requests.request import Request
 
-# of an engine's weights or computing type: the mean error of a request, and the percentage of equal tokens at least.
-# Measured on the packaged models and on tiny random ones; noise of 10% in one matrix of such a model is beyond most.
-TOLERANCE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1, "int8": 0.2}
-AGREEMENT = {"float32": 99.0, "float16": 95.0, "bfloat16": 85.0, "int8": 80.0}
+# of an engine's computing type: the mean error of a request, and the percentage of equal tokens at least. Measured on
+# the packaged models and on tiny random ones; noise of 10% in one matrix of such a model is beyond most.
+TOLERANCE = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
+AGREEMENT = {"float32": 99.0, "float16": 95.0, "bfloat16": 85.0}
+QUANTIZED = (0.2, 80.0)  # both, of quantized weights, whatever the computing type
 LARGEST = 10  # times the tolerance: what the largest error may be
 TIE = 4  # times the tolerance: another token is a near tie where the reference's margin is smaller
 
@@ -36,8 +37,8 @@ class Tolerances:
 
     @classmethod
     def for_build(cls, build: BuildConfig, tolerance: float | None = None) -> Tolerances:
-        kind = build.quantization or build.dtype
-        return cls(TOLERANCE[kind] if tolerance is None else tolerance, AGREEMENT[kind])
+        usual = (TOLERANCE[build.dtype], AGREEMENT[build.dtype]) if build.quantization is None else QUANTIZED
+        return cls(usual[0] if tolerance is None else tolerance, usual[1])
 
     @property
     def largest_error(self) -> float:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
 from vlm_app.text.sources import Item, checked
+
+if TYPE_CHECKING:
+    from vlm.processing.conversation import Conversation
 
 WORDS = ("prompt", "text", "messages")
 
 
 def prompt_of(item: Item, raw: bool = False) -> Item:
     """{"prompt" or "text": …} or {"messages": [{"role", "content"}, …]}, each with "images": [path, …] or without ->
-    the item that it asks for. `raw`: prompts are taken as they are, so a conversation is an error."""
+    the item that it asks for, of messages a Conversation. `raw`: prompts are taken as they are, so a conversation is an
+    error."""
     if item.error or not item.text.strip():
         return item
     try:
         fields = _fields(item)
         given = {"images": _images(fields["images"])} if fields.get("images") else {}
-        if "messages" in fields:
-            if raw:
-                raise InputError("it is a conversation, which needs the template that --raw-prompt leaves out")
-            given["messages"] = [_with_paths(message) for message in _list(fields["messages"], "messages")]
-        return Item(item.source, item.line, _text(fields), fields=given)
+        if "messages" not in fields:
+            return Item(item.source, item.line, _text(fields), fields=given)
+        if raw:
+            raise InputError("it is a conversation, which needs the template that --raw-prompt leaves out")
+        conversation = _conversation(fields["messages"])
+        return Item(item.source, item.line, conversation.messages[-1].text, fields=given | {"messages": conversation})
     except InputError as error:
         return Item(item.source, item.line, error=str(error))
 
@@ -44,17 +49,19 @@ def _fields(item: Item) -> dict[str, Any]:
 
 
 def _text(fields: dict[str, Any]) -> str:
-    """Returns the prompt, or what was said last."""
-    if "messages" not in fields:
-        text = next((fields[name] for name in WORDS if name in fields), "")
-        if not isinstance(text, str):
-            raise InputError(f"its {'prompt' if 'prompt' in fields else 'text'} is no string")
-        return text
-    last = fields["messages"][-1] if fields["messages"] else None
-    content = last.get("content") if isinstance(last, dict) else None
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    return "".join(text for text in texts if isinstance(text, str))
+    text = next((fields[name] for name in WORDS if name in fields), "")
+    if not isinstance(text, str):
+        raise InputError(f"its {'prompt' if 'prompt' in fields else 'text'} is no string")
+    return text
+
+
+def _conversation(messages: Any) -> Conversation:
+    """Reads messages; how much of them a model takes is told when it is asked."""
+    from vlm.processing.conversation import Conversation
+
+    conversation = Conversation.from_messages(_list(messages, "messages"))
+    _images(conversation.images)
+    return conversation
 
 
 def _list(value: Any, name: str) -> list[Any]:
@@ -68,18 +75,3 @@ def _images(value: Any) -> list[str]:
     if not all(isinstance(path, str) for path in paths):
         raise InputError("its images are no list of paths")
     return paths
-
-
-def _with_paths(message: Any) -> Any:
-    """Rewrites a part: {"type": "image", "path": …} is the pipeline's {"type": "image", "image": …}; all else it checks
-    itself."""
-    if not isinstance(message, dict) or not isinstance(message.get("content"), list):
-        return message
-    return {**message, "content": [_part(part) for part in message["content"]]}
-
-
-def _part(part: Any) -> Any:
-    if not isinstance(part, dict) or part.get("type") != "image" or "path" not in part:
-        return part
-    [path] = _images([part["path"]])
-    return {"type": "image", "image": path}

@@ -213,9 +213,9 @@ class BartDecoder(Stack):
         if config.logits_bias:
             self.logits_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
-        return self.head(hidden, self.logits_bias if self.config.logits_bias else None)
+        return self.head(hidden, batch, self.logits_bias if self.config.logits_bias else None)
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Puts every layer's keys and values of an encoder's output [R, hidden_size] into the cache."""

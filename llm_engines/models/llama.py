@@ -153,9 +153,9 @@ class Llama(nn.Module):
             x, delta = block(x, delta, batch, angles)
         return self.final_norm(x, delta)[1]
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
-        return self.head(hidden)
+        return self.head(hidden, batch)
 
 
 def rules(config: LlamaConfig) -> list[Any]:

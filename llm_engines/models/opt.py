@@ -136,9 +136,9 @@ class OPT(nn.Module):
             x = x + delta
         return self.project_out(x, batch) if self.has_projections else x
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, embedding_size] -> [R, vocab_size]"""
-        return self.head(hidden)
+        return self.head(hidden, batch)
 
 
 def rules(config: OPTConfig) -> list[Any]:

@@ -167,11 +167,13 @@ class DecoderBlock(nn.Module):
 class Stack(nn.Module):
     """Computes what encoder and decoder share: all but the head."""
 
-    def __init__(self, config: T5Config, blocks: Iterable[nn.Module], bidirectional: bool):
+    def __init__(self, config: T5Config, blocks: Iterable[nn.Module], *, bidirectional: bool, context: ModelContext):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size)
-        self.relative_bias = RelativeBias(config.num_buckets, config.max_distance, config.num_heads, bidirectional)
+        self.relative_bias = RelativeBias(
+            config.num_buckets, config.max_distance, config.num_heads, bidirectional=bidirectional, context=context
+        )
         self.blocks, self.final_norm = nn.ModuleList(blocks), _norm(config)
 
     def init_buffers(self, device: torch.device) -> None:
@@ -190,7 +192,8 @@ class T5Encoder(Stack):
     """Turns token rows of packed sequences into hidden rows."""
 
     def __init__(self, config: T5Config, context: ModelContext):
-        super().__init__(config, [EncoderBlock(config, context) for _ in range(config.num_layers)], bidirectional=True)
+        blocks = [EncoderBlock(config, context) for _ in range(config.num_layers)]
+        super().__init__(config, blocks, bidirectional=True, context=context)
 
 
 class T5Decoder(Stack):
@@ -198,14 +201,14 @@ class T5Decoder(Stack):
 
     def __init__(self, config: T5Config, context: ModelContext):
         blocks = [DecoderBlock(config, i, context) for i in range(config.num_layers)]
-        super().__init__(config, blocks, bidirectional=False)
+        super().__init__(config, blocks, bidirectional=False, context=context)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
         if self.config.scaled_head:
             hidden = hidden * self.config.hidden_size**-0.5
-        return self.head(hidden)
+        return self.head(hidden, batch)
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Puts every layer's keys and values of an encoder's output [R, hidden_size] into the cache."""

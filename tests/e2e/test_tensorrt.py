@@ -15,7 +15,6 @@ from tests.parity import test_vila as vila
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.onnxruntime.session import OnnxGraph
-from vlm.backends.tensorrt.backend import TensorRTBackend
 from vlm.backends.tensorrt.plan_info import PlanInfo
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
@@ -66,7 +65,7 @@ def engine(tmp_path_factory) -> EngineDir:
 
 def test_the_manifest_says_what_may_run_it(engine):
     read = EngineDir.open(engine.path)
-    assert TensorRTBackend().build_of(read) == BuildConfig("float16", 8, 128, None, "tensorrt", ("sm80", "sm86"))
+    assert read.build == BuildConfig("float16", 8, 128, None, "tensorrt", ("sm80", "sm86"))
     info = PlanInfo.from_manifest(read.manifest.built_for)
     assert info.library == "tensorrt_rtx" and info.targets == ("sm80", "sm86") and info.version
     assert set(read.manifest.files) == {"decoder/rank0.plan", "processor/generation_config.json"}
@@ -133,7 +132,7 @@ def test_the_command_line_builds_and_refuses(engine, tmp_path):
     assert not out.exists()
     result = call(*build, "--backend", "tensorrt", "--target", "SM89, sm86")
     assert (result.exit_code, result.stdout) == (0, f"{out}\n") and "Building decoder" in result.stderr
-    assert TensorRTBackend().build_of(EngineDir.open(out)).target == ("sm86", "sm89")
+    assert EngineDir.open(out).build.target == ("sm86", "sm89")
     result = call("generate", "a", "--model", out)
     assert result.exit_code == 2 and "this machine has no CUDA GPU" in result.stderr
 

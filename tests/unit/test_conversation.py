@@ -22,6 +22,14 @@ def test_messages_are_read_once_into_types():
     assert found.images == ["a.png"] and found.num_placed == 2
 
 
+def test_an_image_may_be_a_path_and_the_limit_unknown():
+    part = {"type": "image", "path": "a.png"}  # as transformers has it
+    found = Conversation.from_messages([{"role": "user", "content": [part] * 300}])
+    assert found.images == ["a.png"] * 300
+    with pytest.raises(LengthError, match="300 messages and parts"):
+        found.check_size(10)
+
+
 def test_templates_get_parts_or_one_text():
     message = Message("user", (ImagePart(), "what?"))
     parts = [{"type": "image"}, {"type": "text", "text": "what?"}]

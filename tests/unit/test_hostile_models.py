@@ -263,7 +263,8 @@ def engine(tmp_path_factory):
     ({"roles": {"encoder": 3}}, "roles"),
     ({"files": {"../../etc/passwd": {"sha256": "", "size": 0}}}, "files"), ({"files": {"/etc/passwd": {}}}, "files"),
     ({"files": 3}, "files"), ({"limits": {"max_batch_size": 10**30, "x": 1}}, "limits"), ({"limits": None}, "limits"),
-    ({"family": []}, "family"), ({"built_for": "x"}, "built_for"), ({"generation": [1]}, "generation"),
+    ({"family": []}, "family"), ({"built_for": "x"}, "built_for"),
+    ({"built_for": {"torch": {"targets": [1]}}}, "built_for"), ({"generation": [1]}, "generation"),
 ])  # fmt: skip
 def test_manifests_that_were_sealed_again(engine, changed, says, tmp_path):
     """Anybody can compute the hash."""

@@ -41,6 +41,13 @@ def test_needed_files_prefer_safetensors():
     assert needed_files(shards) == ["config.json", *shards[1:3]]
 
 
+def test_files_that_a_family_reads_are_fetched():
+    """A catalog of any package may name some (FamilySpec.tokenizer_files)."""
+    with serve(Hub("org/model", FILES | {"source.spm": b"s", "target.spm": b"t"})) as hub:
+        download("org/model", extra=("source.*",), endpoint=hub.url)
+        assert hub.fetched() == WANTED | {"source.spm"}
+
+
 def test_a_model_in_parts_is_fetched_with_them():
     parts = {"llm/config.json": b"{}", "llm/model-00001-of-00001.safetensors": b"1", "llm/tokenizer.model": b"t",
              "mm_projector/config.json": b"{}", "mm_projector/model.safetensors": b"2"}  # fmt: skip

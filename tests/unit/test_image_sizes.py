@@ -13,7 +13,9 @@ from tests import mosaic_kit, prompted_kit, tiny
 from tests.mosaic_kit import LARGEST, PATCH, pictures
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.selection import pick
 from vlm.build.builder import build_engine
+from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError, LengthError
 from vlm.executor.encoders import Encoders
@@ -155,6 +157,16 @@ def test_only_torch_encodes_several_sizes(page, tmp_path):
         build_engine(checkpoint, tmp_path / "engine", BuildConfig(backend="onnxruntime"))
 
 
+@pytest.mark.parametrize("source", ["hf", "checkpoint"])
+def test_auto_takes_a_backend_that_encodes_them(page, source, tmp_path):
+    """Though another one comes first for models whose images have one size."""
+    assert pick("cpu").name == "onnxruntime"
+    engine = resolve(page.path.parent / source, backend="auto", cache_dir=tmp_path)
+    assert EngineDir.open(engine).manifest.backend == "torch"
+    vision = cpu(page).processor.vision
+    assert pick("cpu", None, vision) == ("torch", "onnxruntime takes images of one size alone")
+
+
 def test_tensors_of_several_sizes_are_padded_and_named(chat):
     """What Triton's preprocessing makes of images, the server's reader takes apart again."""
     pipe, images = cpu(chat), pictures((8, 8), (4, 16))
@@ -185,11 +197,8 @@ def test_graphs_are_of_few_shapes():
     """Of images of any size, the first shapes have CUDA graphs, and the others are encoded without."""
 
     class Pool(dict):
-        def capture(self, key, function, pixels):
-            self[key] = function
-
-        def run(self, key, pixels):
-            return self[key](pixels)
+        def replay(self, key, function, pixels):
+            return self.setdefault(key, function)(pixels)
 
     visual = lambda pixels: pixels.flatten(2).transpose(1, 2) * 2  # noqa: E731
     graphs = Pool()

@@ -15,7 +15,9 @@ import llm_engines
 import visual_engines
 import vlm.layers
 from vlm.convert.roles import role_configs
-from vlm.layers.attention import Attention, CrossAttention
+from vlm.errors import ConfigError
+from vlm.executor.kv_cache import CacheShape, allocate, block_bytes
+from vlm.layers.attention import Attention, CrossAttention, SelfAttention
 from vlm.layers.attention_metadata import AttentionMetadata
 from vlm.layers.context import ModelContext
 from vlm.layers.feed_forward import FeedForward
@@ -23,7 +25,8 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import Head, TiedHead
 from vlm.layers.linear import Linear
 from vlm.layers.quant.base import ParameterSpec
-from vlm.parallel.mapping import Mapping
+from vlm.layers.relative_bias import RelativeBias
+from vlm.parallel.mapping import Mapping, Shard
 from vlm.registry.catalogs import families, installed, model_spec
 from vlm.requests.adapters import NO_ADAPTER
 
@@ -69,6 +72,8 @@ def test_a_rank_of_two_has_half_of_what_is_split(network):
     """Sizes and counts come from the Linear layers: nothing else knows how many ranks there are."""
     for shape, config in published(network).items():
         if config.num_heads % 2 or config.num_kv_heads % 2:
+            with pytest.raises(ConfigError, match="cannot be split among 2 ranks"):
+                model_spec(network).skeleton(config, TWO)
             continue
         whole, half = skeletons(network)[shape], model_spec(network).skeleton(config, TWO)
         for (name, all_of_it), part in zip(whole.named_modules(), half.modules(), strict=True):
@@ -82,6 +87,8 @@ def test_a_rank_of_two_has_half_of_what_is_split(network):
             if isinstance(part, FeedForward):
                 assert {n: 2 * size for n, size in part.up.part_sizes.items()} == all_of_it.up.part_sizes
                 assert 2 * part.down.in_features == all_of_it.down.in_features
+            if isinstance(part, RelativeBias):
+                assert 2 * part.embedding_dim == all_of_it.embedding_dim
 
 
 def sources() -> list[Path]:
@@ -132,10 +139,24 @@ def test_what_an_axis_splits(axis):
 
 
 def test_sizes_that_cannot_be_split_are_refused():
-    with pytest.raises(ValueError, match="3 cannot be split among 2 ranks"):
+    with pytest.raises(ConfigError, match="3 cannot be split among 2 ranks; run the model on fewer GPUs"):
         linear(6, {"a": 4, "b": 3}, context=TWO, axis="column")
     with pytest.raises(ValueError, match="rank 2 does not exist"):
         Mapping(tp=2, rank=2)
+
+
+def test_a_head_is_not_split():
+    """One head of keys for all of queries: its 4 rows could be halved, the head cannot."""
+    with pytest.raises(ConfigError, match=r"an attention layer's 1 heads of k cannot be split among 2 ranks; run"):
+        SelfAttention(8, 2, 0, num_kv_heads=1, context=TWO)
+
+
+def test_a_rank_holds_the_keys_of_its_heads():
+    config = next(iter(published("llama").values()))
+    shape, kind = CacheShape(2, 0, 1, 0), {"dtype": torch.float32, "device": torch.device("cpu")}
+    whole, half = (allocate(config, shape, 4, shard=shard, **kind).shape for shard in (Shard(), TWO.mapping.shard))
+    assert half[3] * 2 == whole[3] == config.num_kv_heads
+    assert 2 * block_bytes(config, 4, torch.float32, Shard(1, 2)) == block_bytes(config, 4, torch.float32, Shard())
 
 
 def test_a_tied_head_follows_its_embedding():
@@ -144,7 +165,7 @@ def test_a_tied_head_follows_its_embedding():
     assert not head.state_dict() and not list(head.parameters())
     embedding.weight = nn.Parameter(torch.randn(7, 4))
     bias = torch.randn(7)
-    torch.testing.assert_close(head(x, bias), x @ embedding.weight.t() + bias)
+    torch.testing.assert_close(head(x, bias=bias), x @ embedding.weight.t() + bias)
 
 
 class Rounded:
@@ -198,3 +219,18 @@ def test_each_row_has_its_adapter():
     batch = ForwardBatch(torch.arange(3), AttentionMetadata(), adapter_ids=ids)
     shifts = torch.tensor([[20.0, 20, 0], [0, 0, 0], [10, 10, 0]])
     torch.testing.assert_close(layer(x, batch), layer(x) + shifts)
+
+
+class Louder(nn.Module):
+    def forward(self, x, y, adapter_ids):
+        return y * (2.0 + adapter_ids[:, None])
+
+
+def test_a_head_has_adapters_of_its_rows_too(monkeypatch):
+    monkeypatch.setattr(Shifts, "bank", lambda *_: Louder())
+    head = Head(3, 5, context=ModelContext(adapters=Shifts())).requires_grad_(False)
+    nn.init.normal_(head.weight)
+    x, ids = torch.randn(3, 3), torch.tensor([1, NO_ADAPTER, 0], dtype=torch.int32)
+    batch = ForwardBatch(torch.arange(3), AttentionMetadata(), adapter_ids=ids)
+    torch.testing.assert_close(head(x, batch), head(x) * torch.tensor([[3.0], [1], [2]]))
+    torch.testing.assert_close(head(x[1:], batch.rows(1, 3)), head(x[1:]) * torch.tensor([[1.0], [2]]))

@@ -53,7 +53,7 @@ def test_hf_folder_is_built_once(hf, builds, tmp_path):
 def test_options_and_content_are_part_of_the_key(hf, builds):
     first = resolve(hf)
     assert resolve(hf, dtype="bfloat16") != first
-    assert resolve(hf, default_dtype="bfloat16") == resolve(hf, dtype="bfloat16")
+    assert resolve(hf, on="cuda") == resolve(hf, dtype="bfloat16")
     assert resolve(hf, max_seq_len=8) != first
     assert len(builds) == 3
     (hf / "generation_config.json").write_text('{"eos_token_id": 3}')
@@ -73,7 +73,7 @@ def test_engine_is_used_as_it_is(hf, tmp_path):
     checkpoint = convert_folder(hf, tmp_path / "checkpoint")
     engine = build_engine(checkpoint, tmp_path / "engine", BuildConfig(max_batch_size=4, max_seq_len=8))
     assert resolve(engine.path) == engine.path
-    assert resolve(engine.path, default_dtype="bfloat16", max_batch_size=2, max_seq_len=8) == engine.path
+    assert resolve(engine.path, on="cuda", max_batch_size=2, max_seq_len=8) == engine.path
     assert not (tmp_path / "cache").exists()
     with pytest.raises(LimitError, match=r"max_seq_len 8, asked is max_seq_len 9; rebuild it: .*--max-seq-len 9"):
         resolve(engine.path, max_seq_len=9)

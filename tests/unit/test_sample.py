@@ -149,6 +149,6 @@ def test_the_factual_nucleus_shrinks_and_is_reset():
 def test_a_nucleus_that_does_not_decay_stays_where_it_is():
     zeros = torch.zeros(1)
     state = sampling(
-        zeros + 1, zeros.int(), zeros + 0.1, zeros, zeros.long(), top_p_min=zeros + 0.3, decayed=zeros.int() + 5
+        zeros + 1, zeros.int(), zeros + 0.1, zeros, zeros.long(), top_p_min=zeros + 0.3, decay_steps=zeros.int() + 5
     )
     assert float(state.nucleus) == pytest.approx(0.1)

@@ -72,7 +72,7 @@ LLAVA = FamilySpec(
         "decoder": Role("llama", config_key="text_config", weight_prefix="language_model."),
     },
     matches=lambda config: config.get("model_type") == "llava",
-    renamed={
+    renames={
         "model.language_model.": "language_model.model.",
         "lm_head.": "language_model.lm_head.",
         "model.vision_tower.": "vision_tower.",

@@ -71,8 +71,8 @@ class AsyncPipeline:
     async def generate(self, request: Request) -> list[Output]:
         """A request's outputs: one, or as many as num_return_sequences."""
         async with aclosing(self.stream(request)) as deltas:
-            ended = {delta.index: delta.output async for delta in deltas if delta.output}
-        return [ended[index] for index in sorted(ended)]
+            outputs = {delta.index: delta.output async for delta in deltas if delta.output}
+        return [outputs[index] for index in sorted(outputs)]
 
     async def encode(
         self, sources: list[dict[str, Any]], files: Sequence[Sequence[ImageFile]], *, attentions: bool = False

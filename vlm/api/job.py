@@ -20,7 +20,7 @@ class _Samples:
 
     index: int
     ids: list[int]
-    done: dict[int, Completion] = field(default_factory=dict)
+    completions: dict[int, Completion] = field(default_factory=dict)
 
 
 class Job:
@@ -64,10 +64,10 @@ class Job:
             yield samples.index, OutOfMemoryError(self._loop.memory_sentence)
             return
         self._on_completion(update.completion)
-        samples.done[update.request_id] = update.completion
-        if len(samples.done) == len(samples.ids):
+        samples.completions[update.request_id] = update.completion
+        if len(samples.completions) == len(samples.ids):
             self._inputs.done()
-            yield samples.index, self._outputs.merged(samples.done[i] for i in samples.ids)
+            yield samples.index, self._outputs.merged(samples.completions[i] for i in samples.ids)
 
     def _give_up(self, samples: _Samples) -> None:
         """Aborts the samples of an input of which one is lost."""

@@ -20,6 +20,7 @@ from vlm.executor.create import create_encoders, create_executor
 from vlm.executor.executor import Executor
 from vlm.executor.memory import is_out_of_memory
 from vlm.registry import catalogs
+from vlm.registry.networks import mapping_of
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -43,19 +44,20 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
         if not engine.generates:
             encoders = create_encoders(backend.layout, networks, runtime, **kind)
             return EncoderEngine(catalogs.configs_of(engine).writer, encoders, limits, name=engine.family)
-        executor = create_executor(backend.layout, networks, limits, runtime, **kind)
+        shard = mapping_of(engine).shard
+        executor = create_executor(backend.layout, networks, limits, runtime, shard=shard, **kind)
     ends = _ends(engine.generation.get("eos_token_id", executor.config.eos_token_id))
     return LLMEngine(executor, _scheduler(executor, limits, runtime), limits, eos_token_ids=ends)
 
 
-def _limits(built: EngineLimits, batch_size: int | None) -> EngineLimits:
+def _limits(engine: EngineLimits, batch_size: int | None) -> EngineLimits:
     """LimitError for more sequences at once than an engine was built for."""
-    if batch_size is not None and batch_size > built.max_batch_size:
+    if batch_size is not None and batch_size > engine.max_batch_size:
         raise LimitError(
-            f"max_batch_size {batch_size} is more than the engine's {built.max_batch_size}; rebuild with"
+            f"max_batch_size {batch_size} is more than the engine's {engine.max_batch_size}; rebuild with"
             f" --max-batch-size {batch_size}."
         )
-    return built.within(max_batch_size=batch_size)
+    return engine.within(max_batch_size=batch_size)
 
 
 def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig) -> Scheduler:

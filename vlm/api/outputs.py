@@ -69,8 +69,8 @@ def samples_of(request: Request) -> list[Request]:
 
 def text_stream(tokenizer: Tokenizer, params: SamplingParams) -> TextStream:
     """Returns the text of a request's output as it grows."""
-    shown = tokenizer.showing(special_tokens=not params.skip_special_tokens)
-    return TextStream(shown, params.stop, params.include_stop_str_in_output)
+    view = tokenizer.showing(special_tokens=not params.skip_special_tokens)
+    return TextStream(view, params.stop, params.include_stop_str_in_output)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class OutputReader:
         """A completion's, with the other outcomes of its search as alternatives."""
         if not completion.hypotheses:
             return self._decoded(completion, completion)
-        wanted = completion.hypotheses[: completion.request.params.num_return_sequences]
-        best, *others = [self._decoded(completion, each, each.score) for each in wanted]
+        hypotheses = completion.hypotheses[: completion.request.params.num_return_sequences]
+        best, *others = [self._decoded(completion, each, each.score) for each in hypotheses]
         return replace(best, alternatives=tuple(others))
 
     def merged(self, samples: Iterable[Completion]) -> Output:
@@ -113,8 +113,8 @@ class OutputReader:
         """Returns the decoded tokens; of a loop its first turn."""
         if self.tokenizer is None:
             return ""
-        request, shown = completion.request, outcome.token_ids
+        request, token_ids = completion.request, outcome.token_ids
         if outcome.finish_reason == "loop":
             whole = [*request.decoder_prompt_token_ids, *completion.token_ids]
-            shown = without_loop(shown, period) if (period := loop_period(whole)) else shown
-        return self.tokenizer.showing(special_tokens=not request.params.skip_special_tokens).decode(shown)
+            token_ids = without_loop(token_ids, period) if (period := loop_period(whole)) else token_ids
+        return self.tokenizer.showing(special_tokens=not request.params.skip_special_tokens).decode(token_ids)

@@ -19,10 +19,8 @@ from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.devices import resolve_device
-from vlm.backends.installed import backend as backend_named
-from vlm.backends.selection import pick
-from vlm.build.kinds import kind_of
-from vlm.config import BuildConfig, ModelConfig, RuntimeConfig
+from vlm.build.store import resolve
+from vlm.config import ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.engine_loop import EngineLoop
@@ -63,8 +61,8 @@ def load(
     """
     runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
     limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
-    found = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
-    path = engine_of(model, resolve_device(runtime.device).type, progress=progress, **found, **limits)
+    options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
+    path = resolve(model, on=resolve_device(runtime.device).type, progress=progress, **options, **limits)
     engine = EngineDir.open(path).limited(**limits)
     return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
 
@@ -72,19 +70,6 @@ def load(
 def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:
     """Returns the configuration with those options that are not None."""
     return replace(runtime, **{name: value for name, value in options.items() if value is not None})
-
-
-def engine_of(
-    model: str | Path, on: str, *, dtype: str | None = None, backend: str | None = None, **options: Any
-) -> Path:
-    """Returns the engine directory that `load` takes for a model `on` cpu or cuda, built where it is not yet; `options`
-    are those of resolve."""
-    from vlm.build.store import resolve
-
-    if backend == "auto":
-        backend = None if kind_of(model) == "engine" else pick(on, dtype).name
-    default = backend_named(backend or BuildConfig.backend).default_dtype(on)
-    return resolve(model, dtype=dtype, default_dtype=default, backend=backend, **options)
 
 
 class Pipeline:
@@ -126,9 +111,9 @@ class Pipeline:
         text, its rows go before the text.
         """
         if isinstance(inputs, list | tuple):
-            given, sampling = self._split(options)
-            if given:
-                raise InputError(f"{listed(given)} go inside each input when a list of inputs is given.")
+            fields, sampling = self._split(options)
+            if fields:
+                raise InputError(f"{listed(fields)} go inside each input when a list of inputs is given.")
             results = dict(self.as_completed(inputs, on_error="raise", **sampling))
             return [results[i] for i in range(len(inputs))]
         single, sampling = self._single(inputs, options)
@@ -181,14 +166,14 @@ class Pipeline:
         if self.capabilities.takes_prompt and (
             not self.capabilities.has_text_encoder or all({"images", "pixel_values"} >= one.keys() for one in fields)
         ):
-            found = [self._features(one, hidden_states or attentions) for one in fields]
-            return found if many else found[0]
+            encodings = [self._features(one, hidden_states or attentions) for one in fields]
+            return encodings if many else encodings[0]
         requests = [self._builder.build(one, SamplingParams()) for one in fields]
         if (encoder := self.processor.encoder) is not None:
             for request in requests:
                 check_encoder_input(request, encoder, self.capabilities.max_encoder_input_len)
-        found = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
-        return found if many else found[0]
+        encodings = [e for batch in self._batches(requests) for e in self._encoded(batch, hidden_states, attentions)]
+        return encodings if many else encodings[0]
 
     @overload
     def as_completed(
@@ -225,9 +210,9 @@ class Pipeline:
     def timings(self) -> dict[str, float]:
         """Seconds of the last call: preprocess (summed over threads), encode, prefill, decode, total; and tokens."""
         device = self.llm.encoders.timer.totals()
-        found = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
+        seconds = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
         total = (self._ended or time.perf_counter()) - self._started
-        return {"preprocess": self._preprocess_seconds, **found, "total": total, "tokens": self._tokens}
+        return {"preprocess": self._preprocess_seconds, **seconds, "total": total, "tokens": self._tokens}
 
     def usage(self) -> EngineUsage | None:
         """Says how full its engine is; None of an encoder alone. Any thread may ask."""
@@ -246,17 +231,17 @@ class Pipeline:
         return self._builder.build(source, self._params(sampling))
 
     def _single(self, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        given, sampling = self._split(options)
-        if inputs is not None and given:
-            raise InputError(f"an input was given twice: by position and as {listed(given)}.")
-        if inputs is None and not given:
+        fields, sampling = self._split(options)
+        if inputs is not None and fields:
+            raise InputError(f"an input was given twice: by position and as {listed(fields)}.")
+        if inputs is None and not fields:
             raise InputError("no input: give an image or a text, or images=, text=, pixel_values= or encoder_output=.")
-        return (given if inputs is None else inputs), sampling
+        return (fields if inputs is None else inputs), sampling
 
     @staticmethod
     def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        given = {k: v for k, v in options.items() if k in INPUT_KEYS and v is not None}
-        return given, {k: v for k, v in options.items() if k not in INPUT_KEYS}
+        fields = {k: v for k, v in options.items() if k in INPUT_KEYS and v is not None}
+        return fields, {k: v for k, v in options.items() if k not in INPUT_KEYS}
 
     def _params(self, sampling: dict[str, Any]) -> SamplingParams:
         check_options(sampling, INPUT_KEYS)

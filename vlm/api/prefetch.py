@@ -24,12 +24,12 @@ class Prefetch:
     def ready(self, block: bool) -> list[tuple[int, Future]]:
         """Prepared inputs in order; waits for one when `block`."""
         self._fill()
-        found = []
-        while self._futures and (self._futures[0][1].done() or (block and not found)):
+        inputs = []
+        while self._futures and (self._futures[0][1].done() or (block and not inputs)):
             index, future = self._futures.popleft()
             future.exception()  # waits
-            found.append((index, future))
-        return found
+            inputs.append((index, future))
+        return inputs
 
     def done(self) -> None:
         """One input has been answered: there is room for another."""

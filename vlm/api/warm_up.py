@@ -29,9 +29,9 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     most = pipeline.capabilities.max_batch_size
     sizes = sorted({bucket_of(n, most) for n in range(1, most + 1)})
     numbers = itertools.count()
-    for done, size in enumerate(sizes):
+    for count, size in enumerate(sizes):
         if progress:
-            progress("Warming up", done, len(sizes))
+            progress("Warming up", count, len(sizes))
         for sampling in WAYS:
             if not _run(pipeline, [_made_up(pipeline, next(numbers)) for _ in range(size)], sampling):
                 return
@@ -53,9 +53,9 @@ def _run(pipeline: Pipeline, sources: list[dict[str, Any]], sampling: dict[str, 
 
 def _made_up(pipeline: Pipeline, number: int) -> dict[str, Any]:
     """An input like no other: equal ones would share their work."""
-    processor, drawn = pipeline.processor, torch.Generator().manual_seed(number)
+    processor, generator = pipeline.processor, torch.Generator().manual_seed(number)
     if (vision := processor.vision) and (processor.tokenizer or not processor.family.takes_prompt):
-        pixels = torch.rand(vision.num_channels, *vision.image_size, generator=drawn)
+        pixels = torch.rand(vision.num_channels, *vision.image_size, generator=generator)
         return {"pixel_values": pixels, **({"prompt": f"{number}"} if processor.family.takes_prompt else {})}
-    ids = torch.randint(processor.vocab_size, (LENGTH,), generator=drawn).tolist()
+    ids = torch.randint(processor.vocab_size, (LENGTH,), generator=generator).tolist()
     return {pipeline.capabilities.id_field: ids}

@@ -22,7 +22,7 @@ SMALL = 2**28  # bytes that any archive may unpack to
 DONE = ".complete"
 
 
-def unpacked(archive: Path, wanted: Callable[[str], bool]) -> Path:
+def unpacked(archive: Path, selects: Callable[[str], bool]) -> Path:
     """Returns a folder of the cache with an archive's wanted files, by their names alone, without folders.
 
     A file is there whole or not at all, and what an interrupted call unpacked is not written again. Raises
@@ -37,7 +37,7 @@ def unpacked(archive: Path, wanted: Callable[[str], bool]) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     try:
         with open_archive(archive) as tar:
-            _write_members(tar, archive, folder, wanted)
+            _write_members(tar, archive, folder, selects)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:  # damaged bzip2 is a bare OSError
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(":.")
         raise CheckpointError(
@@ -95,19 +95,19 @@ def _key(archive: Path) -> str:
     return hashlib.sha256(f"{archive} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
 
 
-def _write_members(tar: tarfile.TarFile, archive: Path, folder: Path, wanted: Callable[[str], bool]) -> None:
-    written: set[str] = set()
+def _write_members(tar: tarfile.TarFile, archive: Path, folder: Path, selects: Callable[[str], bool]) -> None:
+    names: set[str] = set()
     for member in bounded_members(tar, archive):
         path = PurePosixPath(member.name)
         if path.is_absolute() or ".." in path.parts:
             raise CheckpointError(f"{archive} is not unpacked: its member {member.name} lies outside of it.")
-        if member.isdir() or path.name.startswith("._") or not wanted(path.name):
+        if member.isdir() or path.name.startswith("._") or not selects(path.name):
             continue
         if not member.isfile():
             raise CheckpointError(f"{archive} is not unpacked: its member {member.name} is a link or device.")
-        if path.name in written:
+        if path.name in names:
             raise CheckpointError(f"{archive} holds two files {path.name}; unpack it and give the folder of one model.")
-        written.add(path.name)
+        names.add(path.name)
         _write(tar.extractfile(member), member.size, folder / path.name)
 
 

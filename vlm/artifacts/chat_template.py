@@ -14,12 +14,12 @@ def read_template(folder: Path) -> str | None:
         return _read_text(file)
     for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
         if (folder / name).exists():
-            found = read_json(folder / name, EngineError, "engine").get("chat_template")
-            if isinstance(found, list):  # several by name
-                named = [x for x in found if isinstance(x, dict)]
-                found = next((x.get("template") for x in named if x.get("name") == "default"), None)
-            if isinstance(found, str):
-                return found
+            template = read_json(folder / name, EngineError, "engine").get("chat_template")
+            if isinstance(template, list):  # several by name
+                entries = [x for x in template if isinstance(x, dict)]
+                template = next((x.get("template") for x in entries if x.get("name") == "default"), None)
+            if isinstance(template, str):
+                return template
     return None
 
 

@@ -48,13 +48,13 @@ class Checkpoint:
         if not {"format_version", "family", "roles"} <= set(manifest) or not isinstance(manifest["roles"], dict):
             raise CheckpointError(f"{path} is no {WHAT}: its config.json is another program's; convert it first.")
         if manifest["format_version"] != FORMAT_VERSION:
-            got = manifest["format_version"]
+            version = manifest["format_version"]
             raise CheckpointError(
-                f"{path} has format version {got}, this vlm reads {FORMAT_VERSION}; convert it again."
+                f"{path} has format version {version}, this vlm reads {FORMAT_VERSION}; convert it again."
             )
         checkpoint = cls(path, manifest)
-        wanted = [p for role in checkpoint.roles for p in (path / role / "config.json", checkpoint.weight_file(role))]
-        if absent := [str(p.relative_to(path)) for p in wanted if not p.is_file()]:
+        files = [p for role in checkpoint.roles for p in (path / role / "config.json", checkpoint.weight_file(role))]
+        if absent := [str(p.relative_to(path)) for p in files if not p.is_file()]:
             raise CheckpointError(f"{path} lacks {listed(absent)}; convert it again.")
         return checkpoint
 
@@ -130,13 +130,13 @@ def write_roles(
     """`<role>/rank0.safetensors` for every role -> relative path to {sha256, size}. Progress counts bytes."""
     from vlm.artifacts.weights import write_tensors
 
-    done, total = 0, sum(weights.source.nbytes for weights in roles.values())
+    num_bytes, total = 0, sum(weights.source.nbytes for weights in roles.values())
 
     def advance(count: int) -> None:
-        nonlocal done
-        done += count
+        nonlocal num_bytes
+        num_bytes += count
         if progress:
-            progress(description, done, total)
+            progress(description, num_bytes, total)
 
     files = {}
     for role, weights in roles.items():

@@ -42,14 +42,20 @@ class Manifest(Config):
     generation: dict[str, Any]
     source: str  # where the weights come from, in words
     built_on: dict[str, str]  # python, torch, device, platform
-    built_for: dict[str, Any]  # what may run it
+    built_for: dict[str, Any]  # what may run it: {"devices"}, and under its backend's name what that knows of it
     files: dict[str, dict[str, Any]]  # relative path -> {"sha256", "size"}
 
     @property
     def build(self) -> BuildConfig:
-        """What was asked of the build, but for what its backend alone knows (Backend.build_of)."""
+        """What builds the same again."""
         values: dict[str, Any] = {"backend": self.backend, "quantization": self.quantization, **self.limits}
-        return BuildConfig(dtype=self.dtype, **values)
+        return BuildConfig(dtype=self.dtype, target=self._target, **values)
+
+    @property
+    def _target(self) -> tuple[str, ...]:
+        """The GPUs that it was built for, where its backend says them in its own entry."""
+        entry = self.built_for.get(self.backend)
+        return tuple(entry.get("targets", ())) if isinstance(entry, dict) else ()
 
     def write(self, folder: Path) -> None:
         values = self.to_dict()
@@ -79,10 +85,12 @@ class Manifest(Config):
         errors = [name for name in mappings if not isinstance(getattr(self, name), dict)]
         texts = ("family", "backend", "dtype", "source")
         errors += [name for name in texts if not isinstance(getattr(self, name), str)]
-        fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit}
+        fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit, "built_for": _is_built_for}
         fields = {name: is_fine for name, is_fine in fine.items() if name not in errors}
         return errors + [
-            name for name, is_fine in fields.items() if not all(is_fine(*item) for item in getattr(self, name).items())
+            name
+            for name, is_fine in fields.items()
+            if not all(is_fine(key, value) for key, value in getattr(self, name).items())
         ]
 
 
@@ -97,8 +105,13 @@ def _is_file_entry(name: str, entry: Any) -> bool:
 
 
 def _is_limit(name: str, value: Any) -> bool:
-    known = name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
-    return known and (value is None or (isinstance(value, int) and 0 < value < 2**63))
+    fine = value is None or (isinstance(value, int) and 0 < value < 2**63)
+    return fine and name in ("max_batch_size", "max_seq_len", "max_encoder_input_len")
+
+
+def _is_built_for(name: str, entry: Any) -> bool:
+    targets = entry.get("targets", []) if isinstance(entry, dict) else []
+    return isinstance(targets, list) and all(isinstance(target, str) for target in targets)
 
 
 REBUILD = "rebuild it from its checkpoint or model folder with `vlm build`"
@@ -205,16 +218,16 @@ class EngineDir:
         path = self.path / name
         if not path.is_file():
             return f"{name} is missing"
-        got = path.stat().st_size
-        if got < size:
-            return f"{name} is truncated ({got:,} of {size:,} bytes)"
-        return f"{name} was edited ({got:,} bytes, built with {size:,})" if got > size else None
+        actual = path.stat().st_size
+        if actual < size:
+            return f"{name} is truncated ({actual:,} of {size:,} bytes)"
+        return f"{name} was edited ({actual:,} bytes, built with {size:,})" if actual > size else None
 
     def _unlisted(self) -> list[str]:
         """Files put beside the built ones: another tokenizer file would change the output unseen."""
         folders = sorted({Path(name).parts[0] for name in self.manifest.files if len(Path(name).parts) > 1})
-        found = (p for folder in folders for p in sorted((self.path / folder).rglob("*")) if p.is_file())
-        names = (p.relative_to(self.path).as_posix() for p in found if not p.name.startswith("."))
+        paths = (p for folder in folders for p in sorted((self.path / folder).rglob("*")) if p.is_file())
+        names = (p.relative_to(self.path).as_posix() for p in paths if not p.name.startswith("."))
         return [name for name in names if name not in self.manifest.files]
 
     def _check_hashes(self) -> None:
@@ -222,7 +235,11 @@ class EngineDir:
         with ThreadPoolExecutor(min(8, len(files) or 1, os.cpu_count() or 1)) as pool:  # hashing releases the GIL
             hashes = list(pool.map(self._hash, files))
         self._refuse(
-            [f"{name} was edited" for name, got in zip(files, hashes, strict=True) if got != files[name]["sha256"]]
+            [
+                f"{name} was edited"
+                for name, digest in zip(files, hashes, strict=True)
+                if digest != files[name]["sha256"]
+            ]
         )
 
     def _hash(self, name: str) -> str:

@@ -96,7 +96,7 @@ def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: ty
     """
     out = out.resolve()
     _check_replaceable(out, replaces, what, error)
-    created = [parent for parent in out.parents if not parent.exists()]
+    new_parents = [parent for parent in out.parents if not parent.exists()]
     draft = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}.tmp"
     try:
         draft.mkdir(parents=True)
@@ -104,11 +104,11 @@ def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: ty
         _swap(draft, out)
     except OSError as reason:
         shutil.rmtree(draft, ignore_errors=True)
-        _remove_empty(created)
+        _remove_empty(new_parents)
         raise error(f"the {what} {out} cannot be written: {reason.strerror or reason}.") from reason
     except BaseException:  # an interrupt too leaves nothing behind
         shutil.rmtree(draft, ignore_errors=True)
-        _remove_empty(created)
+        _remove_empty(new_parents)
         raise
 
 
@@ -135,8 +135,8 @@ def _swap(draft: Path, out: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def _remove_empty(created: list[Path]) -> None:
+def _remove_empty(parents: list[Path]) -> None:
     """The parent directories made for the draft, innermost first."""
-    for parent in created:
+    for parent in parents:
         with contextlib.suppress(OSError):  # somebody else uses it by now
             parent.rmdir()

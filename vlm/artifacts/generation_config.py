@@ -45,7 +45,7 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 
 def _legacy(values: dict[str, Any]) -> dict[str, Any]:
     """Reads settings of a config.json, too: early BART ones force their first token by a name of its own."""
-    found = _known(values)
-    if values.get("force_bos_token_to_be_generated") and "bos_token_id" in found:
-        found["forced_bos_token_id"] = found["bos_token_id"]
-    return found
+    settings = _known(values)
+    if values.get("force_bos_token_to_be_generated") and "bos_token_id" in settings:
+        settings["forced_bos_token_id"] = settings["bos_token_id"]
+    return settings

@@ -64,8 +64,8 @@ class HFFolder:
 
     @functools.cached_property
     def processor_files(self) -> tuple[Path, ...]:
-        found = {path for pattern in PROCESSOR_FILES for path in self.path.glob(pattern) if path.is_file()}
-        return tuple(sorted(found))
+        paths = {path for pattern in PROCESSOR_FILES for path in self.path.glob(pattern) if path.is_file()}
+        return tuple(sorted(paths))
 
     @functools.cached_property
     def tensors(self) -> Mapping[str, Tensor]:

@@ -60,23 +60,25 @@ def repo_id(name: str) -> str | None:
     return full if is_repo_id(full) else None
 
 
-def needed_files(names: Iterable[str]) -> list[str]:
+def needed_files(names: Iterable[str], extra: tuple[str, ...] = ()) -> list[str]:
     """Picks of a repository's files the configurations, the processor, and one set of weights, safetensors before
     pickles. Where there are none beside its config.json, those of each folder that has a config.json of its own: a
-    part each."""
+    part each. `extra`: patterns of further files that families read."""
     names = sorted(names)
-    whole = _needed([name for name in names if "/" not in name])
+    whole = _needed([name for name in names if "/" not in name], extra)
     if "config.json" not in whole or _weights(whole):
         return whole
     folders = [name.removesuffix("config.json") for name in names if name.endswith("/config.json")]
     parts = {
         folder: [n.removeprefix(folder) for n in names if n.rpartition("/")[0] + "/" == folder] for folder in folders
     }
-    return whole + [f"{folder}{name}" for folder, inner in parts.items() if _weights(inner) for name in _needed(inner)]
+    return whole + [
+        f"{folder}{name}" for folder, inner in parts.items() if _weights(inner) for name in _needed(inner, extra)
+    ]
 
 
-def _needed(names: list[str]) -> list[str]:
-    return _matching(names, ("config.json", *PROCESSOR_FILES)) + _weights(names)
+def _needed(names: list[str], extra: tuple[str, ...]) -> list[str]:
+    return _matching(names, ("config.json", *PROCESSOR_FILES, *extra)) + _weights(names)
 
 
 def _weights(names: list[str]) -> list[str]:
@@ -88,6 +90,7 @@ def download(
     revision: str | None = None,
     *,
     check: Callable[[ModelFiles], None] | None = None,
+    extra: tuple[str, ...] = (),
     endpoint: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
@@ -95,6 +98,7 @@ def download(
 
     `repo_id` may carry the revision: `owner/name@revision`. `endpoint` None: the public Hub, or `$HF_ENDPOINT`.
     `check` is given what is seen of the repository before its weights are fetched; what it raises ends the download.
+    `extra`: patterns of files that are needed beside the usual ones.
     Raises ModelNotFoundError: no such repository or revision, no access, no network, no weights in it.
     """
     from huggingface_hub import errors
@@ -102,7 +106,7 @@ def download(
     repo_id, _, tag = repo_id.partition("@")
     revision = revision or tag or None
     try:
-        return _snapshot(repo_id, revision, check, endpoint, progress)
+        return _snapshot(repo_id, revision, check=check, extra=extra, endpoint=endpoint, progress=progress)
     except errors.GatedRepoError:
         reason = f"needs its owner's permission: ask for it on the model's page, then log in with `{_LOGIN}`"
     except errors.RevisionNotFoundError:
@@ -126,7 +130,9 @@ _LOGIN = "hf auth login"
 def _snapshot(
     repo_id: str,
     revision: str | None,
+    *,
     check: Callable[[ModelFiles], None] | None,
+    extra: tuple[str, ...],
     endpoint: str | None,
     progress: Progress | None,
 ) -> Path:
@@ -137,7 +143,7 @@ def _snapshot(
     top = frozenset(name.partition("/")[0] for name in names)
     if check:
         check(ModelFiles(f"the Hub's model {repo_id}", top, info.config or {}))
-    files = needed_files(names)
+    files = needed_files(names, extra)
     _check_usable(repo_id, files)
     _check_listed(repo_id, files, {file.rfilename: file.size or 0 for file in info.siblings or ()})
     options: dict[str, Any] = {"tqdm_class": _meter(f"Downloading {repo_id}", _size(info, files), progress)}

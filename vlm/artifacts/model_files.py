@@ -53,8 +53,8 @@ class ModelFiles:
 
     @property
     def architectures(self) -> list[str]:
-        found = self.config.get("architectures")
-        return [str(name) for name in found] if isinstance(found, list) else []
+        names = self.config.get("architectures")
+        return [str(name) for name in names] if isinstance(names, list) else []
 
     @property
     def has_weights(self) -> bool:

@@ -27,8 +27,8 @@ def read_tokenizer(path: Path, error: type[VlmError]) -> Tokenizer:
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as reason:  # the library raises bare Exception, and a panic of it is not even one
-        said = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise error(f"{path} is not a readable tokenizer: {said.splitlines()[0].rstrip('.')[:200]}.") from None
+        message = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        raise error(f"{path} is not a readable tokenizer: {message.splitlines()[0].rstrip('.')[:200]}.") from None
 
 
 def _loaded(fields: Any) -> Tokenizer:
@@ -44,8 +44,8 @@ def _check(fields: Any) -> None:
     """Raises ValueError."""
     if not isinstance(fields, dict):
         raise ValueError(f"it holds a JSON {type(fields).__name__}, expected is an object")
-    if isinstance(added := fields.get("added_tokens"), list) and len(added) > MAX_ADDED_TOKENS:
-        raise ValueError(f"it adds {len(added):,} tokens, the limit is {MAX_ADDED_TOKENS:,}")
+    if isinstance(tokens := fields.get("added_tokens"), list) and len(tokens) > MAX_ADDED_TOKENS:
+        raise ValueError(f"it adds {len(tokens):,} tokens, the limit is {MAX_ADDED_TOKENS:,}")
     for part in ("normalizer", "decoder"):
         if math.prod(map(_growth, _objects(fields.get(part)))) > MAX_TEXT_GROWTH:
             raise ValueError(f"its {part} may make a text more than {MAX_TEXT_GROWTH} times as long")

@@ -138,7 +138,7 @@ class TensorSource:
 
     @property
     def nbytes(self) -> int:
-        return sum(_nbytes(*entry) for entry in self.layout.values())
+        return sum(_nbytes(dtype, shape) for dtype, shape in self.layout.values())
 
     @property
     def dtype(self) -> torch.dtype:

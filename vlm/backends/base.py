@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from vlm.config import DTYPES, BuildConfig, EngineLimits, RuntimeConfig
+from vlm.config import DTYPES, BuildConfig, EngineLimits, RuntimeConfig, VisionConfig
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +54,7 @@ class BuiltFiles:
     """What a build has written below its folder."""
 
     files: dict[str, dict[str, Any]]  # as vlm.artifacts.engine_dir.file_entries lists them
-    built_for: dict[str, Any] = field(default_factory=dict)  # what may run them; `devices` at least
+    built_for: dict[str, Any] = field(default_factory=dict)  # as vlm.artifacts.engine_dir.Manifest has it
 
 
 class Backend(ABC):
@@ -71,6 +71,10 @@ class Backend(ABC):
     rank: ClassVar[int] = 0  # `auto` asks those of higher ranks first
 
     # --- what may be asked for ---
+    def encodes(self, vision: VisionConfig | None) -> bool:
+        """Says whether its engines read the images of a model; None: of one that takes none."""
+        return self.takes_image_sizes or vision is None or vision.fixed_size
+
     def errors(self, build: BuildConfig) -> list[str]:
         """Returns every reason, in words, why it never builds an engine of this type and quantization."""
         if build.dtype in self.dtypes:
@@ -102,10 +106,6 @@ class Backend(ABC):
     @abstractmethod
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes what it runs below the job's folder. Raises EngineError."""
-
-    def build_of(self, engine: EngineDir) -> BuildConfig:
-        """Returns what builds the same engine again."""
-        return engine.build
 
     # --- running ---
     def resolve_device(self, name: str) -> torch.device:

@@ -21,8 +21,8 @@ GROUP = "vlm.backends"
 @functools.cache
 def _entries() -> dict[str, EntryPoint]:
     """By name, the default one first."""
-    found = {entry.name: entry for entry in entry_points(group=GROUP)}
-    return dict(sorted(found.items(), key=lambda item: (item[0] != BuildConfig.backend, item[0])))
+    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
+    return dict(sorted(entries.items(), key=lambda item: (item[0] != BuildConfig.backend, item[0])))
 
 
 @functools.cache
@@ -42,11 +42,11 @@ def names() -> tuple[str, ...]:
 def backends() -> tuple[Backend, ...]:
     """Returns all backends, the default one first, but for those that do not load: to name one of them is an error,
     and costs the others nothing."""
-    found = []
+    usable = []
     for name in names():
         with contextlib.suppress(EngineError):
-            found.append(_load(name))
-    return tuple(found)
+            usable.append(_load(name))
+    return tuple(usable)
 
 
 def backend(name: str) -> Backend:
@@ -68,10 +68,10 @@ def backend_of(engine: EngineDir) -> Backend:
 
 def checked_backend(build: BuildConfig) -> Backend:
     """Returns the backend of a build. Raises ConfigError with every reason why it never builds one like this."""
-    chosen = backend(build.backend)
-    if errors := [*_option_errors(chosen, build), *chosen.errors(build)]:
+    choice = backend(build.backend)
+    if errors := [*_option_errors(choice, build), *choice.errors(build)]:
         raise ConfigError("; ".join(errors) + ".")
-    return chosen
+    return choice
 
 
 def quantizations() -> tuple[str, ...]:
@@ -84,13 +84,13 @@ def quantizers(kind: str) -> list[str]:
     return [each.name for each in backends() if kind in each.quantizations]
 
 
-def _option_errors(chosen: Backend, build: BuildConfig) -> list[str]:
+def _option_errors(choice: Backend, build: BuildConfig) -> list[str]:
     errors, kind = [], build.quantization
-    if build.target and not chosen.takes_targets:
+    if build.target and not choice.takes_targets:
         takers = [each.name for each in backends() if each.takes_targets]
         errors.append(f"target is {','.join(build.target)}, only the backend {listed(takers)} takes one")
     if kind is not None and kind not in quantizations():
         errors.append(f"quantization is {kind!r}, allowed are {listed(quantizations())}")
-    elif kind is not None and kind not in chosen.quantizations:
+    elif kind is not None and kind not in choice.quantizations:
         errors.append(f"quantization is {kind}, only the backend {listed(quantizers(kind))} takes one")
     return errors

@@ -33,19 +33,7 @@ class TorchBackend(Backend):
         return BuiltFiles(files, {"devices": list(self.devices)})
 
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, nn.Module]:
-        return {role: load_module(engine, role, device) for role in engine.loaded_roles}
+        from vlm.registry.networks import load_network
 
-
-def load_module(engine: EngineDir, role: str, device: torch.device) -> nn.Module:
-    """Loads one role's network with its weights on `device`; nothing is initialized twice. Raises EngineError."""
-    from vlm.errors import EngineError
-    from vlm.registry import catalogs
-
-    spec = catalogs.model_spec(engine.roles[role])
-    try:
-        return spec.loaded(spec.config.from_dict(engine.config(role)), engine.weights(role, device=device), device)
-    except RuntimeError as error:
-        raise EngineError(
-            f"{engine.path}: the {role} weights do not fit the {spec.name} model of this version; rebuild the engine"
-            " with vlm build."
-        ) from error
+        weights = {role: engine.weights(role, device=device) for role in engine.loaded_roles}
+        return {role: load_network(engine, role, tensors, device) for role, tensors in weights.items()}

@@ -39,10 +39,10 @@ def build_engine(
     backend = check_backend(build)
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
-        built = backend.write(BuildJob(draft, roles, configs, build, limits, progress))
+        output = backend.write(BuildJob(draft, roles, configs, build, limits, progress))
         others = file_entries(draft, copy_processor(checkpoint.processor_files, draft))
-        files = BuiltFiles(built.files | others, built.built_for)
-        _manifest(checkpoint, spec, roles, build=build, limits=limits, built=files).write(draft)
+        files = BuiltFiles(output.files | others, output.built_for)
+        _manifest(checkpoint, spec, roles, build=build, limits=limits, output=files).write(draft)
     return EngineDir.open(out, verify=False)
 
 
@@ -59,15 +59,17 @@ def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> Role
     kind: torch.dtype = getattr(torch, dtype)
     model, weights = checkpoint.roles[role], checkpoint.weights(role)
     with invalid_values(checkpoint.path):
-        expected = {name: shape for name, (_, shape) in module_layout(model_spec(model), config).items()}
-    stored = TensorSource.from_tensors(weights).layout
-    if mismatched := sorted(
-        n for n in expected.keys() | stored.keys() if n not in stored or stored[n][1] != expected.get(n)
+        model_shapes = {name: shape for name, (_, shape) in module_layout(model_spec(model), config).items()}
+    file_layout = TensorSource.from_tensors(weights).layout
+    if mismatches := sorted(
+        n
+        for n in model_shapes.keys() | file_layout.keys()
+        if n not in file_layout or file_layout[n][1] != model_shapes.get(n)
     ):
         raise CheckpointError(
-            f"{checkpoint.weight_file(role)} does not fit its config.json in {listed(mismatched)}; convert it again."
+            f"{checkpoint.weight_file(role)} does not fit its config.json in {listed(mismatches)}; convert it again."
         )
-    layout = {n: (kind if old.is_floating_point else old, shape) for n, (old, shape) in stored.items()}
+    layout = {n: (kind if old.is_floating_point else old, shape) for n, (old, shape) in file_layout.items()}
 
     def read(name: str) -> Tensor:
         tensor = weights[name].to(layout[name][0])
@@ -93,7 +95,7 @@ def _manifest(
     *,
     build: BuildConfig,
     limits: EngineLimits,
-    built: BuiltFiles,
+    output: BuiltFiles,
 ) -> Manifest:
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -108,6 +110,6 @@ def _manifest(
         generation=checkpoint.generation,
         source=checkpoint.source,
         built_on=built_on(),
-        built_for=built.built_for,
-        files=built.files,
+        built_for=output.built_for,
+        files=output.files,
     )

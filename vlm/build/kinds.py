@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vlm.artifacts.checkpoint import is_checkpoint
+from vlm.artifacts.checkpoint import Checkpoint, is_checkpoint
 from vlm.artifacts.engine_dir import is_engine
-from vlm.registry.catalogs import converter_of
+from vlm.artifacts.hf_folder import HFFolder
+from vlm.registry.catalogs import configs_of, converter_of, match_family
+
+if TYPE_CHECKING:
+    from vlm.config import VisionConfig
 
 
 def kind_of(path: str | Path) -> str | None:
@@ -21,3 +26,18 @@ def kind_of(path: str | Path) -> str | None:
     if os.path.exists(path) and (converter := converter_of(path)) is not None:
         return converter.name
     return "hf" if os.path.isfile(path / "config.json") else None
+
+
+def vision_of(path: Path, kind: str) -> VisionConfig | None:
+    """Returns how a checkpoint or a Hugging Face folder reads images, before it is converted; None: it takes none, or
+    its converter alone can tell. Raises ConfigError and CheckpointError."""
+    from vlm.convert.roles import role_configs
+    from vlm.convert.values import invalid_values
+
+    with invalid_values(path):
+        if kind == "checkpoint":
+            return configs_of(Checkpoint.open(path)).visual
+        if kind == "hf":
+            config = HFFolder(path).config
+            return role_configs(match_family(config), config).visual
+    return None

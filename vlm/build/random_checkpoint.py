@@ -46,7 +46,7 @@ def _random_source(role: Role, config: Config, role_name: str, seed: int, dtype:
     kind: torch.dtype = getattr(torch, dtype)
     layout = module_layout(model_spec(role.model), config)
     # a table of integers is computed, not learned: the module must not keep it in its state
-    assert all(kept.is_floating_point for kept, _ in layout.values()), role.model
+    assert all(each.is_floating_point for each, _ in layout.values()), role.model
 
     def draw(name: str) -> Tensor:
         shape = layout[name][1]

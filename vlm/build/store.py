@@ -21,16 +21,18 @@ from vlm import __version__
 from vlm.artifacts import hub
 from vlm.artifacts.cache import cache_errors, cache_root
 from vlm.artifacts.engine_dir import FORMAT_VERSION, EngineDir
-from vlm.backends.installed import backend, backend_of, checked_backend
-from vlm.build.kinds import kind_of
-from vlm.config import BuildConfig
+from vlm.backends.installed import backend as backend_named
+from vlm.backends.installed import checked_backend
+from vlm.backends.selection import pick
+from vlm.build.kinds import kind_of, vision_of
+from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError, LimitError, ModelNotFoundError, listed
-from vlm.registry.catalogs import check_files, check_model, families
+from vlm.registry.catalogs import check_files, check_model, families, tokenizer_files
 
 Progress = Callable[[str, int, int], None]  # description, done, total
 
 ASSETS = Path(__file__).parents[1] / "assets"
-LIMITS = ("max_batch_size", "max_seq_len", "max_encoder_input_len")
+LIMITS = tuple(field.name for field in dataclasses.fields(EngineLimits))
 HASHED_WHOLE = 2**20  # bytes; larger files are known by size and time
 
 
@@ -46,8 +48,8 @@ class Source:
 def resolve(
     model: str | Path,
     *,
+    on: str = "cpu",
     dtype: str | None = None,
-    default_dtype: str = BuildConfig.dtype,
     max_batch_size: int | None = None,
     max_seq_len: int | None = None,
     max_encoder_input_len: int | None = None,
@@ -58,19 +60,24 @@ def resolve(
     """The engine directory of a packaged name, a Hub id, a Hugging Face folder (or another program's folder or file),
     a checkpoint or an engine directory.
 
-    An engine that is given is used as it is; `None` takes what it has. For the others `None` means `default_dtype` and
-    BuildConfig's defaults. Two processes that ask at once build once; an interrupted build leaves nothing behind.
+    An engine that is given is used as it is; `None` takes what it has. For the others `None` means BuildConfig's
+    defaults and the type that the backend has `on` cpu or cuda, where "auto" is what vlm.backends.selection.pick takes.
+    Two processes that ask at once build once; an interrupted build leaves nothing behind.
     Raises ModelNotFoundError, LimitError and EngineError (an engine that was built for less or for something else), and
     what conversion and build raise.
     """
+    auto = backend == "auto"
     limits = {"max_batch_size": max_batch_size, "max_seq_len": max_seq_len}
-    overrides = limits | {"max_encoder_input_len": max_encoder_input_len, "dtype": dtype, "backend": backend}
+    overrides = limits | {"max_encoder_input_len": max_encoder_input_len, "dtype": dtype}
+    overrides |= {} if auto else {"backend": backend}
     overrides = {name: value for name, value in overrides.items() if value is not None}
+    runner = None if auto else backend_named(backend or BuildConfig.backend)  # refused before a download
     source = locate(model, progress=progress)
     if source.kind == "engine":
         _check_engine(source.path, overrides)
         return source.path
-    build = BuildConfig(**{"dtype": default_dtype, **overrides})
+    runner = runner or backend_named(pick(on, dtype, vision_of(source.path, source.kind)).name)
+    build = BuildConfig(**{"dtype": runner.default_dtype(on), **overrides, "backend": runner.name})
     build = checked_backend(build).for_this_machine(build)
     return _cached_engine(source, build, cache_dir, progress)
 
@@ -86,7 +93,7 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
     if name in packaged_models():
         path = packaged_models()[name]
     elif not os.path.exists(path) and (repo := hub.repo_id(name)) is not None:
-        path = hub.download(repo, check=check_files, progress=progress)
+        path = hub.download(repo, check=check_files, extra=tokenizer_files(), progress=progress)
     kind = kind_of(path)
     if kind not in ("engine", "checkpoint") and os.path.exists(path):
         check_model(path)
@@ -107,14 +114,14 @@ def _unknown(name: str, path: Path) -> str:
         state = "is a folder that holds neither an engine, nor a checkpoint, nor a config.json"
     elif os.path.exists(path):
         state = "is a file that is no model"
-    near = f" (is it {listed(found)}?)" if state == "does not exist" and (found := similar_names(name)) else ""
+    near = f" (is it {listed(names)}?)" if state == "does not exist" and (names := similar_names(name)) else ""
     return f"model {name!r} {state}{near}; {_allowed()}."
 
 
 def _allowed() -> str:
-    packaged = listed(packaged_models()) or "none"
+    names = listed(packaged_models()) or "none"
     return (
-        f"give a packaged name ({packaged}), a Hub id (owner/name), a Hugging Face folder, a FairSeq or .nemo archive,"
+        f"give a packaged name ({names}), a Hub id (owner/name), a Hugging Face folder, a FairSeq or .nemo archive,"
         " a checkpoint or an engine directory"
     )
 
@@ -122,16 +129,16 @@ def _allowed() -> str:
 def similar_names(name: str) -> list[str]:
     """Returns names that may have been meant: of nearly the same spelling, or with the owner of the family."""
     words = " ".join(spec.summary for spec in families().values())
-    owned = [f"{owner}/{name}" for owner, pattern in re.findall(r"([\w-]+)/([\w.-]+\*[\w.-]*)", words)
-             if fnmatch.fnmatchcase(name, pattern)]  # fmt: skip
-    known = {known.lower(): known for known in (*packaged_models(), *hub.CANONICAL)}
-    return [known[near] for near in difflib.get_close_matches(name.lower(), known, 3, 0.75)] or owned
+    with_owner = [f"{owner}/{name}" for owner, pattern in re.findall(r"([\w-]+)/([\w.-]+\*[\w.-]*)", words)
+                  if fnmatch.fnmatchcase(name, pattern)]  # fmt: skip
+    by_spelling = {each.lower(): each for each in (*packaged_models(), *hub.CANONICAL)}
+    return [by_spelling[near] for near in difflib.get_close_matches(name.lower(), by_spelling, 3, 0.75)] or with_owner
 
 
 def _check_engine(path: Path, overrides: dict[str, Any]) -> None:
     """An engine serves smaller limits than its own; a larger one or another dtype needs a build."""
     engine = EngineDir.open(path, verify=False)
-    build, limits = backend_of(engine).build_of(engine), engine.limits
+    build, limits = engine.build, engine.limits
     if build.max_seq_len is None and "max_seq_len" in overrides:
         raise EngineError(
             f"the engine {path} is an encoder alone: max_encoder_input_len is its limit, leave max_seq_len out."
@@ -199,7 +206,7 @@ def _key(source: Source, build: BuildConfig) -> str:
     """Changes with the source's content, the build options, this version of vlm and the engine format."""
     path = source.path.resolve()
     content = [str(path), sorted(_fingerprint(path, file) for file in _files(source))]
-    parts = [content, build.to_dict(), backend(build.backend).cache_key(), __version__, FORMAT_VERSION]
+    parts = [content, build.to_dict(), backend_named(build.backend).cache_key(), __version__, FORMAT_VERSION]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
@@ -207,10 +214,10 @@ def _files(source: Source) -> list[Path]:
     """What a build reads of the source."""
     path = source.path.resolve()
     if source.kind == "hf":
-        found = [path / name for name in hub.needed_files(file.name for file in path.iterdir())]
+        paths = [path / name for name in hub.needed_files((file.name for file in path.iterdir()), tokenizer_files())]
     else:
-        found = [path, *path.rglob("*")]
-    return [file for file in found if file.is_file()]  # a pipe may block, a device may never end
+        paths = [path, *path.rglob("*")]
+    return [file for file in paths if file.is_file()]  # a pipe may block, a device may never end
 
 
 def _fingerprint(root: Path, file: Path) -> list[str | int]:

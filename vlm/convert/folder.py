@@ -61,9 +61,9 @@ def _convert_folder(source: Path, out: Path, progress: Progress | None, tokenize
 def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]:
     """The folder's, and for a model of texts a tokenizer.json that is made where there is none."""
     files = list(folder.processor_files)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as scratch:
         lacks = "text" in spec.inputs and not any(file.name == "tokenizer.json" for file in files)
         if lacks and (text := make_tokenizer(folder.path, spec)) is not None:
-            files.append(Path(made) / "tokenizer.json")
+            files.append(Path(scratch) / "tokenizer.json")
             files[-1].write_text(text, encoding="utf-8")
         yield files

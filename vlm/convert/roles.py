@@ -41,14 +41,14 @@ def convert_roles(
     tensors: Mapping[str, Tensor], spec: FamilySpec, configs: RoleConfigs, folder: Path
 ) -> dict[str, RoleWeights]:
     """A folder's tensors -> every role's. Raises one CheckpointError with every reason why they do not fit."""
-    owned, reasons = partition_tensors(tensors, spec.roles), []
-    used = {name for names in owned.values() for name in names}
-    if strays := sorted(set(tensors) - used):
+    names_by_role, reasons = partition_tensors(tensors, spec.roles), []
+    known_names = {name for names in names_by_role.values() for name in names}
+    if strays := sorted(set(tensors) - known_names):
         reasons.append(f"tensors of no part of a {spec.name} model: {listed(strays)}")
     roles = {}
     for name, role in spec.roles.items():
         model = model_spec(role.model)
-        source = PrefixView(tensors, owned[name], role.weight_prefix, role.shared_prefix)
+        source = PrefixView(tensors, names_by_role[name], role.weight_prefix, role.shared_prefix)
         config = model.config_from_weights(configs[name], source)
         targets = {target: shape for target, (_, shape) in module_layout(model, config).items()}
         whole = [name.removeprefix(role.shared_prefix) for name in role.shared_tensors]
@@ -62,7 +62,7 @@ def convert_roles(
 
 def named_tensors(tensors: Mapping[str, Tensor], spec: FamilySpec) -> Mapping[str, Tensor]:
     """Returns a folder's tensors under the names that the family's roles know."""
-    return with_base_prefix(_renamed(tensors, spec.renamed), spec.base_prefixes)
+    return with_base_prefix(_renamed(tensors, spec.renames), spec.base_prefixes)
 
 
 def _renamed(tensors: Mapping[str, Tensor], beginnings: Mapping[str, str]) -> Mapping[str, Tensor]:
@@ -88,14 +88,14 @@ def with_base_prefix(tensors: Mapping[str, Tensor], prefixes: tuple[str, ...]) -
 def partition_tensors(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
     """Each tensor goes to the role with the longest prefix of its name (to several, when they share that prefix), and
     to those that name it."""
-    owned: dict[str, list[str]] = {role: [] for role in roles}
+    names_by_role: dict[str, list[str]] = {role: [] for role in roles}
     for name in names:
         fitting = [role for role, spec in roles.items() if name.startswith(spec.weight_prefix)]
         longest = max((len(roles[role].weight_prefix) for role in fitting), default=0)
         for role in fitting:
             if len(roles[role].weight_prefix) == longest:
-                owned[role].append(name)
+                names_by_role[role].append(name)
         for role, spec in roles.items():
-            if name in spec.shared_tensors and name not in owned[role]:
-                owned[role].append(name)
-    return owned
+            if name in spec.shared_tensors and name not in names_by_role[role]:
+                names_by_role[role].append(name)
+    return names_by_role

@@ -40,11 +40,11 @@ def _indices(pattern: str, name: str) -> tuple[str, ...] | None:
 
 def _expand(pattern: str, indices: tuple[str, ...]) -> tuple[str, ...]:
     """The names a pattern stands for once the indices are put in: one, or one per part."""
-    given = iter(indices)
-    filled = _PLACE.sub(lambda m: m[0] if m[1] else next(given), pattern)
-    if not (parts := _PLACE.search(filled)):
-        return (filled,)
-    return tuple(filled[: parts.start()] + part + filled[parts.end() :] for part in parts[1].split(","))
+    numbers = iter(indices)
+    name = _PLACE.sub(lambda m: m[0] if m[1] else next(numbers), pattern)
+    if not (parts := _PLACE.search(name)):
+        return (name,)
+    return tuple(name[: parts.start()] + part + name[parts.end() :] for part in parts[1].split(","))
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Rule:
         return getattr(self, "to", "")
 
     def steps(self, names: Iterable[str]) -> list[Step]:
-        found = dict.fromkeys(i for name in names if (i := _indices(self.source, name)) is not None)
-        return [self.step(indices) for indices in found]
+        matches = dict.fromkeys(i for name in names if (i := _indices(self.source, name)) is not None)
+        return [self.step(indices) for indices in matches]
 
     def step(self, indices: tuple[str, ...]) -> Step:
         return Step(_expand(self.source, indices), _expand(self.target, indices), self.run)
@@ -117,8 +117,8 @@ class Fuse(Rule):
         others = {(t.dim(), *(s for d, s in enumerate(t.shape) if d != self.dim % t.dim())) for t in tensors if t.dim()}
         if len(others) != 1 or any(t.dim() == 0 for t in tensors):
             raise ValueError(f"shapes {listed(list(t.shape) for t in tensors)} cannot be joined along {self.dim}")
-        joined = torch.cat(tensors, dim=self.dim)
-        return [joined.T if self.transposed else joined]
+        result = torch.cat(tensors, dim=self.dim)
+        return [result.T if self.transposed else result]
 
 
 @dataclass(frozen=True)
@@ -145,8 +145,8 @@ class Tied(Rule):
 
     def steps(self, names: Iterable[str]) -> list[Step]:
         present = set(names)
-        found = tuple(name for name in (self.source, *self.also) if name in present)
-        return [Step(found, (self.to,), self.run)] if found else []
+        sources = tuple(name for name in (self.source, *self.also) if name in present)
+        return [Step(sources, (self.to,), self.run)] if sources else []
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         return tensors[:1]
@@ -219,9 +219,9 @@ class ConversionResult:
 
     @property
     def reasons(self) -> list[str]:
-        named = lambda names: listed(map(self.full, dict.fromkeys(names)))  # noqa: E731
-        parts = [f"missing tensors {named(self.missing)}"] if self.missing else []
-        parts += [f"unexpected tensors {named(self.superfluous)}"] if self.superfluous else []
+        full_names = lambda names: listed(map(self.full, dict.fromkeys(names)))  # noqa: E731
+        parts = [f"missing tensors {full_names(self.missing)}"] if self.missing else []
+        parts += [f"unexpected tensors {full_names(self.superfluous)}"] if self.superfluous else []
         return [*parts, listed(self.errors)] if self.errors else parts
 
     def full(self, name: str) -> str:
@@ -233,15 +233,15 @@ class ConversionResult:
         if not step.targets and not step.beside:
             return  # dropped unread
         tensors = [source[name] for name in (*step.sources, *step.beside) if name in source]
-        named = listed(map(self.full, step.sources))
+        label = listed(map(self.full, step.sources))
         try:
             results = step.run(tensors)
         except (ValueError, RuntimeError, IndexError) as error:  # torch refuses the shapes: one more reason
-            self.errors.append(f"{named}: {error}")
+            self.errors.append(f"{label}: {error}")
             return
         for name, result in zip(step.targets, results, strict=True):
             if tuple(result.shape) != tuple(targets[name]):
-                self.errors.append(f"{named}: shape {list(result.shape)} should be {list(targets[name])}")
+                self.errors.append(f"{label}: shape {list(result.shape)} should be {list(targets[name])}")
             self.tensors[name] = result
 
 
@@ -256,17 +256,17 @@ def apply_rules(
     the file without `prefix`."""
     outcome, rules, names = ConversionResult(prefix, frozenset(whole)), list(rules), sorted(source)
     by_rule = [(rule, rule.steps(names)) for rule in rules]
-    steps = [step for _, found in by_rule for step in found]
+    steps = [step for _, rule_steps in by_rule for step in rule_steps]
     _claims(outcome, steps, names, targets)
     for step in steps:
         if absent := [name for name in step.sources if name not in source]:
             outcome.missing += absent
         elif all(target in targets for target in step.targets):
             outcome.fill(step, source, targets)
-    attempted = {target for step in steps for target in step.targets}
-    for target in (t for t in targets if t not in attempted):
+    step_targets = {target for step in steps for target in step.targets}
+    for target in (t for t in targets if t not in step_targets):
         outcome.missing += next((s for r in rules if (s := r.sources_of(target))), (f"for {target}",))
-    for rule in (rule for rule, found in by_rule if not found and not rule.optional):
+    for rule in (rule for rule, rule_steps in by_rule if not rule_steps and not rule.optional):
         if not any(_indices(rule.source, name) is not None for name in outcome.missing):
             outcome.missing.append(rule.source)
     outcome.tensors = {name: outcome.tensors[name] for name in targets if name in outcome.tensors}
@@ -275,13 +275,13 @@ def apply_rules(
 
 def _claims(outcome: ConversionResult, steps: list[Step], names: list[str], targets: Mapping[str, Any]) -> None:
     """Every source tensor belongs to exactly one step, every target to at most one."""
-    used = Counter(name for step in steps for name in step.sources)
-    filled = Counter(name for step in steps for name in step.targets)
-    outcome.superfluous += [name for name in names if name not in used]
+    source_counts = Counter(name for step in steps for name in step.sources)
+    target_counts = Counter(name for step in steps for name in step.targets)
+    outcome.superfluous += [name for name in names if name not in source_counts]
     # a layer that the configuration does not count
     outcome.superfluous += [n for step in steps if not set(step.targets) <= set(targets) for n in step.sources]
-    outcome.errors += [f"{outcome.full(name)} is used by {n} rules" for name, n in used.items() if n > 1]
-    outcome.errors += [f"{name} is filled by {n} rules" for name, n in filled.items() if n > 1]
+    outcome.errors += [f"{outcome.full(name)} is used by {n} rules" for name, n in source_counts.items() if n > 1]
+    outcome.errors += [f"{name} is filled by {n} rules" for name, n in target_counts.items() if n > 1]
 
 
 def convert(

@@ -81,9 +81,9 @@ def _bpe(model: Any) -> Any:
 
     ids = {piece.piece: i for i, piece in enumerate(model.pieces)}
     scores = [(piece.piece, piece.score) for piece in model.pieces]
-    skipped = _pieces(model, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
+    specials = _pieces(model, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
     return models.BPE(
-        ids, generate_merges(ids, scores, skip_tokens=skipped), unk_token=model.pieces[_unknown(model)].piece,
+        ids, generate_merges(ids, scores, skip_tokens=specials), unk_token=model.pieces[_unknown(model)].piece,
         fuse_unk=True, byte_fallback=model.trainer_spec.byte_fallback,
         ignore_merges=bool(_pieces(model, USER_DEFINED)),
     )  # fmt: skip
@@ -106,12 +106,12 @@ def _kept_whole(pieces: list[str]) -> Any:
 def _normalizers(spec: Any) -> list[Any]:
     from tokenizers import Regex, normalizers
 
-    found: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
+    steps: list[Any] = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
     if spec.remove_extra_whitespaces:
-        found += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
+        steps += [normalizers.Replace(Regex("^ +| +$"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     if spec.add_dummy_prefix:
-        found.append(normalizers.Prepend(" "))
-    return [*found, normalizers.Replace(" ", BLANK)] if spec.escape_whitespaces else found
+        steps.append(normalizers.Prepend(" "))
+    return [*steps, normalizers.Replace(" ", BLANK)] if spec.escape_whitespaces else steps
 
 
 def _decoders(model: Any) -> list[Any]:

@@ -18,8 +18,8 @@ def make_tokenizer(folder: Path, family: FamilySpec | None = None) -> str | None
     Raises CheckpointError for a tokenizer that cannot be converted, with what to install.
     """
     config = _config(folder)
-    if family is not None and (made := family.make_tokenizer(folder, config)) is not None:
-        return made
+    if family is not None and (content := family.make_tokenizer(folder, config)) is not None:
+        return content
     if any((folder / name).is_file() for name in SENTENCEPIECE):
         _check_sentencepiece(folder)
         return _from_transformers(folder)
@@ -54,12 +54,14 @@ def _byte_level_bpe(folder: Path, config: dict[str, object]) -> str:
         begin = config.get("bos_token")
         begin = begin.get("content") if isinstance(begin, dict) else begin or "<|endoftext|>"
         if config.get("add_bos_token") and tokenizer.token_to_id(begin) is not None:
-            known = [(begin, tokenizer.token_to_id(begin))]
-            tokenizer.post_processor = TemplateProcessing(f"{begin} $A", f"{begin} $A $B", known)
+            special_ids = [(begin, tokenizer.token_to_id(begin))]
+            tokenizer.post_processor = TemplateProcessing(f"{begin} $A", f"{begin} $A $B", special_ids)
         return tokenizer.to_str()
-    ends = [(token, tokenizer.token_to_id(token)) for token in ("</s>", "<s>")]
-    if all(token_id is not None for _, token_id in ends):
-        tokenizer.post_processor = RobertaProcessing(*ends, trim_offsets=True, add_prefix_space=False)
+    end, begin = (tokenizer.token_to_id(token) for token in ("</s>", "<s>"))
+    if end is not None and begin is not None:
+        tokenizer.post_processor = RobertaProcessing(
+            ("</s>", end), ("<s>", begin), trim_offsets=True, add_prefix_space=False
+        )
     return tokenizer.to_str()
 
 

@@ -63,23 +63,23 @@ class Admission:
         """What the rows of a request's prompt table are made of."""
         if request.images and (self.vision is None or (self.config.cross_attention and not self.encoder)):
             raise InputError("this model does not take images in its prompt.")
-        given = request.prompt_table
+        table = request.prompt_table
         width = (self.encoder or self.config).embedding_size
-        if given is not None and (given.rows.ndim != 2 or given.rows.shape[1] != width):
+        if table is not None and (table.rows.ndim != 2 or table.rows.shape[1] != width):
             raise InputError(
-                f"the prompt table has shape {list(given.rows.shape)}; this model takes rows of {width} values."
+                f"the prompt table has shape {list(table.rows.shape)}; this model takes rows of {width} values."
             )
-        return content_keys(given, request.images)
+        return content_keys(table, request.images)
 
     def _length(self, request: Request, virtual: int) -> int:
         """Tokens that a sequence may have in all."""
         prompt, params, most = len(request.decoder_prompt_token_ids), request.params, self.limits.max_seq_len
-        wanted = min(most, max(params.max_length or most, prompt + 1))
+        length = min(most, max(params.max_length or most, prompt + 1))
         if params.default_max_new_tokens is not None:
-            wanted = min(wanted, prompt + params.default_max_new_tokens)
+            length = min(length, prompt + params.default_max_new_tokens)
         if params.max_new_tokens is not None:
-            wanted = prompt + params.max_new_tokens
-        if wanted > most or prompt >= most:
+            length = prompt + params.max_new_tokens
+        if length > most or prompt >= most:
             new = params.max_new_tokens or 1
             rows = f" ({virtual} of them rows of images or tables)" if virtual and not self.encoder else ""
             raise LengthError(
@@ -87,7 +87,7 @@ class Admission:
                 f" {most} that the engine was built for; ask for fewer",
                 self._longer(prompt + new),
             )
-        return wanted
+        return length
 
     def _longer(self, length: int) -> str:
         """What helps where positions allow such a length."""
@@ -120,6 +120,13 @@ def _named_ids(params: SamplingParams) -> tuple[int, ...]:
     """Tokens that the settings name and that must be there. To suppress one that is not changes nothing."""
     single = () if params.top_p_reset_id is None else (params.top_p_reset_id,)
     words = (*params.bad_words_ids, *(word for word, _ in params.sequence_bias))
-    named = (token for word in words for token in word)
-    biased = (token for token, _ in params.logit_bias)
-    return (*params.stop_token_ids, *named, *biased, *params.allowed_token_ids, *single, *params.forced_tokens)
+    word_tokens = (token for word in words for token in word)
+    bias_tokens = (token for token, _ in params.logit_bias)
+    return (
+        *params.stop_token_ids,
+        *word_tokens,
+        *bias_tokens,
+        *params.allowed_token_ids,
+        *single,
+        *params.forced_tokens,
+    )

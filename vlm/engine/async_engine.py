@@ -76,17 +76,17 @@ class AsyncEngine:
 
         Raises LimitError and InputError for what the engine cannot hold, EngineError when it has broken.
         """
-        call, left = _Call(requests), len(requests)
+        call, num_unfinished = _Call(requests), len(requests)
         self._submit(partial(self._add, call))
         try:
-            while left:
+            while num_unfinished:
                 result = await call.results.get()
                 if isinstance(result, Exception):
                     raise result
-                left -= result[1].finished
+                num_unfinished -= result[1].finished
                 yield result
         finally:
-            if left:
+            if num_unfinished:
                 self._commands.put(partial(self._abort, call))
 
     async def run(self, function: Callable[[], T]) -> T:

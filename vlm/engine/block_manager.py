@@ -15,13 +15,13 @@ class BlockManager:
 
     def __init__(self, num_self: int, num_cross: int):
         self.quota = {"self": num_self, "cross": num_cross}
-        self.used = {"self": 0, "cross": 0}
+        self.num_used = {"self": 0, "cross": 0}
         self._free = list(range(num_self + num_cross, 0, -1))
         self._owners: dict[int, int] = {}
         self._kind: dict[int, str] = {}
         self._by_key: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
-        self._kept: dict[int, None] = {}  # without owners, found by their key; the oldest first
+        self._evictable: dict[int, None] = {}  # without owners, found by their key; the oldest first
 
     @property
     def num_blocks(self) -> int:
@@ -29,7 +29,7 @@ class BlockManager:
         return sum(self.quota.values()) + 1
 
     def available(self, kind: str) -> int:
-        return self.quota[kind] - self.used[kind]
+        return self.quota[kind] - self.num_used[kind]
 
     def allocate(self, count: int, kind: str) -> list[int]:
         """Takes `count` blocks; the caller has asked `available` first."""
@@ -37,7 +37,7 @@ class BlockManager:
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(count)]
         for block in blocks:
             self._owners[block], self._kind[block] = 1, kind
-        self.used[kind] += count
+        self.num_used[kind] += count
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -51,9 +51,9 @@ class BlockManager:
             self._owners[block] -= 1
             if not self._owners[block]:
                 del self._owners[block]
-                self.used[self._kind.pop(block)] -= 1
+                self.num_used[self._kind.pop(block)] -= 1
                 if block in self._keys:
-                    self._kept[block] = None
+                    self._evictable[block] = None
                 else:
                     self._free.append(block)
 
@@ -65,39 +65,39 @@ class BlockManager:
 
     def lookup(self, keys: Iterable[bytes]) -> list[int]:
         """The blocks of these keys, up to the first that there is none of. They change no owner: see `acquire`."""
-        found = []
+        blocks = []
         for key in keys:
             if (block := self._by_key.get(key)) is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def num_evictable(self, blocks: Iterable[int]) -> int:
         """How many of these count against the quota once they are taken."""
-        return sum(block in self._kept for block in blocks)
+        return sum(block in self._evictable for block in blocks)
 
     def acquire(self, blocks: Iterable[int], kind: str) -> None:
         """One more owner for blocks that `lookup` gave."""
         for block in blocks:
-            if block in self._kept:
-                del self._kept[block]
+            if block in self._evictable:
+                del self._evictable[block]
                 self._owners[block], self._kind[block] = 1, kind
-                self.used[kind] += 1
+                self.num_used[kind] += 1
             else:
                 self._owners[block] += 1
 
     def reset_prefix_cache(self) -> None:
         """No block is found by what it holds any more."""
-        self._free += self._kept
-        self._kept, self._by_key, self._keys = {}, {}, {}
+        self._free += self._evictable
+        self._evictable, self._by_key, self._keys = {}, {}, {}
 
     def _evict(self) -> int:
-        block = next(iter(self._kept))
-        del self._kept[block]
+        block = next(iter(self._evictable))
+        del self._evictable[block]
         del self._by_key[self._keys.pop(block)]
         return block
 
     @property
     def balanced(self) -> bool:
         """Nothing is owned, and every block is free or kept exactly once."""
-        return not self._owners and sorted([*self._free, *self._kept]) == list(range(1, self.num_blocks))
+        return not self._owners and sorted([*self._free, *self._evictable]) == list(range(1, self.num_blocks))

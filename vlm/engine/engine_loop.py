@@ -58,10 +58,10 @@ class EngineLoop:
 
     def run(self, requests: Iterable[Request]) -> list[Completion]:
         """Returns what each request comes to, when all have ended."""
-        ids, found = self.add(requests), {}
+        ids, completions = self.add(requests), {}
         while self.has_work:
-            found |= {u.request_id: u.completion for u in self.step() if u.completion is not None}
-        return [found[request_id] for request_id in ids]
+            completions |= {u.request_id: u.completion for u in self.step() if u.completion is not None}
+        return [completions[request_id] for request_id in ids]
 
     def clear(self, request_ids: Iterable[int]) -> None:
         """Aborts what is left when a caller stops early, so that the next one finds the engine empty."""

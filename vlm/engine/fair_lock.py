@@ -14,19 +14,19 @@ class FairLock:
     """A lock that goes to who has waited longest; an ordinary one would stay with the thread that lets it go."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._next_ticket = self._now_serving = 0
 
     def __enter__(self) -> None:
-        with self._changed:
+        with self._condition:
             ticket = self._next_ticket
             self._next_ticket += 1
-            self._changed.wait_for(lambda: self._now_serving == ticket)
+            self._condition.wait_for(lambda: self._now_serving == ticket)
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._condition:
             self._now_serving += 1
-            self._changed.notify_all()
+            self._condition.notify_all()
 
 
 def device_lock(device: torch.device) -> AbstractContextManager[None]:

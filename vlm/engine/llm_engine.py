@@ -44,7 +44,7 @@ class LLMEngine:
         self.eos_token_ids = eos_token_ids
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
-        self._aborted: set[int] = set()
+        self._aborted_ids: set[int] = set()
         self._in_flight: DecodeBurst | None = None
         self._updates: list[TokenUpdate] = []  # not yet reported
         self._at_work: list[Sequence] = []  # what the executor was given last
@@ -61,8 +61,8 @@ class LLMEngine:
     def usage(self) -> EngineUsage:
         """Says how full it is; any thread may ask."""
         scheduler, blocks = self.scheduler, self.scheduler.blocks
-        used = {kind: blocks.used[kind] / quota for kind, quota in blocks.quota.items() if quota}
-        return EngineUsage(len(scheduler.running), len(scheduler.waiting), used)
+        shares = {kind: blocks.num_used[kind] / quota for kind, quota in blocks.quota.items() if quota}
+        return EngineUsage(len(scheduler.running), len(scheduler.waiting), shares)
 
     def add(self, request: Request) -> int:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
@@ -83,11 +83,11 @@ class LLMEngine:
     def abort(self, request_id: int) -> None:
         """Ends a request at the next step, with finish reason `abort`; an ended one is left alone."""
         if request_id in self._sequences:
-            self._aborted.add(request_id)
+            self._aborted_ids.add(request_id)
 
     def step(self) -> list[TokenUpdate]:
         """Launches the next burst, then reports the last one (on the CPU: this one). Empty while nothing is ready."""
-        if self._aborted:
+        if self._aborted_ids:
             self._updates += self._drop_aborted()
         plan = self._schedule()
         for sequence in plan.preempted:
@@ -99,8 +99,8 @@ class LLMEngine:
             self._at_work = [sequence for sequence, _ in plan.prefills]
             self.executor.prefill(plan.prefills)
         self._at_work = plan.running
-        launched = self.executor.launch(plan.running, plan.steps) if plan.running else None
-        last, self._in_flight = self._in_flight, launched
+        burst = self.executor.launch(plan.running, plan.steps) if plan.running else None
+        last, self._in_flight = self._in_flight, burst
         if last is not None:
             self._updates += self._apply(last)
         if not self.executor.asynchronous or not self._more_to_launch():
@@ -151,20 +151,20 @@ class LLMEngine:
         # the others were released while the burst ran: they had ended one burst earlier
         rows = [(s, row) for s, row in zip(burst.sequences, burst.collect(), strict=True) if not s.finished]
         updates = [self._grow(sequence, row) for sequence, row in rows if sequence.width == 1]
-        ended = [sequence for sequence, row in rows if sequence.width > 1 and row.code]
-        return updates + (self._end_searches(ended) if ended else [])
+        searches = [sequence for sequence, row in rows if sequence.width > 1 and row.code]
+        return updates + (self._end_searches(searches) if searches else [])
 
     def _grow(self, sequence: Sequence, row: StepOutput) -> TokenUpdate:
         """Takes over a burst's tokens, up to where the text stops."""
-        known = sequence.num_generated
+        num_known = sequence.num_generated
         new, code = row.length - len(sequence.tokens), row.code
         sequence.tokens += row.tokens[:new]
         sequence.logprobs += row.logprobs[:new]
         sequence.top_logprobs += row.top[:new]
         if row.logits is not None:
             self.executor.logits.keep(sequence.id, row.logits[:new])
-        if (keep := _end_of(sequence, known)) is not None:
-            new, code = keep - known, STOP
+        if (keep := _end_of(sequence, num_known)) is not None:
+            new, code = keep - num_known, STOP
             del sequence.tokens[sequence.prompt_length + keep :], sequence.logprobs[keep:]
             del sequence.top_logprobs[keep:]
         if code:
@@ -185,8 +185,8 @@ class LLMEngine:
     def _hypothesis_reason(self, sequence: Sequence, hypothesis: Hypothesis) -> str:
         """Returns why a hypothesis of this search ended."""
         token_ids, words = hypothesis.token_ids, sequence.request.params.stop_words_ids
-        stopped = token_ids[-1] in self._stop_ids(sequence.request) or any(_ends_with(token_ids, w) for w in words)
-        return self._reason(sequence, STOP if stopped else LENGTH, token_ids[-1])
+        at_stop = token_ids[-1] in self._stop_ids(sequence.request) or any(_ends_with(token_ids, w) for w in words)
+        return self._reason(sequence, STOP if at_stop else LENGTH, token_ids[-1])
 
     def _reason(self, sequence: Sequence, code: int, last: int | None = None) -> str:
         reason = FINISH_REASONS[code]
@@ -199,7 +199,8 @@ class LLMEngine:
     def _completion(self, sequence: Sequence) -> Completion:
         if not sequence.request.params.returns_logits:
             return sequence.completion()
-        return sequence.completion(*self.executor.logits.take(sequence))
+        context_logits, generation_logits = self.executor.logits.take(sequence)
+        return sequence.completion(context_logits, generation_logits)
 
     def _end(self, sequence: Sequence, reason: str) -> None:
         self.scheduler.release(sequence)
@@ -215,14 +216,14 @@ class LLMEngine:
 
     def _drop_aborted(self) -> list[TokenUpdate]:
         updates = self._collect()
-        for request_id in self._aborted & self._sequences.keys():
+        for request_id in self._aborted_ids & self._sequences.keys():
             sequence = self._sequences[request_id]
             if sequence.queued:
                 self._forget(sequence, "abort")
             else:
                 self._end(sequence, "abort")
             updates.append(self._update(sequence, 0))
-        self._aborted.clear()
+        self._aborted_ids.clear()
         return updates
 
     def _stop_ids(self, request: Request) -> list[int]:
@@ -234,8 +235,9 @@ def _ends_with(tokens: list[int], word: tuple[int, ...]) -> bool:
     return tuple(tokens[-len(word) :]) == tuple(word)
 
 
-def _end_of(sequence: Sequence, known: int) -> int | None:
-    """Generated tokens up to the first stop word or string that ends after the `known` ones; None: there is none."""
+def _end_of(sequence: Sequence, num_known: int) -> int | None:
+    """Returns the generated tokens up to the first stop word or string that ends after the first `num_known`; None:
+    there is none."""
     request = sequence.request
     if request.stops is None and not request.params.stop_words_ids:
         return None
@@ -243,9 +245,9 @@ def _end_of(sequence: Sequence, known: int) -> int | None:
     ends = [
         n
         for word in request.params.stop_words_ids
-        for n in range(max(known + 1, len(word)), len(tokens) + 1)
+        for n in range(max(num_known + 1, len(word)), len(tokens) + 1)
         if tuple(tokens[n - len(word) : n]) == tuple(word)
     ]
-    if request.stops is not None and (end := request.stops.end(tokens, known)) is not None:
+    if request.stops is not None and (end := request.stops.end(tokens, num_known)) is not None:
         ends.append(end)
     return min(ends, default=None)

@@ -25,8 +25,8 @@ def block_keys(
     """Returns the keys of all whole blocks of `tokens`. content_keys[i]: of what id vocab_size + i stands for"""
     keys, before = [], adapter_key(adapter_id)
     for end in range(block_size, len(tokens) + 1, block_size):
-        held = _identity(tokens[end - block_size : end], vocab_size, content_keys)
-        before = hashlib.blake2b(before + held, digest_size=16).digest()
+        identity = _identity(tokens[end - block_size : end], vocab_size, content_keys)
+        before = hashlib.blake2b(before + identity, digest_size=16).digest()
         keys.append(before)
     return keys
 

@@ -131,22 +131,22 @@ class Scheduler:
         prompt = len(sequence.tokens) - 1  # the first decode step takes the last token
         each = self.blocks_for(min(len(sequence.tokens) + self.config.burst, sequence.max_length))
         whole = prompt // size  # blocks that nothing will be added to: beams share them
-        known = self._known(sequence, prompt)
-        need = each - len(known) + (width - 1) * (each - whole) + (width if width > 1 else 0)
+        hits = self._known(sequence, prompt)
+        need = each - len(hits) + (width - 1) * (each - whole) + (width if width > 1 else 0)
         cross = self.blocks_for(sequence.num_features)
-        if need + self.blocks.num_evictable(known) > self.blocks.available("self") or cross > self.blocks.available(
+        if need + self.blocks.num_evictable(hits) > self.blocks.available("self") or cross > self.blocks.available(
             "cross"
         ):
             return False
-        self.blocks.acquire(known, "self")
-        first = known + self.blocks.allocate(each - len(known), "self")
+        self.blocks.acquire(hits, "self")
+        first = hits + self.blocks.allocate(each - len(hits), "self")
         sequence.self_blocks = [first]
         for _ in range(width - 1):
             self.blocks.share(first[:whole])
             sequence.self_blocks.append(first[:whole] + self.blocks.allocate(each - whole, "self"))
         sequence.spare_blocks = self.blocks.allocate(width if width > 1 else 0, "self")
         sequence.cross_blocks = self.blocks.allocate(cross, "cross")
-        begins = [len(known) * size] + [whole * size] * (width - 1)
+        begins = [len(hits) * size] + [whole * size] * (width - 1)
         sequence.pending_chunks = [
             PrefillChunk(beam, begin, prompt) for beam, begin in enumerate(begins) if begin < prompt
         ]

@@ -68,7 +68,7 @@ class BatchState:
         # the embedding of a prompt's last token where that is a row of its table
         self.last_prompt_embed = torch.zeros(size, embedding_size, dtype=dtype, device=device)
         self._table_sizes: dict[int, int] = {}
-        self._named: set[str] = set()
+        self._active: set[str] = set()
 
     def layout(self, with_rules: bool) -> tuple[int, ...]:
         """Sizes of what grows with the requests: another one means other addresses, and another graph."""
@@ -116,7 +116,10 @@ class BatchState:
         put(sampling.top_p_decay, [p.top_p_decay for p in params])
         put(sampling.top_p_min, [p.top_p_min for p in params])
         put(sampling.top_p_reset_id, [_or_none(p.top_p_reset_id) for p in params])
-        put(sampling.decayed, [_since(s.generated, p.top_p_reset_id) for s, p in zip(sequences, params, strict=True)])
+        put(
+            sampling.decay_steps,
+            [_since(s.generated, p.top_p_reset_id) for s, p in zip(sequences, params, strict=True)],
+        )
         put(penalties.repetition, [p.repetition_penalty for p in params])
         put(penalties.presence, [p.presence_penalty for p in params])
         put(penalties.frequency, [p.frequency_penalty for p in params])
@@ -144,25 +147,26 @@ class BatchState:
     def _admit_rules(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
         """What requests say about tokens; and room for as many ends as they have."""
         rules = [rules_of(s, ends) for s, ends in zip(sequences, stop_ids, strict=True)]
-        for sequence, found in zip(sequences, rules, strict=True):
-            sequence.rule_kinds = found.kinds if found else ()
-        by_slot = [(s.slots, found) for s, found in zip(sequences, rules, strict=True)]
-        self.rules.admit({slot: found for slots, found in by_slot for slot in slots})
+        for sequence, own_rules in zip(sequences, rules, strict=True):
+            sequence.rule_kinds = own_rules.kinds if own_rules else ()
+        by_slot = [(s.slots, own_rules) for s, own_rules in zip(sequences, rules, strict=True)]
+        self.rules.admit({slot: own_rules for slots, own_rules in by_slot for slot in slots})
         if self._changes("input", any(s.request.params.encoder_repetition_penalty != 1.0 for s in sequences)):
             for sequence in sequences:
                 slots = self._index(sequence.slots)
                 self.penalties.input_repetition[slots] = sequence.request.params.encoder_repetition_penalty
         most, there = max(map(len, stop_ids)), self.slots.stop_ids
         if most > there.shape[1]:
-            grown = torch.full((len(there), power_of_two(most)), -1, dtype=torch.int32, device=self.device)
-            grown[:, : there.shape[1]] = there
-            self.slots = dataclasses.replace(self.slots, stop_ids=grown)
+            larger = torch.full((len(there), power_of_two(most)), -1, dtype=torch.int32, device=self.device)
+            larger[:, : there.shape[1]] = there
+            self.slots = dataclasses.replace(self.slots, stop_ids=larger)
 
-    def _changes(self, what: str, named: bool) -> bool:
-        """Must what is rarely named be written? Once it was, a slot may hold an earlier request's."""
-        if named:
-            self._named.add(what)
-        return what in self._named
+    def _changes(self, what: str, is_set: bool) -> bool:
+        """Says whether settings that few requests have must be written: once any were, a slot may hold an earlier
+        request's."""
+        if is_set:
+            self._active.add(what)
+        return what in self._active
 
     def _admit_beams(self, sequences: list[Sequence], beams: list[int], put: Put) -> None:
         params, state = [s.request.params for s in sequences], self.beams
@@ -182,8 +186,8 @@ class BatchState:
         places: list[tuple[int, int, int]] = []
         for sequence in sequences:
             for slot, blocks in zip(sequence.slots, sequence.self_blocks, strict=True):
-                known = self._table_sizes.get(slot, 0)
-                places += [(slot, column, blocks[column]) for column in range(known, len(blocks))]
+                num_columns = self._table_sizes.get(slot, 0)
+                places += [(slot, column, blocks[column]) for column in range(num_columns, len(blocks))]
                 self._table_sizes[slot] = len(blocks)
         if places:
             slots, columns, blocks = torch.tensor(places).to(self.device, non_blocking=True).unbind(1)

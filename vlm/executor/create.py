@@ -25,6 +25,7 @@ from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 from vlm.executor.torch_encoders import TorchEncoders
+from vlm.parallel.mapping import Shard
 
 
 def create_executor(
@@ -35,11 +36,13 @@ def create_executor(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    shard: Shard,
 ) -> Executor:
-    """Returns what runs networks as Backend.load returns them for a layout. Raises OutOfMemoryError."""
+    """Returns what runs networks, or one rank's part of them, as Backend.load returns them for a layout. Raises
+    OutOfMemoryError."""
     encoders = create_encoders(layout, networks, runtime, device=device, dtype=dtype)
     create = {Layout.PAGED: _paged_runner, Layout.SLOTS: _slot_runner}[layout]
-    runner = create(networks, limits, runtime, encoders.networks)
+    runner = create(networks, limits, runtime, encoders=encoders.networks, shard=shard)
     return Executor(networks["decoder"].config, runner, encoders, runner.sampler)
 
 
@@ -47,35 +50,46 @@ def create_encoders(
     layout: Layout, networks: Mapping[str, Any], runtime: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
 ) -> Encoders:
     """Returns what runs the encoders of networks as Backend.load returns them for a layout."""
-    held = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
+    options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
-        return Encoders(SlotEncoders(**held), runtime)
+        return Encoders(SlotEncoders(**options), runtime)
     graphs = GraphPool(device) if runtime.cuda_graphs and device.type == "cuda" else None
-    return Encoders(TorchEncoders(**held, graphs=graphs), runtime)
+    return Encoders(TorchEncoders(**options, graphs=graphs), runtime)
 
 
 def _paged_runner(
-    networks: Mapping[str, Any], limits: EngineLimits, runtime: RuntimeConfig, encoders: TorchEncoders
+    networks: Mapping[str, Any],
+    limits: EngineLimits,
+    runtime: RuntimeConfig,
+    *,
+    encoders: TorchEncoders,
+    shard: Shard,
 ) -> PagedRunner:
     """Returns what runs modules, by role, over a paged cache of what memory is left."""
     decoder, device, dtype = networks["decoder"], encoders.device, encoders.dtype
     _share_embedding(networks)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=dtype, free_bytes=free)
-    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype, device)
+    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=dtype, free_bytes=free, shard=shard)
+    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=dtype, device=device, shard=shard)
     sampler = _sampler(decoder.config, limits, shape, encoders)
     graphs = encoders.graphs
     return PagedRunner(decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs)
 
 
 def _slot_runner(
-    networks: Mapping[str, Network[Any]], limits: EngineLimits, runtime: RuntimeConfig, encoders: SlotEncoders
+    networks: Mapping[str, Network[Any]],
+    limits: EngineLimits,
+    runtime: RuntimeConfig,
+    *,
+    encoders: SlotEncoders,
+    shard: Shard,
 ) -> SlotRunner:
     """Returns what runs compiled graphs, by name, over linear caches: a slot is one block that holds a whole
     sequence."""
     decoder, size = networks["decoder"], max(limits.max_seq_len, limits.max_encoder_input_len)
     one_block = replace(runtime, block_size=size, max_kv_blocks=None)
-    shape = kv_cache.plan_cache(decoder.config, one_block, limits=limits, dtype=encoders.dtype, free_bytes=None)
+    dtype = encoders.dtype
+    shape = kv_cache.plan_cache(decoder.config, one_block, limits=limits, dtype=dtype, free_bytes=None, shard=shard)
     rows = {CACHED: limits.max_seq_len, CROSSED: limits.max_encoder_input_len}
     cache = SlotCache(decoder.graph.io, limits.max_batch_size + 1, rows, encoders.device)
     sampler = _sampler(decoder.config, limits, shape, encoders)

@@ -43,8 +43,8 @@ class DecodeBurst:
         return [StepOutput(r[0], r[1], r[2 : 2 + steps], p, top, logits) for r, p, top, logits in rows]
 
     def _logits(self) -> list[Tensor | None]:
-        kept = iter(() if self.logits is None else self.logits)
-        return [next(kept) if s.request.params.returns_logits else None for s in self.sequences]
+        logits = iter(() if self.logits is None else self.logits)
+        return [next(logits) if s.request.params.returns_logits else None for s in self.sequences]
 
     def _top(self) -> list[list[dict[int, float]]]:
         if self.top is None:

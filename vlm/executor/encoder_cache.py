@@ -30,16 +30,16 @@ class EncoderCache:
     ) -> dict[bytes, Tensor]:
         """Returns each image's features by its key; those that are not there are encoded, each once. Another adapter
         makes other features."""
-        wanted, before = {image.key: image for image in images}, adapter_key(adapter_id)
-        found = {key: self._features[before + key] for key in wanted if before + key in self._features}
-        missing = [image for key, image in wanted.items() if key not in found]
+        distinct, before = {image.key: image for image in images}, adapter_key(adapter_id)
+        by_key = {key: self._features[before + key] for key in distinct if before + key in self._features}
+        missing = [image for key, image in distinct.items() if key not in by_key]
         self.hits, self.misses = self.hits + len(images) - len(missing), self.misses + len(missing)
         if missing:
-            made = encode([image.pixels for image in missing])
-            found |= {image.key: features for image, features in zip(missing, made, strict=True)}
-        for key in wanted:
-            self._keep(before + key, found[key])
-        return found
+            results = encode([image.pixels for image in missing])
+            by_key |= {image.key: features for image, features in zip(missing, results, strict=True)}
+        for key in distinct:
+            self._keep(before + key, by_key[key])
+        return by_key
 
     def clear(self) -> None:
         self._features.clear()

@@ -64,13 +64,13 @@ class Encoders:
     @torch.inference_mode()
     def encode_pixels(self, pixels: Items[Tensor]) -> list[Tensor]:
         """[C, H, W] each -> features [rows, hidden] each; images of one shape share passes."""
-        found: dict[int, Tensor] = {}
+        by_number: dict[int, Tensor] = {}
         for numbers in numbers_by_shape(pixels):
             for part in batched(numbers, self.max_encoder_batch_size):
                 # a graph's output is overwritten by its next run
                 features = self.networks.encode(torch.stack([pixels[i] for i in part])).clone()
-                found |= zip(part, features, strict=True)
-        return [found[i] for i in range(len(pixels))]
+                by_number |= zip(part, features, strict=True)
+        return [by_number[i] for i in range(len(pixels))]
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later."""
@@ -82,15 +82,15 @@ class Encoders:
     def prompt_embeds(self, requests: list[Request]) -> list[Tensor | None]:
         """Returns each request's prompt embeddings [n, hidden]: its table's rows, then its images' features."""
         features = iter(self.encode_images([image for request in requests for image in request.images]))
-        given = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
+        tables = [r.prompt_table.rows.to(self.device, self.dtype) if r.prompt_table else None for r in requests]
         parts = [[*([g] if g is not None else []), *itertools.islice(features, len(r.images))]
-                 for r, g in zip(requests, given, strict=True)]  # fmt: skip
+                 for r, g in zip(requests, tables, strict=True)]  # fmt: skip
         return [torch.cat(rows) if rows else None for rows in parts]
 
 
 def numbers_by_shape(pixels: Items[Tensor]) -> list[list[int]]:
     """Returns the numbers of the images of each shape, in the order in which the shapes come first."""
-    found: dict[torch.Size, list[int]] = {}
+    groups: dict[torch.Size, list[int]] = {}
     for number, image in enumerate(pixels):
-        found.setdefault(image.shape, []).append(number)
-    return list(found.values())
+        groups.setdefault(image.shape, []).append(number)
+    return list(groups.values())

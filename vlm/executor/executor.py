@@ -85,8 +85,8 @@ class Executor:
     def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
         """The outcomes of ended beam searches, best first."""
         beams, slots = self.state.beams, torch.tensor([slot for s in sequences for slot in s.slots], device=self.device)
-        kept = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
-        rows = iter(zip(*(x[slots].tolist() for x in kept), strict=True))
+        buffers = (beams.hypotheses, beams.hypothesis_logprobs, beams.hypothesis_lengths, beams.hypothesis_scores)
+        rows = iter(zip(*(x[slots].tolist() for x in buffers), strict=True))
         return [hypotheses_of(list(itertools.islice(rows, s.width)), s.prompt_length) for s in sequences]
 
     def release(self, sequence: Sequence) -> None:
@@ -113,18 +113,19 @@ class Executor:
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
         images = [s.request.encoder_image.pixels for s in sequences if s.request.encoder_image is not None]
-        encoded = iter(self.encoders.encode_pixels(images))
-        given = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
+        features = iter(self.encoders.encode_pixels(images))
+        to_device = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
         parts = [
-            next(encoded) if s.request.encoder_output is None else given(s.request.encoder_output) for s in sequences
+            next(features) if s.request.encoder_output is None else to_device(s.request.encoder_output)
+            for s in sequences
         ]
         return torch.cat(parts)
 
     # --- prompt embeddings ---
     def _make_prompt_embeds(self, sequences: list[Sequence]) -> None:
         """Puts the rows that ids beyond the vocabulary address on the device, while a prompt is computed."""
-        made = self.encoders.prompt_embeds([s.request for s in sequences])
-        for sequence, embeds in zip(sequences, made, strict=True):
+        prompt_embeds = self.encoders.prompt_embeds([s.request for s in sequences])
+        for sequence, embeds in zip(sequences, prompt_embeds, strict=True):
             if embeds is None:
                 continue
             self._prompt_embeds[sequence.id] = embeds

@@ -8,6 +8,7 @@ import torch
 
 from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import OutOfMemoryError
+from vlm.parallel.mapping import Shard
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,9 @@ class CacheShape:
         return self.num_self + self.num_cross + 1  # the null block
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Keys and values of one block over all layers."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * block_size * dtype.itemsize
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard) -> int:
+    """Keys and values of one block over all layers, of one rank's heads."""
+    return 2 * model.num_layers * shard.share(model.num_kv_heads) * model.head_dim * block_size * dtype.itemsize
 
 
 def plan_cache(
@@ -36,17 +37,18 @@ def plan_cache(
     limits: EngineLimits,
     dtype: torch.dtype,
     free_bytes: int | None,
+    shard: Shard,
 ) -> CacheShape:
     """How many blocks to hold: what the memory fraction allows, and no more than a full batch can use.
 
-    `free_bytes` is the device's free memory, None where it is not a limit (CPU).
+    `free_bytes` is the device's free memory, None where it is not a limit (CPU); `shard`: the heads that lie on it.
     Raises OutOfMemoryError when not even one sequence of full length fits.
     """
     batch_size, max_seq_len, max_encoder_len = limits.max_batch_size, limits.max_seq_len, limits.max_encoder_input_len
     self_table, cross_table = -(-max_seq_len // runtime.block_size), -(-max_encoder_len // runtime.block_size)
     # a beam has a spare block, too
     need_self, need_cross = batch_size * (self_table + (batch_size > 1)), batch_size * cross_table
-    size = block_bytes(model, runtime.block_size, dtype)
+    size = block_bytes(model, runtime.block_size, dtype, shard)
     total = runtime.max_kv_blocks
     if total is None and free_bytes is not None:
         total = int(free_bytes * runtime.kv_cache_free_gpu_memory_fraction) // size
@@ -66,15 +68,15 @@ def plan_cache(
 
 
 def allocate(
-    model: ModelConfig, shape: CacheShape, block_size: int, dtype: torch.dtype, device: torch.device
+    model: ModelConfig, shape: CacheShape, block_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> torch.Tensor:
-    """[layers, 2, blocks, kv_heads, block_size, head_dim] of zeros.
+    """[layers, 2, blocks, kv_heads, block_size, head_dim] of zeros, kv_heads those of one rank.
 
     In memory a block holds head after head on CUDA, where a program reads one head, and token after token on the CPU,
     which copies whole blocks.
     """
-    sizes = (model.num_layers, 2, shape.num_blocks)
+    sizes, heads = (model.num_layers, 2, shape.num_blocks), shard.share(model.num_kv_heads)
     if device.type == "cuda":
-        return torch.zeros((*sizes, model.num_kv_heads, block_size, model.head_dim), dtype=dtype, device=device)
-    tokens_first = torch.zeros((*sizes, block_size, model.num_kv_heads, model.head_dim), dtype=dtype, device=device)
+        return torch.zeros((*sizes, heads, block_size, model.head_dim), dtype=dtype, device=device)
+    tokens_first = torch.zeros((*sizes, block_size, heads, model.head_dim), dtype=dtype, device=device)
     return tokens_first.transpose(3, 4)

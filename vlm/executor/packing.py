@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,23 @@ from vlm.ops.packed_attention import tiles_of
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 T = TypeVar("T")
+
+
+class PackedInputs(NamedTuple):
+    """The rows of a pass on the device, int32."""
+
+    token_ids: Tensor  # [R]
+    positions: Tensor  # [R]
+    slots: Tensor  # [R]
+    tiles: Tensor  # [T, 3] of texts, [T, 4] of parts of prompts
+
+    @classmethod
+    def from_host(
+        cls, device: torch.device, token_ids: list, positions: list, slots: list, tiles: list
+    ) -> PackedInputs:
+        """Copies lists to the device without waiting for it."""
+        put = lambda part: torch.tensor(part, dtype=torch.int32).to(device, non_blocking=True)  # noqa: E731
+        return cls(put(token_ids), put(positions), put(slots), put(tiles))
 
 
 @dataclass(frozen=True)
@@ -50,11 +67,10 @@ class PackedTexts:
             self.token_ids + zeros, self.positions + zeros, self.slots + padding, self.tiles + empty, self.lengths
         )
 
-    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """token ids, positions, slots [R] and tiles [T, 3], int32"""
+    def to_device(self, device: torch.device) -> PackedInputs:
+        """Returns the rows as tensors."""
         tiles = self.tiles if device.type == "cuda" else tiles_of(self.lengths, rows=None)
-        put = lambda part: torch.tensor(part, dtype=torch.int32).to(device, non_blocking=True)  # noqa: E731
-        return put(self.token_ids), put(self.positions), put(self.slots), put(tiles)
+        return PackedInputs.from_host(device, self.token_ids, self.positions, self.slots, tiles)
 
 
 def graph_rows(rows: int) -> int:
@@ -90,19 +106,17 @@ class PackedChunks:
     def rows(self) -> int:
         return len(self.tokens)
 
-    def tensors(self, device: torch.device, padding_slot: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """token ids, positions, slots [R] and tiles [T, 4], int32; with the padding slot, padded to a graph's size"""
+    def to_device(self, device: torch.device, padding_slot: int | None = None) -> PackedInputs:
+        """Returns the rows as tensors; with the padding slot, padded to a graph's size."""
         tiles = prefill_attention.tiles_of(self.chunks, **({} if device.type == "cuda" else {"rows": None}))
-        parts = [self.tokens, self.positions, self.slots, tiles]
-        if padding_slot is not None:
-            extra = graph_rows(self.rows) - self.rows
-            empty = [(0, 0, 0, 0)] * (graph_tiles(len(tiles)) - len(tiles))
-            more = ([0] * extra, [0] * extra, [padding_slot] * extra, empty)
-            parts = [part + added for part, added in zip(parts, more, strict=True)]
-        token_ids, positions, slots, tiles = (
-            torch.tensor(part, dtype=torch.int32).to(device, non_blocking=True) for part in parts
+        if padding_slot is None:
+            return PackedInputs.from_host(device, self.tokens, self.positions, self.slots, tiles)
+        extra = graph_rows(self.rows) - self.rows
+        zeros, padding = [0] * extra, [padding_slot] * extra
+        empty = [(0, 0, 0, 0)] * (graph_tiles(len(tiles)) - len(tiles))
+        return PackedInputs.from_host(
+            device, self.tokens + zeros, self.positions + zeros, self.slots + padding, tiles + empty
         )
-        return token_ids, positions, slots, tiles
 
 
 def batched(items: list, size: int) -> list[list]:
@@ -111,13 +125,13 @@ def batched(items: list, size: int) -> list[list]:
 
 def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
     """Groups of at most `most` rows, an item that has more of them alone."""
-    group, held = [], 0
+    group, num_rows = [], 0
     for item in items:
-        if group and held + rows(item) > most:
+        if group and num_rows + rows(item) > most:
             yield group
-            group, held = [], 0
+            group, num_rows = [], 0
         group.append(item)
-        held += rows(item)
+        num_rows += rows(item)
     if group:
         yield group
 

@@ -15,7 +15,7 @@ from vlm.backends.threads import num_threads, threads_for
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required
-from vlm.executor.packing import PackedChunks, PackedTexts, packed
+from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, packed
 from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
@@ -24,6 +24,8 @@ from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
 from vlm.requests.sequence import PrefillChunk, Sequence
+
+Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
 
 LAUNCH_BOUND_ROWS = 4096  # encoder rows up to which a pass is a CUDA graph
 LAUNCH_BOUND_PREFILL = 1024  # prompt rows, likewise
@@ -67,10 +69,11 @@ class PagedRunner:
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
         elif self.graphs is None or packed_chunks.rows > LAUNCH_BOUND_PREFILL:
-            self._prefill(*packed_chunks.tensors(self.device), *(prompt_embeds or ()))
+            self._prefill(packed_chunks.to_device(self.device), prompt_embeds)
         else:
-            inputs = packed_chunks.tensors(self.device, self.state.padding_slot)
-            _replay(self.graphs, "prefill", self._prefill, *inputs, *self._padded(prompt_embeds, len(inputs[0])))
+            inputs = packed_chunks.to_device(self.device, self.state.padding_slot)
+            embeds_by_row = self._padded(prompt_embeds, len(inputs.token_ids))
+            _replay(self.graphs, "prefill", self._prefill, inputs=inputs, prompt_embeds=embeds_by_row)
 
     # --- encoders ---
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
@@ -83,46 +86,46 @@ class PagedRunner:
         parts = [(embeds.get(s.id), s.request.source_ids) for s in sequences]
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
-            self._encode_packed(*texts.tensors(self.device), *(prompt_embeds or ()))
+            self._encode_packed(texts.to_device(self.device), prompt_embeds)
         else:
-            inputs = texts.padded(self.state.padding_slot).tensors(self.device)
-            added = self._padded(prompt_embeds, len(inputs[0]))
-            _replay(self.graphs, "encode texts", self._encode_packed, *inputs, *added)
+            inputs = texts.padded(self.state.padding_slot).to_device(self.device)
+            embeds_by_row = self._padded(prompt_embeds, len(inputs.token_ids))
+            _replay(self.graphs, "encode texts", self._encode_packed, inputs=inputs, prompt_embeds=embeds_by_row)
 
-    def _encode_packed(
-        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor
-    ) -> None:
-        batch = ForwardBatch(positions, PackedMetadata(tiles), _prompt_embeds(prompt_embeds))
-        self.decoder.write_cross_kv(required(self.encoder)(token_ids, batch), self._batch(slots, positions))
+    def _encode_packed(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None) -> None:
+        batch = ForwardBatch(inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds)
+        features = required(self.encoder)(inputs.token_ids, batch)
+        self.decoder.write_cross_kv(features, self._batch(inputs.slots, inputs.positions))
 
     def _prefill_with_logits(
         self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
     ) -> None:
         """Prefills, and keeps the logits of the prompts that want them."""
-        token_ids, positions, slots, tiles = chunks.tensors(self.device)
-        batch = self._batch(slots, positions, tiles=tiles, prompt_embeds=prompt_embeds)
-        parts = self.decoder(token_ids, batch).split([chunk.end - chunk.start for _, chunk in prefills])
-        for (sequence, chunk), hidden in zip(prefills, parts, strict=True):
+        inputs = chunks.to_device(self.device)
+        batch = self._batch(inputs.slots, inputs.positions, tiles=inputs.tiles, prompt_embeds=prompt_embeds)
+        hidden, first = self.decoder(inputs.token_ids, batch), 0
+        for sequence, chunk in prefills:
             # a sequence that is recomputed has tokens of its own there, too
-            wanted = max(0, sequence.prompt_length - 1 - chunk.start)
-            if sequence.request.params.return_context_logits and wanted:
-                rows = (self.decoder.logits(some) for some in hidden[:wanted].split(LOGITS_ROWS))
+            count = max(0, sequence.prompt_length - 1 - chunk.start)
+            if sequence.request.params.return_context_logits and count:
+                end = first + min(count, chunk.end - chunk.start)
+                spans = [(at, min(at + LOGITS_ROWS, end)) for at in range(first, end, LOGITS_ROWS)]
+                rows = (self.decoder.logits(hidden[a:b], batch.rows(a, b)) for a, b in spans)
                 self.sampler.logits.keep_context(sequence.id, chunk.start, rows)
+            first += chunk.end - chunk.start
 
-    def _prefill(
-        self, token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, *prompt_embeds: Tensor
-    ) -> None:
-        batch = self._batch(slots, positions, tiles=tiles, prompt_embeds=_prompt_embeds(prompt_embeds))
-        self.decoder(token_ids, batch)
+    def _prefill(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None) -> None:
+        batch = self._batch(inputs.slots, inputs.positions, tiles=inputs.tiles, prompt_embeds=prompt_embeds)
+        self.decoder(inputs.token_ids, batch)
 
-    def _padded(self, prompt_embeds: PromptEmbeds | None, rows: int) -> tuple[Tensor, ...]:
+    def _padded(self, prompt_embeds: PromptEmbeds | None, rows: int) -> PromptEmbeds | None:
         """Returns the same with an embedding a row of the batch: the shapes of a graph."""
         if prompt_embeds is None:
-            return ()
-        held, index = prompt_embeds
-        picked = torch.zeros(rows, held.shape[1], dtype=held.dtype, device=self.device)
-        picked[: len(index)] = held[index]
-        return picked, torch.arange(rows, dtype=torch.int32, device=self.device)
+            return None
+        embeds, index = prompt_embeds
+        result = torch.zeros(rows, embeds.shape[1], dtype=embeds.dtype, device=self.device)
+        result[: len(index)] = embeds[index]
+        return PromptEmbeds(result, torch.arange(rows, dtype=torch.int32, device=self.device))
 
     # --- decode ---
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
@@ -144,11 +147,11 @@ class PagedRunner:
     def _capture_step(self, graphs: GraphPool, key: tuple, rows: DecodeRows, plan: SamplingPlan) -> None:
         """Captures over padding rows: what is run before a capture must not advance a sequence."""
         slots = [rows.all, rows.single] + ([rows.beams.slots] if rows.beams else [])
-        wanted = [x.clone() for x in slots]
+        copies = [x.clone() for x in slots]
         for x in slots:
             x.fill_(self.state.padding_slot)
         graphs.capture(key, lambda: self._step(rows, plan))
-        for x, values in zip(slots, wanted, strict=True):
+        for x, values in zip(slots, copies, strict=True):
             x.copy_(values)
 
     def _step(self, rows: DecodeRows, plan: SamplingPlan) -> None:
@@ -158,7 +161,8 @@ class PagedRunner:
         token_ids = self.state.slots.tokens[slots, positions.long()]
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
-        logits = self.decoder.logits(self.decoder(token_ids, self._batch(rows.all, positions, prompt_embeds=last)))
+        batch = self._batch(rows.all, positions, prompt_embeds=last)
+        logits = self.decoder.logits(self.decoder(token_ids, batch), batch)
         if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
@@ -187,11 +191,17 @@ class PagedRunner:
         return ForwardBatch(positions, attention, prompt_embeds)
 
 
-def _replay(graphs: GraphPool, what: str, function: Callable[..., None], *inputs: Tensor) -> None:
-    """Runs a pass as the graph of its shapes."""
-    graphs.replay((what, *(len(x) for x in inputs)), function, *inputs)
+def _replay(
+    graphs: GraphPool, what: str, run: Pass, *, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None
+) -> None:
+    """Runs a pass as the graph of its shapes, which takes tensors one after the other."""
 
+    def run_on(
+        token_ids: Tensor, positions: Tensor, slots: Tensor, tiles: Tensor, rows: Tensor | None = None,
+        index: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        embeds = None if rows is None or index is None else PromptEmbeds(rows, index)
+        run(PackedInputs(token_ids, positions, slots, tiles), embeds)
 
-def _prompt_embeds(tensors: tuple[Tensor, ...]) -> PromptEmbeds | None:
-    """Returns what a graph takes as tensors, none or both."""
-    return PromptEmbeds(*tensors) if tensors else None
+    tensors = (*inputs, *(prompt_embeds or ()))
+    graphs.replay((what, *map(len, tensors)), run_on, *tensors)

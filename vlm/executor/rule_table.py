@@ -64,28 +64,38 @@ def rules_of(sequence: Sequence, ends: Items[int]) -> PackedRules | None:
         return None
     biases = (*params.sequence_bias, *(((token,), value) for token, value in params.logit_bias))
     parts = [PackedRules.from_words(params.stop_words_ids, END)] if params.ends_beams else []
-    parts += [_always(params.bad_words_ids, biases, params.suppress_tokens, params.allowed_token_ids, tuple(ends))]
+    parts.append(
+        _always(
+            bad_words=params.bad_words_ids,
+            biases=biases,
+            suppress_tokens=params.suppress_tokens,
+            allowed_token_ids=params.allowed_token_ids,
+            ends=tuple(ends),
+        )
+    )
     if params.begin_suppress_tokens:
         # a forced first token comes before the first that is chosen
         place = prompt + (prompt == 1 and params.forced_bos_token_id is not None)
         parts.append(PackedRules.from_words([(t,) for t in params.begin_suppress_tokens], SUPPRESS, place=place))
     if isinstance(params.forced_eos_token_id, tuple):
-        forced = [(t,) for t in params.forced_eos_token_id]
-        parts.append(PackedRules.from_words(forced, FORCE, place=sequence.max_length - 1))
+        words = [(t,) for t in params.forced_eos_token_id]
+        parts.append(PackedRules.from_words(words, FORCE, place=sequence.max_length - 1))
     parts += _of_input(params, _input_ids(sequence))
     return PackedRules.joined(parts)
 
 
 @functools.lru_cache(maxsize=32)
-def _always(bad_words: tuple, biases: tuple, suppressed: tuple, allowed: tuple, ends: tuple) -> PackedRules:
+def _always(
+    *, bad_words: tuple, biases: tuple, suppress_tokens: tuple, allowed_token_ids: tuple, ends: tuple
+) -> PackedRules:
     """Returns rules that hold at every place. A word that is an end token alone is not bad, as Hugging Face has it."""
     alone = {(end,) for end in ends}
     words = [word for word in bad_words if word not in alone]
     return PackedRules.joined((
         PackedRules.from_words([word for word, _ in biases], BIAS, [value for _, value in biases]),
         PackedRules.from_words(words, BAN),
-        PackedRules.from_words([(token,) for token in suppressed], SUPPRESS),
-        PackedRules.from_words([(token,) for token in allowed], ALLOW),
+        PackedRules.from_words([(token,) for token in suppress_tokens], SUPPRESS),
+        PackedRules.from_words([(token,) for token in allowed_token_ids], ALLOW),
     ))  # fmt: skip
 
 
@@ -113,7 +123,7 @@ class RuleTable:
 
     def __init__(self, padding_slot: int, device: torch.device):
         self.padding_slot, self.device = padding_slot, device
-        self._held: dict[int, PackedRules] = {}  # by slot
+        self._by_slot: dict[int, PackedRules] = {}
         self._allocate(SMALLEST, SMALLEST)
 
     @property
@@ -121,25 +131,25 @@ class RuleTable:
         """Counts the rules and the tokens before them that there is room for; another one means other addresses."""
         return self._rules.shape[1], self._prefixes.shape[1]
 
-    def admit(self, found: dict[int, PackedRules | None]) -> None:
+    def admit(self, rules_by_slot: dict[int, PackedRules | None]) -> None:
         """Takes the rules of slots that are filled, in place of what their last requests said."""
-        known = [slot for slot in found if self._held.pop(slot, None) is not None]
-        self._held |= {slot: rules for slot, rules in found.items() if rules is not None}
-        if known or any(found.values()):
+        old = [slot for slot in rules_by_slot if self._by_slot.pop(slot, None) is not None]
+        self._by_slot |= {slot: rules for slot, rules in rules_by_slot.items() if rules is not None}
+        if old or any(rules_by_slot.values()):
             self._upload()
 
     def _upload(self) -> None:
-        joined = PackedRules.joined([PackedRules.from_words((), BAN), *self._held.values()])
-        slots = [np.full(rules.rules.shape[1], slot, np.int32) for slot, rules in self._held.items()]
-        count, prefixes = joined.rules.shape[1], joined.prefixes.shape[1]
+        table = PackedRules.joined([PackedRules.from_words((), BAN), *self._by_slot.values()])
+        slots = [np.full(rules.rules.shape[1], slot, np.int32) for slot, rules in self._by_slot.items()]
+        count, prefixes = table.rules.shape[1], table.prefixes.shape[1]
         if count > self.capacity[0] or prefixes > self.capacity[1]:
             self._allocate(_room(count, self.capacity[0]), _room(prefixes, self.capacity[1]))
         capacity = self.capacity
         rules = np.tile(np.array([[self.padding_slot], [-1], [-1], [-1], [0]], np.int32), capacity[0])
         rules[0, :count] = np.concatenate([np.empty(0, np.int32), *slots])
-        rules[1:, :count] = joined.rules
+        rules[1:, :count] = table.rules
         rest = np.tile(np.array([[capacity[0]], [0], [0]], np.int32), capacity[1])
-        rest[:, :prefixes] = joined.prefixes
+        rest[:, :prefixes] = table.prefixes
         for target, source in ((self._rules, rules), (self._prefixes, rest)):
             target.copy_(torch.from_numpy(source).to(self.device, non_blocking=True))
 
@@ -149,8 +159,18 @@ class RuleTable:
         self._prefixes: Tensor = new(3, prefixes)
         self._rules[0], self._rules[1:4], self._prefixes[0] = self.padding_slot, -1, rules
         slots, tokens, kinds, places, values = self._rules
-        self.rules = TokenRules(slots, tokens, kinds, places, values.view(torch.float32), *self._prefixes)
+        prefix_rules, prefix_backs, prefix_tokens = self._prefixes
+        self.rules = TokenRules(
+            slots=slots,
+            tokens=tokens,
+            kinds=kinds,
+            places=places,
+            values=values.view(torch.float32),
+            prefix_rules=prefix_rules,
+            prefix_backs=prefix_backs,
+            prefix_tokens=prefix_tokens,
+        )
 
 
-def _room(needed: int, there: int) -> int:
-    return max(there, power_of_two(needed) if needed else 0)
+def _room(count: int, there: int) -> int:
+    return max(there, power_of_two(count) if count else 0)

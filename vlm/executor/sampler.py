@@ -48,8 +48,8 @@ class Sampler:
         if how == "greedy":
             token, logprob = sample.greedy(logits)
         else:
-            allowed = logits if how == "sample" else self._processed(logits, rows, plan)
-            token = sample.sample(allowed, state.sampling.rows(slots), state.slots.lengths[slots], plan.filtered)
+            scores = logits if how == "sample" else self._processed(logits, rows, plan)
+            token = sample.sample(scores, state.sampling.rows(slots), state.slots.lengths[slots], plan.filtered)
             logprob = sample.log_probability(logits, token)
         if plan.top:
             self._keep_top(logits, slots)
@@ -65,9 +65,9 @@ class Sampler:
 
     def _keep_top(self, logits: Tensor, slots: Tensor) -> None:
         values, ids, normalizer = topk_logprobs(logits, min(MAX_TOP_LOGPROBS, logits.shape[1]))
-        found = torch.stack((ids.int(), (values - normalizer[:, None]).view(torch.int32)), 1)
+        top = torch.stack((ids.int(), (values - normalizer[:, None]).view(torch.int32)), 1)
         at = self.state.slots.lengths[slots].long().clamp(max=self.state.top.shape[1] - 1)
-        self.state.top[slots, at, :, : found.shape[2]] = found
+        self.state.top[slots, at, :, : top.shape[2]] = top
 
     def _search(self, logits: Tensor, rows: DecodeRows, groups: Groups, plan: SamplingPlan) -> Tensor:
         """The next tokens of every beam -> the beams they continue"""

@@ -33,19 +33,19 @@ class SamplingPlan:
         searches = [s.request.params for s in sequences if s.width > 1]
         how = None
         if single:
-            sampled = any(p.temperature > 0 for p in single)
-            how = "process" if any(p.needs_processors for p in single) else "sample" if sampled else "greedy"
+            samples = any(p.temperature > 0 for p in single)
+            how = "process" if any(p.needs_processors for p in single) else "sample" if samples else "greedy"
         top = any(p.top_logprobs for p in single)
-        shared = {
+        common = {
             "top": top, "processing": _processing(sequences), "filtered": any(p.filtered for p in single),
             "logits": any(p.returns_logits for p in single),
         }  # fmt: skip
         if not searches:
-            return cls(how, **shared)
+            return cls(how, **common)
         beams = max(p.num_beams for p in searches)
         most = max(s.width * max(2, 1 + s.num_ends) for s in sequences if s.width > 1)
-        rounded = power_of_two(len(searches))
-        return cls(how, rounded, beams, most, any(p.needs_processors or p.rare for p in searches), **shared)
+        num_groups = power_of_two(len(searches))
+        return cls(how, num_groups, beams, most, any(p.needs_processors or p.rare for p in searches), **common)
 
 
 def _processing(sequences: list[Sequence]) -> Processing:

@@ -32,15 +32,15 @@ class SlotCache:
 
     def reserve(self, dimension: str, rows: int) -> bool:
         """Sees to it that so many rows fit -> have the tensors been moved?"""
-        held = self._sizes[dimension]
-        if rows <= held:
+        size = self._sizes[dimension]
+        if rows <= size:
             return False
-        self._sizes[dimension] = min(max(rows, 2 * held), self.limits[dimension])
-        grown = [port for port in self._ports if dimension in port.shape]
-        for port in grown:
+        self._sizes[dimension] = min(max(rows, 2 * size), self.limits[dimension])
+        ports = [port for port in self._ports if dimension in port.shape]
+        for port in ports:
             old, self.tensors[port.name] = self.tensors[port.name], self._zeros(port)
-            self.tensors[port.name][:, :, :held] = old
-        return bool(grown)
+            self.tensors[port.name][:, :, :size] = old
+        return bool(ports)
 
     def reset(self) -> bool:
         """Gives back all growth, one that failed half way included -> have the tensors been moved?"""
@@ -65,16 +65,16 @@ class SlotCache:
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """Rows of one slot's self-attention to another one."""
         for name in self.in_place.values():
-            held = self.tensors[name]
-            held[target, :, start:end] = held[source, :, start:end]
+            tensor = self.tensors[name]
+            tensor[target, :, start:end] = tensor[source, :, start:end]
 
     def reorder_cache(self, slots: Tensor, parents: Tensor) -> None:
         """Every beam's slot takes over what its parent's holds. slots, parents [G, W], see `beam_search.step`"""
         slots = slots.long()
         sources, targets = slots.gather(1, parents).flatten(), slots.flatten()
         if not slots.is_cuda:  # where it costs no waiting
-            moved = (sources != targets).nonzero()[:, 0]
-            sources, targets = sources[moved], targets[moved]
+            changes = (sources != targets).nonzero()[:, 0]
+            sources, targets = sources[changes], targets[changes]
         for name in self.in_place.values():
-            held = self.tensors[name]
-            held.index_copy_(0, targets, held.index_select(0, sources))
+            tensor = self.tensors[name]
+            tensor.index_copy_(0, targets, tensor.index_select(0, sources))

@@ -125,8 +125,8 @@ class SlotRunner:
 
     # --- decode ---
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
-        used = rows.all[rows.all != self.state.padding_slot]
-        first, end = int(used.min()), int(used.max()) + 1
+        slots = rows.all[rows.all != self.state.padding_slot]
+        first, end = int(slots.min()), int(slots.max()) + 1
         reach = int(self.state.slots.lengths[first:end].max()) + steps
         self._reserve(CACHED, min(reach, self.state.slots.tokens.shape[1]))
         at = (rows.all.long() - first).clamp(max=end - first - 1)
@@ -141,14 +141,14 @@ class SlotRunner:
             if len(self._passes) == MOST_PASSES:
                 self._passes.clear()
             self._passes[first, end] = self._decode_pass(slice(first, end))
-        bound, state, slots = self._passes[first, end], self.state.slots, slice(first, end)
-        bound.starts.copy_(state.lengths[slots] - 1)
-        bound.cross_lengths.copy_(self.state.cross_lengths[slots])
-        ids = state.tokens[slots].gather(1, bound.starts[:, None])
+        decode_pass, state, slots = self._passes[first, end], self.state.slots, slice(first, end)
+        decode_pass.starts.copy_(state.lengths[slots] - 1)
+        decode_pass.cross_lengths.copy_(self.state.cross_lengths[slots])
+        ids = state.tokens[slots].gather(1, decode_pass.starts[:, None])
         # a prompt may end in a row of its table: the slot's own
         last = self.config.vocab_size + torch.arange(end - first, device=self.device)[:, None]
-        bound.token_ids.copy_(torch.where(ids < self.config.vocab_size, ids, last))
-        return bound.run()["logits"]
+        decode_pass.token_ids.copy_(torch.where(ids < self.config.vocab_size, ids, last))
+        return decode_pass.run()["logits"]
 
     def _decode_pass(self, slots: slice) -> DecodePass:
         integers = lambda *dims: torch.ones(slots.stop - slots.start, *dims, dtype=torch.int64, device=self.device)  # noqa: E731

@@ -42,7 +42,7 @@ class TorchEncoders:
     def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
         texts = [tokens for _, tokens in parts]
         packed_texts = PackedTexts.from_texts(texts, [0] * len(texts))
-        token_ids, positions, _, tiles = packed_texts.tensors(self.device)
+        inputs = packed_texts.to_device(self.device)
         prompt_embeds = gather_prompt_embeds(parts, self.encoder.config.vocab_size, self.device)
-        batch = ForwardBatch(positions, PackedMetadata(tiles), prompt_embeds, recorder=recorder)
-        return list(self.encoder(token_ids, batch).split(packed_texts.lengths))
+        batch = ForwardBatch(inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds, recorder=recorder)
+        return list(self.encoder(inputs.token_ids, batch).split(packed_texts.lengths))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vlm.errors import ConfigError
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
@@ -18,7 +19,15 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
 
     def heads(self, linear: Linear) -> tuple[int, ...]:
-        """Returns how many heads each part of a Linear's outputs has."""
+        """Returns how many heads each part of a Linear's outputs has on this rank. Raises ConfigError where ranks would
+        have parts of a head."""
+        ranks = linear.shard.size
+        if broken := [name for name, size in linear.part_sizes.items() if size % self.head_dim]:
+            total = linear.part_sizes[broken[0]] * ranks // self.head_dim
+            raise ConfigError(
+                f"an attention layer's {total} heads of {broken[0]} cannot be split among {ranks} ranks; run the model"
+                " on fewer GPUs."
+            )
         return tuple(size // self.head_dim for size in linear.part_sizes.values())
 
     def split(self, x: Tensor, heads: tuple[int, ...]) -> tuple[Tensor, ...]:

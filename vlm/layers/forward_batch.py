@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -39,6 +39,13 @@ class ForwardBatch:
     prompt_embeds: PromptEmbeds | None = None
     adapter_ids: Tensor | None = None  # [R] int32, NO_ADAPTER where a row has none; None: no row has one
     recorder: HiddenStateRecorder | None = None
+
+    def rows(self, start: int, end: int) -> ForwardBatch:
+        """Returns the same of some rows alone, for what does not attend: a head."""
+        ids = self.adapter_ids
+        return replace(
+            self, positions=self.positions[..., start:end], adapter_ids=None if ids is None else ids[start:end]
+        )
 
     def record(self, x: Tensor, delta: Tensor | None) -> None:
         """Records what goes into a block: the stream and what is still to be added to it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from vlm.layers.context import ModelContext
+from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.quant.dense import Dense
 
@@ -15,9 +16,9 @@ class Head(Linear):
     def __init__(self, hidden: int, vocab_size: int, *, context: ModelContext):
         super().__init__(hidden, vocab_size, bias=False, context=context)
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [R, hidden], bias [V], which a network keeps beside its head -> [R, V]"""
-        return self.method.apply(self, x, bias)
+    def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
+        """x [R, hidden], batch of these rows, bias [V], which a network keeps beside its head -> [R, V]"""
+        return self.adapted(x, self.method.apply(self, x, bias), batch)
 
 
 class TiedHead(nn.Module):
@@ -34,8 +35,8 @@ class TiedHead(nn.Module):
     def weight(self) -> Tensor:
         return self._embedding[0].weight
 
-    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [R, hidden], bias [V], which a network keeps beside its head -> [R, V]"""
+    def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
+        """x [R, hidden], bias [V], which a network keeps beside its head -> [R, V]; no adapter changes it"""
         return self.method.apply(self, x, bias)
 
 

@@ -56,7 +56,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """x [..., in_features] -> [..., out_features]; batch: of x [R, in_features], whose rows may have adapters"""
-        y = self.method.apply(self, x, self.bias)
+        return self.adapted(x, self.method.apply(self, x, self.bias), batch)
+
+    def adapted(self, x: Tensor, y: Tensor, batch: ForwardBatch | None) -> Tensor:
+        """Returns the result y of x, changed for each row by its adapter."""
         if self.adapters is None or batch is None or batch.adapter_ids is None:
             return y
         return self.adapters(x, y, batch.adapter_ids)

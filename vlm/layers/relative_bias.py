@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from vlm.layers.context import ModelContext
+
 
 def buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distance: int) -> Tensor:
     """Returns the bucket numbers of key - query distances: one each for the nearest half, logarithmically wider ones
@@ -28,10 +30,12 @@ def buckets(distances: Tensor, bidirectional: bool, num_buckets: int, max_distan
 
 
 class RelativeBias(nn.Embedding):
-    """Holds a number for each bucket and head. Call `init_buffers` once the weights are in place."""
+    """Holds a number for each bucket and head of this rank. Call `init_buffers` once the weights are in place."""
 
-    def __init__(self, num_buckets: int, max_distance: int, num_heads: int, bidirectional: bool):
-        super().__init__(num_buckets, num_heads)
+    def __init__(
+        self, num_buckets: int, max_distance: int, num_heads: int, *, bidirectional: bool, context: ModelContext
+    ):
+        super().__init__(num_buckets, context.mapping.shard.share(num_heads))
         self.max_distance, self.bidirectional = max_distance, bidirectional
 
     def init_buffers(self, device: torch.device) -> None:
@@ -39,5 +43,5 @@ class RelativeBias(nn.Embedding):
         # a nearest half wider than the maximum distance is all there is
         most = max(self.max_distance, self.num_embeddings)
         distances = torch.arange(-most, most + 1)
-        found = buckets(distances, self.bidirectional, self.num_embeddings, self.max_distance).to(device)
-        self.by_distance = self.weight.detach()[found].float().t().contiguous()
+        indices = buckets(distances, self.bidirectional, self.num_embeddings, self.max_distance).to(device)
+        self.by_distance = self.weight.detach()[indices].float().t().contiguous()

@@ -48,21 +48,21 @@ class RotaryConfig:
     def parse(cls, hf: dict[str, Any], head_dim: int, max_positions: int, theta: float = 10000.0) -> RotaryConfig:
         """Returns what `rope_scaling` (which prevails) or `rope_parameters` says, with `rope_theta` beside or within;
         ConfigError for a kind that is not supported. Keys that a kind does not read change nothing."""
-        said = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-        kind = said.get("rope_type") or said.get("type") or "default"
+        settings = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+        kind = settings.get("rope_type") or settings.get("type") or "default"
         if kind not in KINDS:
             raise ConfigError(f"rope_type is {kind!r}, supported are {listed(KINDS)}.")
-        share = said.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
+        share = settings.get("partial_rotary_factor") or hf.get("partial_rotary_factor") or 1
         if kind != "default" and share != 1:
             raise ConfigError(f"partial_rotary_factor is {share} beside rope_type {kind!r}, supported is 1.")
-        base = said.get("rope_theta") or hf.get("rope_theta") or theta
-        original = said.get("original_max_position_embeddings") or max_positions
-        read = {name: said[name] for name in READ[kind] if said.get(name) is not None}
+        base = settings.get("rope_theta") or hf.get("rope_theta") or theta
+        original = settings.get("original_max_position_embeddings") or max_positions
+        options = {name: settings[name] for name in READ[kind] if settings.get(name) is not None}
         if kind == "yarn":
-            read.setdefault("factor", max_positions / original)
-        if absent := sorted(NEEDED.get(kind, set()) - set(read)):
+            options.setdefault("factor", max_positions / original)
+        if absent := sorted(NEEDED.get(kind, set()) - set(options)):
             raise ConfigError(f"rope_type is {kind!r}, which needs {listed(absent)} in rope_parameters.")
-        return cls(float(base), head_dim, kind, original_positions=original, **read)
+        return cls(float(base), head_dim, kind, original_positions=original, **options)
 
     def frequencies(self) -> tuple[Tensor, float]:
         """Returns the frequencies [dims / 2] float32, and what cosines and sines are multiplied by."""
@@ -91,8 +91,8 @@ class RotaryConfig:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dims - 1)
         ramp = (torch.arange(self.dims // 2).float() - low) / (high - low or 0.001)
-        kept = 1 - ramp.clamp(0, 1)
-        return plain / self.factor * (1 - kept) + plain * kept, self._yarn_scale()
+        extrapolation = 1 - ramp.clamp(0, 1)
+        return plain / self.factor * (1 - extrapolation) + plain * extrapolation, self._yarn_scale()
 
     def _yarn_scale(self) -> float:
         def scale(mscale: float) -> float:
@@ -118,5 +118,5 @@ class Rotary(nn.Module):
     def forward(self, positions: Tensor) -> Tensor:
         """positions [R] -> [R, 2, dims / 2] float32"""
         angles = positions[:, None].float() * self.inverse
-        found = torch.stack((angles.cos(), angles.sin()), 1)
-        return found if self.scale == 1.0 else found * self.scale
+        cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
+        return cos_sin if self.scale == 1.0 else cos_sin * self.scale

@@ -73,8 +73,8 @@ class SlotMetadata(AttentionMetadata):
         if id(bias) not in self._masks:
             most = bias.shape[1] // 2
             distances = torch.arange(keys, device=bias.device) - places(self.starts, self.span)[..., None]
-            added = bias.to(dtype)[:, distances.clamp(-most, most) + most].transpose(0, 1)
-            self._masks[id(bias)] = added.masked_fill((distances > 0)[:, None], unseen(dtype))
+            mask = bias.to(dtype)[:, distances.clamp(-most, most) + most].transpose(0, 1)
+            self._masks[id(bias)] = mask.masked_fill((distances > 0)[:, None], unseen(dtype))
         return self._masks[id(bias)]
 
     def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:

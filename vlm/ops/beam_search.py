@@ -105,24 +105,24 @@ def reference_step(
     leaders = slots[:, 0]
     alive = (state.finish[leaders] == RUNNING)[:, None]
     length, limit = state.lengths[leaders][:, None], state.max_lengths[leaders][:, None]
-    found = candidates(logits, normalized, state, beams, groups, stops)
-    there = found.scores > float("-inf")
-    ends = (state.stop_ids[leaders][:, None] == found.tokens[..., None]).any(-1) | (length + 1 >= limit)
+    continuations = candidates(logits, normalized, state, beams, groups, stops)
+    there = continuations.scores > float("-inf")
+    ends = (state.stop_ids[leaders][:, None] == continuations.tokens[..., None]).any(-1) | (length + 1 >= limit)
     if stops is not None:
-        ends = ends | stops[groups.rows.long().gather(1, found.parents), found.tokens]
+        ends = ends | stops[groups.rows.long().gather(1, continuations.parents), continuations.tokens]
 
-    held = _Histories(state.tokens[slots], state.logprobs[slots])
-    new = held.continued(found, length)
-    chosen = (found.ranked + ends * NONE).topk(slots.shape[1], dim=-1).indices
-    _update_hypotheses(found, ends & there, new, state, beams, groups, alive)
+    histories = _Histories(state.tokens[slots], state.logprobs[slots])
+    new = histories.continued(continuations, length)
+    choice = (continuations.ranked + ends * NONE).topk(slots.shape[1], dim=-1).indices
+    _update_hypotheses(continuations, ends & there, new, state, beams, groups, alive)
 
     parents = torch.where(
-        alive & exist, found.parents.gather(1, chosen), torch.arange(slots.shape[1], device=slots.device)
+        alive & exist, continuations.parents.gather(1, choice), torch.arange(slots.shape[1], device=slots.device)
     )
     put = lambda target, values: _put(target, slots, values, alive & exist)  # noqa: E731
-    put(state.tokens, new.tokens.gather(1, _expand_index(chosen, new.tokens)))
-    put(state.logprobs, new.logprobs.gather(1, _expand_index(chosen, new.logprobs)))
-    put(beams.scores, (found.scores + ends * NONE).gather(1, chosen))
+    put(state.tokens, new.tokens.gather(1, _expand_index(choice, new.tokens)))
+    put(state.logprobs, new.logprobs.gather(1, _expand_index(choice, new.logprobs)))
+    put(beams.scores, (continuations.scores + ends * NONE).gather(1, choice))
     put(state.lengths, (length + 1).expand_as(slots))
     _decide(ends | ~there, state, beams, groups, alive)
     return parents
@@ -133,18 +133,18 @@ class _Histories:
     tokens: Tensor  # [G, n, max_seq_len] int32
     logprobs: Tensor  # [G, n, max_seq_len] float32
 
-    def continued(self, found: Candidates, length: Tensor) -> _Histories:
+    def continued(self, continuations: Candidates, length: Tensor) -> _Histories:
         """Each candidate's history with its token at `length` [G, 1]."""
-        at = length.long().clamp(max=self.tokens.shape[2] - 1)[..., None].expand(-1, found.tokens.shape[1], -1)
-        pick = lambda x: x.gather(1, _expand_index(found.parents, x))  # noqa: E731
+        at = length.long().clamp(max=self.tokens.shape[2] - 1)[..., None].expand(-1, continuations.tokens.shape[1], -1)
+        pick = lambda x: x.gather(1, _expand_index(continuations.parents, x))  # noqa: E731
         return _Histories(
-            pick(self.tokens).scatter(2, at, found.tokens.int()[..., None]),
-            pick(self.logprobs).scatter(2, at, found.logprobs[..., None]),
+            pick(self.tokens).scatter(2, at, continuations.tokens.int()[..., None]),
+            pick(self.logprobs).scatter(2, at, continuations.logprobs[..., None]),
         )
 
 
 def _update_hypotheses(
-    found: Candidates,
+    continuations: Candidates,
     ends: Tensor,
     new: _Histories,
     state: SequenceState,
@@ -155,11 +155,11 @@ def _update_hypotheses(
     """The best of the old hypotheses and of the candidates that end now."""
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
-    width, count = exist.sum(1, keepdim=True), found.tokens.shape[1]
+    width, count = exist.sum(1, keepdim=True), continuations.tokens.shape[1]
     ended = beams.ended[slots]
     just = ends & (torch.arange(count, device=slots.device) < width)
-    generated = _generated(state, leaders) + 1
-    scores = found.scores / generated ** beams.length_penalty[leaders][:, None]
+    num_generated = _generated(state, leaders) + 1
+    scores = continuations.scores / num_generated ** beams.length_penalty[leaders][:, None]
     full = (ended | ~exist).all(1, keepdim=True) & (beams.early_stopping[leaders][:, None] == EarlyStopping.WHEN_FULL)
     scores = scores + full * NONE
     scores = scores + ~beams.can_improve[leaders][:, None] * NONE
@@ -220,10 +220,13 @@ def reorder_cache(
     A copy goes to the beam's spare block, and the block it had becomes the spare one: what is read in this step is
     never written in it. cache [L, 2, blocks, H, block_size, D]; tables [S, n] int32; parents [G, W] from `step`
     """
-    copy_blocks(cache, *_pairs(tables, cache.shape[4], state, beams, groups, parents))
+    sources, targets = _update_tables(tables, cache.shape[4], state, beams, groups, parents)
+    copy_blocks(cache, sources, targets)
 
 
-def _pairs(tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor):
+def _update_tables(
+    tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor
+) -> tuple[Tensor, Tensor]:
     """Brings the tables up to date -> the blocks to copy and where to, [G · W] int32 each; equal: none."""
     if tables.is_cuda:
         from vlm.ops.kernels.beam_search import reorder_cache as kernel
@@ -236,18 +239,18 @@ def reference_reorder_cache(
     tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor
 ) -> tuple[Tensor, Tensor]:
     slots = groups.slots.long()
-    filled = (state.lengths[slots] - 1)[..., None]  # tokens in the cache
+    num_cached = (state.lengths[slots] - 1)[..., None]  # tokens in the cache
     column = torch.arange(tables.shape[1], device=tables.device)
     theirs = tables[slots].gather(1, _expand_index(parents, tables[slots]))
     own = tables[slots]
-    moved = parents != torch.arange(slots.shape[1], device=slots.device)
-    last = (filled[..., 0] // size).clamp(max=tables.shape[1] - 1).long()[..., None]
-    partial = moved & (filled[..., 0] % size > 0)
+    moves = parents != torch.arange(slots.shape[1], device=slots.device)
+    last = (num_cached[..., 0] // size).clamp(max=tables.shape[1] - 1).long()[..., None]
+    partial = moves & (num_cached[..., 0] % size > 0)
     source, spare = theirs.gather(2, last)[..., 0], beams.spare_blocks[slots]
-    copied = torch.where(moved[..., None] & (column < filled // size), theirs, own)
-    copied = torch.where(partial[..., None] & (column == last), spare[..., None], copied)
+    blocks = torch.where(moves[..., None] & (column < num_cached // size), theirs, own)
+    blocks = torch.where(partial[..., None] & (column == last), spare[..., None], blocks)
     beams.spare_blocks[slots] = torch.where(partial, own.gather(2, last)[..., 0], spare)
-    tables[slots] = copied
+    tables[slots] = blocks
     return torch.where(partial, source, 0).flatten(), torch.where(partial, spare, 0).flatten()
 
 

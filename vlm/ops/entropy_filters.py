@@ -16,9 +16,9 @@ def top_h(logits: Tensor, share: Tensor) -> Tensor:
     """Keeps of each row [R, V] the likeliest tokens that make up `share` [R] of its entropy; 0 keeps all."""
     values, ids = logits.topk(min(TOP_H_TOKENS, logits.shape[1]), dim=-1)
     terms = _entropy_terms(values.log_softmax(-1))
-    kept = terms.cumsum(-1) <= share[:, None] * terms.sum(-1, keepdim=True)
-    kept[:, 0] = True
-    keep = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, kept)
+    inside = terms.cumsum(-1) <= share[:, None] * terms.sum(-1, keepdim=True)
+    inside[:, 0] = True
+    keep = torch.zeros_like(logits, dtype=torch.bool).scatter_(1, ids, inside)
     return logits.masked_fill(~keep & (share > 0)[:, None], float("-inf"))
 
 
@@ -33,19 +33,19 @@ def last(logits: Tensor, typical_p: Tensor, epsilon: Tensor, eta: Tensor) -> Ten
 def typical(logits: Tensor, mass: Tensor) -> Tensor:
     """Keeps of each row the tokens whose surprise is closest to the expected one, up to `mass` [R]; 1 keeps all."""
     logprobs = logits.log_softmax(-1)
-    expected = _entropy_terms(logprobs).sum(-1, keepdim=True)
-    distance, order = (-logprobs - expected).abs().sort(dim=-1, stable=True)
+    entropy = _entropy_terms(logprobs).sum(-1, keepdim=True)
+    distance, order = (-logprobs - entropy).abs().sort(dim=-1, stable=True)
     before = (logprobs.gather(-1, order).exp().cumsum(-1) < mass[:, None]).sum(-1, keepdim=True)
-    dropped = distance > distance.gather(-1, before.clamp(max=logits.shape[1] - 1))
-    dropped[:, 0] = False
-    dropped = torch.empty_like(dropped).scatter_(-1, order, dropped)
-    return logits.masked_fill(dropped & (mass < 1)[:, None], float("-inf"))
+    drop = distance > distance.gather(-1, before.clamp(max=logits.shape[1] - 1))
+    drop[:, 0] = False
+    drop = torch.empty_like(drop).scatter_(-1, order, drop)
+    return logits.masked_fill(drop & (mass < 1)[:, None], float("-inf"))
 
 
 def _likely(logits: Tensor, least: Tensor) -> Tensor:
     """Keeps tokens of at least this probability [R], and the likeliest."""
-    dropped = (logits.softmax(-1) < least[:, None]) & (logits < logits.amax(-1, keepdim=True))
-    return logits.masked_fill(dropped, float("-inf"))
+    drop = (logits.softmax(-1) < least[:, None]) & (logits < logits.amax(-1, keepdim=True))
+    return logits.masked_fill(drop, float("-inf"))
 
 
 def _entropy_terms(logprobs: Tensor) -> Tensor:

@@ -63,34 +63,34 @@ def apply(
     penalties: PenaltyState,
     slots: Tensor,
     rules: TokenRules | None = None,
-    needed: Processing = PLAIN,
+    processing: Processing = PLAIN,
 ) -> Tensor:
     """logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf. Nothing waits for the
     host."""
     s, logits = slots.long(), logits.float()
     # rows of a prompt table have no logits: they count in the column of what is not forbidden
     history, length = state.tokens[s].long().clamp(max=logits.shape[1]), state.lengths[s][:, None]
-    named = row_rules(rules, state, s, logits.shape[1]) if rules is not None and needed.rules else None
-    if named is not None:
-        logits = _favoured(logits, penalties.input_repetition[s][:, None], named, needed.rules)
+    token_rules = row_rules(rules, state, s, logits.shape[1]) if rules is not None and processing.rules else None
+    if token_rules is not None:
+        logits = _favoured(logits, penalties.input_repetition[s][:, None], token_rules, processing.rules)
     logits = _penalized(logits, history, length, state.prompt_lengths[s][:, None], penalties, s)
     ends = _inside(state.stop_ids[s].long(), logits.shape[1])
     forbidden = torch.zeros(len(s), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
     nothing = logits.shape[1]  # a column of its own takes what is not forbidden
     for ids, holds in (
-        _repeating_ngrams(history, length, penalties.ngrams[s][:, None], needed.ngrams),
+        _repeating_ngrams(history, length, penalties.ngrams[s][:, None], processing.ngrams),
         (ends, (length < penalties.min_lengths[s][:, None]).expand_as(ends)),
     ):
         forbidden.scatter_(1, torch.where(holds, ids, nothing), True)
     logits = logits.masked_fill(forbidden[:, :-1], float("-inf"))
-    if named is not None:
-        logits = _ruled(logits, named, needed.rules)
-    if needed.rare:
+    if token_rules is not None:
+        logits = _ruled(logits, token_rules, processing.rules)
+    if processing.rare:
         logits = _cleaned(logits, penalties.clean[s][:, None])
         logits = _ending(logits, ends, length, penalties.decay_starts[s][:, None], penalties.decay_factors[s][:, None])
-    if named is not None and SUPPRESS in needed.rules:
-        logits = logits.masked_fill(named.marked(SUPPRESS), float("-inf"))
-    return _normalized(logits, penalties.normalize[s][:, None]) if needed.rare else logits
+    if token_rules is not None and SUPPRESS in processing.rules:
+        logits = logits.masked_fill(token_rules.marked(SUPPRESS), float("-inf"))
+    return _normalized(logits, penalties.normalize[s][:, None]) if processing.rare else logits
 
 
 def _inside(ids: Tensor, vocab_size: int) -> Tensor:
@@ -98,26 +98,26 @@ def _inside(ids: Tensor, vocab_size: int) -> Tensor:
     return torch.where((ids >= 0) & (ids < vocab_size), ids, vocab_size)
 
 
-def _favoured(logits: Tensor, repetition: Tensor, named: RowRules, kinds: tuple[int, ...]) -> Tensor:
+def _favoured(logits: Tensor, repetition: Tensor, token_rules: RowRules, kinds: tuple[int, ...]) -> Tensor:
     if BIAS in kinds:
-        logits = logits + named.bias()
+        logits = logits + token_rules.bias()
     if SEEN in kinds:
-        favoured = torch.where(logits < 0, logits / repetition, logits * repetition)
-        logits = torch.where(named.marked(SEEN), favoured, logits)
+        scores = torch.where(logits < 0, logits / repetition, logits * repetition)
+        logits = torch.where(token_rules.marked(SEEN), scores, logits)
     return logits
 
 
-def _ruled(logits: Tensor, named: RowRules, kinds: tuple[int, ...]) -> Tensor:
+def _ruled(logits: Tensor, token_rules: RowRules, kinds: tuple[int, ...]) -> Tensor:
     """Bad words, all but what is allowed, and where one of several ends must come nothing but these, all alike."""
     if BAN in kinds:
-        logits = logits.masked_fill(named.marked(BAN), float("-inf"))
+        logits = logits.masked_fill(token_rules.marked(BAN), float("-inf"))
     if ALLOW in kinds:
-        allowed = named.marked(ALLOW)
-        logits = logits.masked_fill(allowed.any(1, keepdim=True) & ~allowed, float("-inf"))
+        allow = token_rules.marked(ALLOW)
+        logits = logits.masked_fill(allow.any(1, keepdim=True) & ~allow, float("-inf"))
     if FORCE in kinds:
-        forced = named.marked(FORCE)
-        ended = torch.where(forced, 0.0, float("-inf"))
-        logits = torch.where(forced.any(1, keepdim=True), ended, logits)
+        force = token_rules.marked(FORCE)
+        scores = torch.where(force, 0.0, float("-inf"))
+        logits = torch.where(force.any(1, keepdim=True), scores, logits)
     return logits
 
 
@@ -135,8 +135,8 @@ def _ending(logits: Tensor, ends: Tensor, length: Tensor, start: Tensor, factor:
 
 def _normalized(logits: Tensor, normalize: Tensor) -> Tensor:
     """A row of which nothing is left stays as it is."""
-    left = (logits > float("-inf")).any(1, keepdim=True)
-    return torch.where(normalize & left, logits.log_softmax(-1), logits)
+    any_left = (logits > float("-inf")).any(1, keepdim=True)
+    return torch.where(normalize & any_left, logits.log_softmax(-1), logits)
 
 
 def _penalized(
@@ -144,11 +144,11 @@ def _penalized(
 ) -> Tensor:
     at = torch.arange(history.shape[1], device=logits.device)
     none = logits.new_zeros(len(logits), logits.shape[1] + 1)
-    counted = lambda held: none.scatter_add(1, history, held.float())[:, :-1]  # noqa: E731
-    seen = counted(at < length) > 0
-    output = counted((at < length) & (at >= prompt))
+    count = lambda mask: none.scatter_add(1, history, mask.float())[:, :-1]  # noqa: E731
+    present = count(at < length) > 0
+    output = count((at < length) & (at >= prompt))
     repetition = penalties.repetition[s][:, None]
-    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    logits = torch.where(present, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
     logits = logits - penalties.presence[s][:, None] * (output > 0)
     return logits - penalties.frequency[s][:, None] * output
 

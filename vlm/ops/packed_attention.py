@@ -31,24 +31,24 @@ def reference(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float, bias
         queries = slice(start, min(end, following[0]))
         one, keys, values = (x.transpose(0, 1)[None].float() for x in (q[queries], k[begin:end], v[begin:end]))
         if bias is None:
-            found = F.scaled_dot_product_attention(one, keys, values, scale=scale)
+            y = F.scaled_dot_product_attention(one, keys, values, scale=scale)
         else:
             # with the queries turned round, the table of biases is a view of its vector
             mask = _toeplitz(bias, queries.start - begin, queries.stop - begin, end - begin)
-            found = F.scaled_dot_product_attention(one.flip(2), keys, values, attn_mask=mask[None], scale=scale).flip(2)
-        out[queries] = found[0].transpose(0, 1).to(q.dtype)
+            y = F.scaled_dot_product_attention(one.flip(2), keys, values, attn_mask=mask[None], scale=scale).flip(2)
+        out[queries] = y[0].transpose(0, 1).to(q.dtype)
     return out
 
 
 def attention_weights(q: Tensor, k: Tensor, tiles: Tensor, scale: float, bias: Tensor | None) -> list[Tensor]:
     """softmax(q kᵀ · scale + bias) of each sequence, [H, T, T] float32: for those who look at them."""
-    found = []
+    weights = []
     for begin, end in dict.fromkeys((b, e) for _, b, e in tiles.tolist() if e > b):
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k[begin:end].float()) * scale
         if bias is not None:
             scores = scores + _toeplitz(bias, 0, end - begin, end - begin).flip(1)
-        found.append(scores.softmax(-1))
-    return found
+        weights.append(scores.softmax(-1))
+    return weights
 
 
 def _toeplitz(bias: Tensor, first: int, last: int, keys: int) -> Tensor:

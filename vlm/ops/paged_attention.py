@@ -24,21 +24,21 @@ def reference(
     longest = int(lengths.max())
     blocks = tables[slots.long(), : -(-longest // keys.shape[2])].long()  # [R, n]
     k, v = (_gathered(cache, blocks)[:, :, :longest] for cache in (keys, values))
-    seen = torch.arange(longest, device=q.device) < lengths[:, None]  # [R, T]
+    inside = torch.arange(longest, device=q.device) < lengths[:, None]  # [R, T]
     mask = None
-    if not bool(seen.all()):
-        mask = seen[:, None, None]
+    if not bool(inside.all()):
+        mask = inside[:, None, None]
         # what an ended sequence left in a block may be anything, and 0 · NaN is NaN
-        for gathered in (k, v):
-            gathered.masked_fill_(~seen[:, None, :, None], 0.0)
+        for part in (k, v):
+            part.masked_fill_(~inside[:, None, :, None], 0.0)
     if bias is not None:
         most = bias.shape[1] // 2
         back = torch.arange(longest, device=q.device) - (lengths[:, None] - 1)
-        added = bias[:, back.clamp(-most, most) + most].transpose(0, 1)[:, :, None]  # [R, H, 1, T]
-        mask = added if mask is None else added.masked_fill(~mask, float("-inf"))
+        row_bias = bias[:, back.clamp(-most, most) + most].transpose(0, 1)[:, :, None]  # [R, H, 1, T]
+        mask = row_bias if mask is None else row_bias.masked_fill(~mask, float("-inf"))
     # the query heads that share a head of keys stand where a sequence's queries do
-    grouped = q.float().view(len(q), k.shape[1], -1, q.shape[2])
-    y = F.scaled_dot_product_attention(grouped, k, v, attn_mask=mask, scale=scale)
+    queries = q.float().view(len(q), k.shape[1], -1, q.shape[2])
+    y = F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, scale=scale)
     return y.reshape(q.shape).to(q.dtype)
 
 
@@ -47,8 +47,8 @@ def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
 
     Whole blocks are copied where a block's memory holds its tokens one after the other, as the CPU's cache does.
     """
-    found = cache.transpose(1, 2).index_select(0, blocks.reshape(-1))  # [R * n, block, H, D]
-    return found.view(len(blocks), -1, *found.shape[2:]).transpose(1, 2).float()
+    rows = cache.transpose(1, 2).index_select(0, blocks.reshape(-1))  # [R * n, block, H, D]
+    return rows.view(len(blocks), -1, *rows.shape[2:]).transpose(1, 2).float()
 
 
 def paged_attention(

@@ -59,8 +59,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tens
     """q [R, H, D], k, v [H_kv, T, D] -> [R, H, D]"""
     groups = q.shape[1] // len(k)
     k, v = (x.repeat_interleave(groups, 0)[None] for x in (k, v))
-    found = F.scaled_dot_product_attention(q.transpose(0, 1)[None].float(), k, v, attn_mask=mask, scale=scale)
-    return found[0].transpose(0, 1)
+    y = F.scaled_dot_product_attention(q.transpose(0, 1)[None].float(), k, v, attn_mask=mask, scale=scale)
+    return y[0].transpose(0, 1)
 
 
 def prefill_attention(

@@ -48,8 +48,8 @@ def rotary_kv_write(
 def slot_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`rotate` of x [B, H, S, D], cos and sin [B, S, n] of x's type: a node of an exported graph"""
     rows = x.transpose(1, 2).flatten(0, 1)
-    turned = rotate(rows, torch.stack((cos, sin), 2).flatten(0, 1).float())
-    return turned.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2).contiguous()
+    result = rotate(rows, torch.stack((cos, sin), 2).flatten(0, 1).float())
+    return result.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2).contiguous()
 
 
 @slot_rotary.register_fake
@@ -64,8 +64,8 @@ def lowerings() -> dict[Any, Callable[..., Any]]:
     op = Opset("", 24)
 
     def rotary(x, cos, sin):
-        turned = 2 * cos.shape[-1]
-        part = 0 if turned == x.shape[-1] else turned
+        dims = 2 * cos.shape[-1]
+        part = 0 if dims == x.shape[-1] else dims
         return op.RotaryEmbedding(x, cos, sin, interleaved=0, rotary_embedding_dim=part)
 
     return {torch.ops.vlm.slot_rotary.default: rotary}

@@ -45,7 +45,7 @@ class SamplingState:
     top_p_decay: Tensor  # [S] float32: top_p shrinks by it with each token
     top_p_min: Tensor  # [S] float32: to no less than this
     top_p_reset_id: Tensor  # [S] int32: and is whole again after this token, -1: never
-    decayed: Tensor  # [S] int32: tokens since then
+    decay_steps: Tensor  # [S] int32: tokens since then
     # vlm.ops.entropy_filters
     top_h: Tensor  # [S] float32, 0: off
     typical_p: Tensor  # [S] float32, 1: off
@@ -64,18 +64,18 @@ class SamplingState:
 
     def rows(self, slots: Tensor) -> SamplingState:
         """Returns the settings of the rows `slots` [R] int64."""
-        return SamplingState(*(getattr(self, field.name)[slots] for field in fields(self)))
+        return SamplingState(**{field.name: getattr(self, field.name)[slots] for field in fields(self)})
 
     @property
     def nucleus(self) -> Tensor:
         """[S] top_p as it is now"""
-        shrunk = torch.maximum(self.top_p * self.top_p_decay**self.decayed, self.top_p_min)
-        return torch.where((self.decayed == 0) | (self.top_p_decay == 1.0), self.top_p, shrunk)
+        shrunk = torch.maximum(self.top_p * self.top_p_decay**self.decay_steps, self.top_p_min)
+        return torch.where((self.decay_steps == 0) | (self.top_p_decay == 1.0), self.top_p, shrunk)
 
     def after(self, slots: Tensor, state: SequenceState) -> None:
         """Counts the token that each of the rows `slots` [R] int64 has just got."""
         last = state.tokens[slots, (state.lengths[slots] - 1).long()]
-        self.decayed[slots] = torch.where(last == self.top_p_reset_id[slots], 0, self.decayed[slots] + 1)
+        self.decay_steps[slots] = torch.where(last == self.top_p_reset_id[slots], 0, self.decay_steps[slots] + 1)
 
 
 def sample(logits: Tensor, how: SamplingState, positions: Tensor, by_entropy: bool = False) -> Tensor:
@@ -87,12 +87,12 @@ def sample(logits: Tensor, how: SamplingState, positions: Tensor, by_entropy: bo
     logits = logits.float()
     if by_entropy:
         scaled = entropy_filters.top_h(_scaled(logits, how.temperature), how.top_h)
-        kept = filtered(scaled, torch.ones_like(how.temperature), how.top_k, how.nucleus, how.min_p)
-        kept = entropy_filters.last(kept, how.typical_p, how.epsilon_cutoff, how.eta_cutoff)
+        scores = filtered(scaled, torch.ones_like(how.temperature), how.top_k, how.nucleus, how.min_p)
+        scores = entropy_filters.last(scores, how.typical_p, how.epsilon_cutoff, how.eta_cutoff)
     else:
-        kept = filtered(logits, how.temperature, how.top_k, how.nucleus, how.min_p)
-    drawn = (kept + gumbel(how.seeds, positions, logits.shape[-1])).argmax(-1)
-    return torch.where(how.temperature > 0, drawn, logits.argmax(-1))
+        scores = filtered(logits, how.temperature, how.top_k, how.nucleus, how.min_p)
+    token = (scores + gumbel(how.seeds, positions, logits.shape[-1])).argmax(-1)
+    return torch.where(how.temperature > 0, token, logits.argmax(-1))
 
 
 def log_probability(logits: Tensor, token: Tensor) -> Tensor:
@@ -108,14 +108,14 @@ def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, 
     at least p times the likeliest's probability.
     """
     scaled = _scaled(logits, temperature)
-    ordered, order = scaled.sort(descending=True, stable=True)
+    sorted_logits, order = scaled.sort(descending=True, stable=True)
     k = torch.where(top_k > 0, top_k.clamp(max=logits.shape[-1]), logits.shape[-1]).long()
-    ordered = ordered.masked_fill(ordered < ordered.gather(-1, k[:, None] - 1), float("-inf"))
-    mass = ordered.softmax(-1)
+    sorted_logits = sorted_logits.masked_fill(sorted_logits < sorted_logits.gather(-1, k[:, None] - 1), float("-inf"))
+    mass = sorted_logits.softmax(-1)
     before = mass.cumsum(-1) - mass  # mass of the likelier ones
-    dropped = (before >= top_p[:, None]) | (mass < min_p[:, None] * mass[:, :1])
-    dropped[:, 0] = False
-    return torch.empty_like(scaled).scatter_(-1, order, ordered.masked_fill(dropped, float("-inf")))
+    drop = (before >= top_p[:, None]) | (mass < min_p[:, None] * mass[:, :1])
+    drop[:, 0] = False
+    return torch.empty_like(scaled).scatter_(-1, order, sorted_logits.masked_fill(drop, float("-inf")))
 
 
 def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vlm.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -13,9 +15,9 @@ class Shard:
     size: int = 1
 
     def share(self, total: int) -> int:
-        """Returns how many of `total` rows, columns or heads a rank has; ValueError where ranks would differ."""
+        """Returns how many of `total` rows, columns or heads a rank has. ConfigError where ranks would differ."""
         if total % self.size:
-            raise ValueError(f"{total} cannot be split among {self.size} ranks")
+            raise ConfigError(f"{total} cannot be split among {self.size} ranks; run the model on fewer GPUs.")
         return total // self.size
 
 

@@ -29,21 +29,21 @@ ERRORS = (
 )  # fmt: skip
 
 
-def render(template: str, given: Mapping[str, Any]) -> str:
+def render(template: str, variables: Mapping[str, Any]) -> str:
     """Returns the text. InputError for a conversation that the template does not take; EngineError for a template that
     is damaged."""
-    compiled = _compiled(template)
+    jinja_template = _compiled(template)
     try:
-        return "".join(_bounded(compiled.generate({**given, "range": _Ranges()})))
+        return "".join(_bounded(jinja_template.generate({**variables, "range": _Ranges()})))
     except ERRORS as error:
-        said = str(error) or type(error).__name__
-        raise InputError(f"the model's chat template does not take this conversation: {said}.") from None
+        message = str(error) or type(error).__name__
+        raise InputError(f"the model's chat template does not take this conversation: {message}.") from None
 
 
 def _bounded(pieces: Iterator[str]) -> Iterator[str]:
-    left = MAX_RENDERED
+    room = MAX_RENDERED
     for piece in pieces:
-        if (left := left - len(piece)) < 0:
+        if (room := room - len(piece)) < 0:
             raise SecurityError(f"it writes more than {MAX_RENDERED:,} characters")
         yield piece
 
@@ -52,12 +52,12 @@ class _Ranges:
     """`range`, with a bound for all calls of a rendering."""
 
     def __init__(self) -> None:
-        self._left = MAX_LOOPS
+        self._room = MAX_LOOPS
 
     def __call__(self, *bounds: int) -> range:
         numbers = range(*bounds)
-        self._left -= len(numbers)
-        if self._left < 0:
+        self._room -= len(numbers)
+        if self._room < 0:
             raise SecurityError(f"its loops count to more than {MAX_LOOPS:,}")
         return numbers
 
@@ -81,9 +81,9 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """None for what is no `format` of a text."""
-        if (wrapped := super().wrap_str_format(value)) is not None:
+        if (function := super().wrap_str_format(value)) is not None:
             _check(not WIDTH.search(str(value.__self__)))
-        return wrapped
+        return function
 
 
 def _check(small: bool) -> None:

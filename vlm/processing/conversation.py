@@ -53,15 +53,17 @@ class Conversation:
     messages: tuple[Message, ...]
 
     @classmethod
-    def from_messages(cls, messages: Any, limit: int) -> Conversation:
-        """Reads messages as a pipeline takes them. `limit`: the tokens that a model reads.
+    def from_messages(cls, messages: Any, limit: int | None = None) -> Conversation:
+        """Reads messages as a pipeline takes them. `limit`: the tokens that a model reads; None: it is not known yet.
 
         A message is {"role", "content"}; the content is a text, or a list of {"type": "text", "text"} and
-        {"type": "image", "image"}. InputError names what is wrong, LengthError says that it is too much.
+        {"type": "image", "image"}, or "path" in place of the latter. InputError names what is wrong, LengthError says
+        that it is too much.
         """
         if not isinstance(messages, list | tuple) or not messages:
             raise InputError('messages is empty; give a list of {"role": "user", "content": "..."}.')
-        check_messages(messages, limit)
+        if limit is not None:
+            check_messages(messages, limit)
         return cls(tuple(_message(number, message) for number, message in enumerate(messages, 1)))
 
     @property
@@ -131,7 +133,7 @@ def _part(number: int, part: Any) -> str | ImagePart:
         return part["text"]
     if kind != "image":
         raise InputError(f"message {number} holds a part of type {kind!r}; allowed are text and image.")
-    return ImagePart(part.get("image"))
+    return ImagePart(part.get("image", part.get("path")))
 
 
 def split_text(text: str) -> list[str]:

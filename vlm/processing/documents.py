@@ -104,9 +104,10 @@ class PdfDocument(Document):
 
         name = f"{self.name} page {page + 1}"
         try:
-            opened = self._pdf[page]
-            scale = _scale(*opened.get_size(), dpi, name, min(max_pixels, MAX_PAGE_PIXELS))
-            image = opened.render(scale=scale)  # pyright: ignore[reportArgumentType] - 1 by default, but any float
+            pdf_page = self._pdf[page]
+            width, height = pdf_page.get_size()
+            scale = _scale(width, height, name, dpi=dpi, max_pixels=min(max_pixels, MAX_PAGE_PIXELS))
+            image = pdf_page.render(scale=scale)  # pyright: ignore[reportArgumentType] - 1 by default, but any float
             return image.to_pil().convert("RGB")
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
@@ -123,8 +124,8 @@ def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:
         return DocumentError(f"{name} is encrypted; remove its password first.", "encrypted")
     if re.search(rb"/Count\s+0\b", content):
         return DocumentError(f"{name} is a PDF without pages.", "empty")
-    told = "" if "assword" in reason else f" ({reason})"
-    return DocumentError(f"{name} is no readable PDF{told}; repair it or print it to a new one.")
+    detail = "" if "assword" in reason else f" ({reason})"
+    return DocumentError(f"{name} is no readable PDF{detail}; repair it or print it to a new one.")
 
 
 def _ends_of(path: Path, size: int = 2**24) -> bytes:
@@ -135,7 +136,7 @@ def _ends_of(path: Path, size: int = 2**24) -> bytes:
         return start + file.read(size)
 
 
-def _scale(width: float, height: float, dpi: int, name: str, max_pixels: int) -> float:
+def _scale(width: float, height: float, name: str, *, dpi: int, max_pixels: int) -> float:
     """Pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
     if not (1 <= width < math.inf and 1 <= height < math.inf):  # false for NaN too
         raise DocumentError(f"{name} is {width:g}×{height:g} points; a page has at least one.")
@@ -193,8 +194,8 @@ def document_pages(source: str | bytes, pages: str | None = None) -> list[Docume
     """Returns the pages that a range names, or all. Raises what `open_document` and `parse_pages` raise."""
     with _lock, closing(_opened(source)) as document:
         count = document.num_pages
-    found = range(count) if pages is None else parse_pages(pages, count, _name(source))
-    return [DocumentPage(source, page) for page in found]
+    numbers = range(count) if pages is None else parse_pages(pages, count, _name(source))
+    return [DocumentPage(source, page) for page in numbers]
 
 
 def _name(source: str | bytes) -> str:
@@ -207,7 +208,7 @@ def _opened(source: str | bytes) -> Document:
 
 def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[int]:
     """`1-4,7` -> [0, 1, 2, 3, 6], in the order given, none twice; DocumentError for what is no range or outside."""
-    found: dict[int, None] = {}
+    numbers: dict[int, None] = {}
     for part in pages.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:(-)\s*(\d*)\s*)?", part)
         if not match:
@@ -219,8 +220,8 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
         if not 1 <= first <= last <= num_pages:
             have = "1 page" if num_pages == 1 else f"{num_pages} pages"
             raise DocumentError(f"pages {part.strip()} were asked for, {name} has {have}.", "page range")
-        found.update(dict.fromkeys(range(first - 1, last)))
-    return list(found)
+        numbers.update(dict.fromkeys(range(first - 1, last)))
+    return list(numbers)
 
 
 def supported_suffixes() -> str:

@@ -48,10 +48,10 @@ class ImageProcessor:
     def _from_settings(
         cls, settings: dict[str, Any], path: Path, specs: Sequence[ImageProcessorSpec]
     ) -> ImageProcessor:
-        named = processor_kind(settings) or specs[0].name
-        spec = next((spec for spec in specs if spec.name == named), None)
+        kind = processor_kind(settings) or specs[0].name
+        spec = next((spec for spec in specs if spec.name == kind), None)
         if spec is None:
-            raise EngineError(f"{path} asks for {named}; supported are {listed(spec.name for spec in specs)}.")
+            raise EngineError(f"{path} asks for {kind}; supported are {listed(spec.name for spec in specs)}.")
         sizes = ("size", "crop_size", "pad_size")
         if large := [name for name in sizes if _largest(settings.get(name)) > MAX_INPUT_SIDE]:
             raise EngineError(
@@ -60,7 +60,7 @@ class ImageProcessor:
         try:
             return cls(spec, settings)
         except (TypeError, ValueError) as error:
-            raise EngineError(f"{path} does not fit {named}: {error}".rstrip(".") + ".") from None
+            raise EngineError(f"{path} does not fit {kind}: {error}".rstrip(".") + ".") from None
 
     @classmethod
     def default(cls, spec: ImageProcessorSpec, image_size: tuple[int, int]) -> ImageProcessor:
@@ -71,19 +71,20 @@ class ImageProcessor:
         """RGB images -> pixel values [n, 3, H, W] float32. Raises ImageError for one that comes out in another size
         than the model takes: not all settings crop, and some belong to another model."""
         pixels = self._processed(images)
-        if self.image_size is not None and (made := tuple(pixels.shape[2:])) != self.image_size:
+        if self.image_size is not None and (size := tuple(pixels.shape[2:])) != self.image_size:
             raise ImageError(
-                f"the model's image processor makes {_size(made)} of this image, but the model takes"
+                f"the model's image processor makes {_size(size)} of this image, but the model takes"
                 f" {_size(self.image_size)} (height × width); {self._next_step()}."
             )
         return pixels
 
     def fits(self) -> bool:
         """Says whether an image of the model's own size comes out in that size."""
-        return self.image_size is None or self._made_size(*self.image_size) == self.image_size
-
-    def _made_size(self, height: int, width: int) -> tuple[int, ...]:
-        return tuple(self._processed([Image.new("RGB", (width, height), "white")]).shape[2:])
+        if self.image_size is None:
+            return True
+        height, width = self.image_size
+        pixels = self._processed([Image.new("RGB", (width, height), "white")])
+        return tuple(pixels.shape[2:]) == self.image_size
 
     def _next_step(self) -> str:
         if self.fits():
@@ -96,10 +97,10 @@ class ImageProcessor:
 
 def processor_kind(config: dict[str, Any]) -> str | None:
     """Returns the image processor that settings name, as transformers calls it today; None where they name none."""
-    named = config.get("image_processor_type") or config.get("feature_extractor_type")
-    if named is None:
+    kind = config.get("image_processor_type") or config.get("feature_extractor_type")
+    if kind is None:
         return None
-    return str(named).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
+    return str(kind).replace("FeatureExtractor", "ImageProcessor").removesuffix("Fast").removesuffix("Pil")
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ class ProcessorSource:
 
     def load(self) -> ImageProcessor:
         """Raises EngineError for a damaged one."""
-        found = ImageProcessor.from_dir(self.folder, self.specs) if self.folder else None
-        processor = found or ImageProcessor.default(self.specs[0], self.image_size)
+        own = ImageProcessor.from_dir(self.folder, self.specs) if self.folder else None
+        processor = own or ImageProcessor.default(self.specs[0], self.image_size)
         processor.image_size = self.image_size if self.fixed_size else None
         return processor
 

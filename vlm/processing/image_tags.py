@@ -61,20 +61,20 @@ def check_tags(file: BinaryIO, nested: bool = False) -> int:
     file.seek(0)
     head = file.read(16)
     head = head if head[2:3] == b"\x2b" else head[:8]  # BigTIFF's is longer
-    metered = cast(BinaryIO, _Metered(file, 2 * file.seek(0, io.SEEK_END) + _SPARE))
+    meter = cast(BinaryIO, _Metered(file, 2 * file.seek(0, io.SEEK_END) + _SPARE))
     try:
         directory = ImageFileDirectory_v2(head)
     except (SyntaxError, IndexError, struct.error):
         return 0  # Pillow does not read it either
-    seen: set[int] = set()
+    offsets: set[int] = set()
     offset = directory.next
-    while offset and offset not in seen and len(seen) <= MAX_FRAMES:
-        _load(directory, metered, offset)
-        if nested and not seen:
-            _check_nested(directory, metered, head)
-        seen.add(offset)
+    while offset and offset not in offsets and len(offsets) <= MAX_FRAMES:
+        _load(directory, meter, offset)
+        if nested and not offsets:
+            _check_nested(directory, meter, head)
+        offsets.add(offset)
         offset = directory.next
-    return len(seen)
+    return len(offsets)
 
 
 def _load(directory: ImageFileDirectory_v2, file: BinaryIO, offset: int) -> None:

@@ -35,13 +35,13 @@ _processor = lru_cache(maxsize=16)(ProcessorSource.load)
 
 def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, config: MediaConfig) -> list[list[np.ndarray]]:
     """Reads in this thread, as `pixels`. One picture is held at a time, whatever their number."""
-    room, found = config.max_images, []
+    room, arrays = config.max_images, []
     for file in files:
         # one by one, as the pipeline has it, too: a batch may differ in the last bit
         pages = list(map(partial(_processed, source), _pages(file, room, config)))
         room -= len(pages)
-        found.append(pages)
-    return found
+        arrays.append(pages)
+    return arrays
 
 
 def _processed(source: ProcessorSource, page: Image.Image) -> np.ndarray:

@@ -126,5 +126,5 @@ class Processor:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; take the token ids instead of a text.")
         period = loop_period(token_ids) if self.family.loop_detection else None
-        shown = without_loop(token_ids, period) if period else token_ids
-        return self.family.postprocess(self.tokenizer.decode(shown))
+        ids = without_loop(token_ids, period) if period else token_ids
+        return self.family.postprocess(self.tokenizer.decode(ids))

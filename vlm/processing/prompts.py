@@ -34,13 +34,13 @@ class Prompts:
     # --- text ---
     def of_prompt(self, prompt: str, num_images: int) -> str:
         """What the model reads for a question about images; those that the text does not place come first."""
-        placed = prompt.count(PLACEHOLDER)
-        _check_count(placed, num_images, optional=not placed)
+        num_placed = prompt.count(PLACEHOLDER)
+        _check_count(num_placed, num_images, optional=not num_placed)
         if self.form.question is not None:
             return self.form.question(prompt)
         if self.template is None:
-            return prompt if placed else PLACEHOLDER * num_images + prompt
-        parts = (*([] if placed else [ImagePart()] * num_images), prompt)
+            return prompt if num_placed else PLACEHOLDER * num_images + prompt
+        parts = (*([] if num_placed else [ImagePart()] * num_images), prompt)
         return self._rendered(self.template, [Message("user", parts)])
 
     def of_conversation(
@@ -65,12 +65,12 @@ class Prompts:
         *before, last = conversation.messages
         if last.role != "assistant" or PLACEHOLDER in last.pieces or not last.text.strip():
             raise InputError("continue_final_message needs a last message of the assistant with a text; add one.")
-        marked = Message(last.role, (last.text + MARK,))
-        rendered = self._rendered(template, [*before, marked], add_generation_prompt=False)
-        if (end := rendered.rfind(MARK.strip())) < 0:
+        message = Message(last.role, (last.text + MARK,))
+        text = self._rendered(template, [*before, message], add_generation_prompt=False)
+        if (end := text.rfind(MARK.strip())) < 0:
             raise InputError("the model's chat template leaves the last message out; it cannot be gone on with.")
         # a template that strips texts would have stripped this one
-        return rendered[:end] if rendered.startswith(MARK, end) else rendered[:end].rstrip()
+        return text[:end] if text.startswith(MARK, end) else text[:end].rstrip()
 
     def _rendered(self, template: str, turns: Iterable[Message], add_generation_prompt: bool = True) -> str:
         from vlm.processing.chat_templates import render
@@ -88,18 +88,18 @@ class Prompts:
         given_rows: int = 0,
         *,
         limit: int | None = None,
-        cut: str | None = None,
+        cut_part: str | None = None,
     ) -> list[int]:
-        """The tokens of a text, its i-th placeholder the `image_rows[i]` rows of image i; `given_rows` of the prompt
-        table come before them. `limit`: of its part `cut` (None: all of it) so many tokens are left out that the others
-        are within."""
+        """Returns the tokens of a text, its i-th placeholder the `image_rows[i]` rows of image i; `given_rows` of the
+        prompt table come before them. `limit`: of its part `cut_part` (None: all of it) so many tokens are left out
+        that the others are within."""
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give token ids instead of text.")
         before, after = self.tokenizer.ends
         images = self._rows(image_rows, given_rows)
         if self.form.images == "first":
             text = text.replace(PLACEHOLDER, "")
-            rows = map(Piece, itertools.chain(*images))
+            rows = map(Piece, itertools.chain.from_iterable(images))
             pieces = [*rows, *map(Piece, before), *self.tokenizer.pieces(text), *map(Piece, after)]
         else:
             _check_count(text.count(PLACEHOLDER), len(images))
@@ -107,7 +107,7 @@ class Prompts:
                 before = []
             pieces = [*map(Piece, before), *self._inline(self.tokenizer, text, images), *map(Piece, after)]
         over = 0 if limit is None else len(pieces) + given_rows - limit
-        return ids_without(pieces, over, _span(text, cut), self.tokenizer.truncation_side)
+        return ids_without(pieces, over, _span(text, cut_part), self.tokenizer.truncation_side)
 
     @staticmethod
     def _inline(tokenizer: Tokenizer, text: str, images: list[range]) -> Iterator[Piece]:
@@ -132,14 +132,15 @@ class Prompts:
 
 def _span(text: str, part: str | None) -> tuple[int, int]:
     """Where a part lies in a text: templates may have stripped it, or lost it among what they made of it."""
-    for found in () if part is None else (part, part.strip()):
-        if (at := text.find(found)) >= 0 and found:
-            return at, at + len(found)
+    for form in () if part is None else (part, part.strip()):
+        if (at := text.find(form)) >= 0 and form:
+            return at, at + len(form)
     return 0, len(text)
 
 
-def _check_count(placed: int, num_images: int, optional: bool = False) -> None:
-    if placed != num_images and not optional:
+def _check_count(num_placed: int, num_images: int, optional: bool = False) -> None:
+    if num_placed != num_images and not optional:
         raise InputError(
-            f"the prompt has {placed} {PLACEHOLDER} placeholders and {num_images} images were given; give one for each."
+            f"the prompt has {num_placed} {PLACEHOLDER} placeholders and {num_images} images were given; give one for"
+            " each."
         )

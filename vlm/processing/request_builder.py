@@ -73,13 +73,21 @@ class RequestBuilder:
             stops = StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)
         if self.prompts is not None:
             return self._chat_request(self.prompts, fields, params, stops)
-        image, given, ids = self._encoder_image(fields), fields.get("encoder_output"), fields.get("encoder_input_ids")
+        image, ids = self._encoder_image(fields), fields.get("encoder_input_ids")
         if fields.get("text") is not None:
             ids = self._source_ids(fields)
         ids = None if ids is None else tuple(ids)
         if (target := fields.get("tgt_lang")) is not None:
             params = self._towards(target, params)
-        return Request(self._decoder_prompt(fields), image, ids, given, params, stops, prompt_table=_table(fields))
+        return Request(
+            self._decoder_prompt(fields),
+            encoder_image=image,
+            encoder_input_ids=ids,
+            encoder_output=fields.get("encoder_output"),
+            params=params,
+            stops=stops,
+            prompt_table=_table(fields),
+        )
 
     def _without_bad_words(self, params: SamplingParams) -> SamplingParams:
         """The settings with the tokens of their bad words, at the beginning of a text and after a space."""
@@ -87,9 +95,9 @@ class RequestBuilder:
             return params
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give bad_words_ids instead of bad_words.")
-        written = (form for word in params.bad_words for form in (word, f" {word.lstrip()}"))
-        found = [tuple(self.tokenizer.encode(form)) for form in written]
-        return replace(params, bad_words=(), bad_words_ids=tuple(dict.fromkeys((*params.bad_words_ids, *found))))
+        forms = (form for word in params.bad_words for form in (word, f" {word.lstrip()}"))
+        ids = [tuple(self.tokenizer.encode(form)) for form in forms]
+        return replace(params, bad_words=(), bad_words_ids=tuple(dict.fromkeys((*params.bad_words_ids, *ids))))
 
     def _chat_request(
         self, prompts: Prompts, fields: dict[str, Any], params: SamplingParams, stops: StopStrings | None
@@ -109,20 +117,20 @@ class RequestBuilder:
         suffix = self._suffix(fields)
         limit = _cut_to(fields, self._prompt_limit(params))
         if conversation is not None:
-            continued = bool(fields.get("continue_final_message"))
-            text = prompts.of_conversation(conversation, len(images), continue_final_message=continued)
+            open_ended = bool(fields.get("continue_final_message"))
+            text = prompts.of_conversation(conversation, len(images), continue_final_message=open_ended)
             whole = self._bounded(text)
             ids = prompts.ids(whole, image_rows, rows)
         elif "raw_prompt" in fields:
             text = self._prompt_text(fields["raw_prompt"], limit)
-            ids = prompts.ids(text + suffix, image_rows, rows, limit=limit, cut=text)
+            ids = prompts.ids(text + suffix, image_rows, rows, limit=limit, cut_part=text)
         elif (prompt := fields.get("prompt", fields.get("text"))) is not None or (images and not given_ids):
             text = self._prompt_text(prompt, limit)
             whole = prompts.of_prompt(text + suffix, len(images))
-            ids = prompts.ids(whole, image_rows, rows, limit=limit, cut=text)
+            ids = prompts.ids(whole, image_rows, rows, limit=limit, cut_part=text)
         unknown = {"encoder_output", "src_lang", "tgt_lang"} | (set() if self.has_encoder else {"encoder_input_ids"})
-        if given := sorted(unknown & fields.keys()):
-            raise InputError(f"{self.family.name} is asked in words: it takes no {listed(given)}.")
+        if names := sorted(unknown & fields.keys()):
+            raise InputError(f"{self.family.name} is asked in words: it takes no {listed(names)}.")
         ids = given_ids or (None if ids is None else [*_rows_of(table, prompts.vocab_size), *ids])
         if not ids:
             raise InputError("there is no prompt: give prompt=, messages= or token ids.")
@@ -175,9 +183,9 @@ class RequestBuilder:
             several = isinstance(pixels, list | tuple) or pixels.ndim == 4
             each_pixels: Iterable[Any] = pixels if several else [pixels]
             return tuple(self._image(each).hashed() for each in each_pixels)
-        given = fields.get("images") or sources or []
-        given = given if isinstance(given, list | tuple) else [given]
-        return tuple(self._read_image(source).hashed() for source in given)
+        sources = fields.get("images") or sources or []
+        sources = sources if isinstance(sources, list | tuple) else [sources]
+        return tuple(self._read_image(source).hashed() for source in sources)
 
     def check_images(self, count: int) -> None:
         """Raises LengthError for more images than a request can hold, before any of them is read."""
@@ -206,12 +214,12 @@ class RequestBuilder:
             raise InputError(f"{self.family.name} has no text encoder; `prompt` is where its output begins.")
         if {"images", "pixel_values"} & fields.keys() and not self.family.takes_images:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or load another model.")
-        asked = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
-        if asked == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
+        prompt_keys = ("prompt", "raw_prompt", "messages", "text") if self.prompts is not None else ()
+        if prompt_keys == () and (unknown := [k for k in ("raw_prompt", "messages") if k in fields]):
             raise InputError(f"{self.family.name} is not asked in words: it takes no {listed(unknown)}.")
-        for names in (asked, _SOURCES if self.prompts is None else ("images", "pixel_values")):
-            if len(given := [k for k in names if k in fields]) > 1:
-                raise InputError(f"{listed(given)} were given together; an input has one of them.")
+        for names in (prompt_keys, _SOURCES if self.prompts is None else ("images", "pixel_values")):
+            if len(both := [k for k in names if k in fields]) > 1:
+                raise InputError(f"{listed(both)} were given together; an input has one of them.")
         return fields | ({"messages": self.conversation(fields["messages"])} if "messages" in fields else {})
 
     def conversation(self, messages: Any) -> Conversation:
@@ -231,13 +239,14 @@ class RequestBuilder:
         others = ("text", name, *(() if self.prompts is None else ("prompt", "raw_prompt", "messages")))
         if both := [key for key in others if key in fields]:
             raise InputError(f"input_ids, {listed(both)} were given together; an input has one of them.")
-        ids, known = [int(token) for token in fields["input_ids"]], self.source_vocab_size or self.config.vocab_size
+        ids = [int(token) for token in fields["input_ids"]]
+        vocab_size = self.source_vocab_size or self.config.vocab_size
         if not ids:
             raise InputError("the input_ids are empty; give at least one token.")
-        if bad := [token for token in ids if not 0 <= token < known]:
-            raise InputError(f"token id {bad[0]} is outside the vocabulary of {known}; give ids of this model.")
+        if bad := [token for token in ids if not 0 <= token < vocab_size]:
+            raise InputError(f"token id {bad[0]} is outside the vocabulary of {vocab_size}; give ids of this model.")
         rest = {key: value for key, value in fields.items() if key != "input_ids"}
-        return {**rest, name: [*_rows_of(_table(fields), known), *ids]}
+        return {**rest, name: [*_rows_of(_table(fields), vocab_size), *ids]}
 
     def _source_ids(self, fields: dict[str, Any]) -> list[int]:
         """The encoder's tokens of a text, after the rows of its prompt table."""
@@ -249,10 +258,10 @@ class RequestBuilder:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer; give encoder_input_ids instead of text.")
         rows = _rows_of(_table(fields), self.source_vocab_size or self.config.vocab_size)
-        cut = _cut_to(fields, max(0, limit - len(rows)))
-        text = self._bounded(text) if cut is None else self.tokenizer.shortened(text, cut)
-        put = {"language": fields.get("src_lang"), "suffix": self._suffix(fields)}
-        ids = [*rows, *self.tokenizer.encode_source(text, limit=cut, **put)]
+        cut_at = _cut_to(fields, max(0, limit - len(rows)))
+        text = self._bounded(text) if cut_at is None else self.tokenizer.shortened(text, cut_at)
+        options = {"language": fields.get("src_lang"), "suffix": self._suffix(fields)}
+        ids = [*rows, *self.tokenizer.encode_source(text, limit=cut_at, **options)]
         if len(ids) > limit:
             raise LengthError(
                 f"the text has {len(ids)} tokens, the engine was built for {limit}; shorten it",

@@ -10,8 +10,8 @@ MARGIN = 8  # characters at a text's beginning that depend on what came before
 
 def before_stop(text: str, stop: tuple[str, ...], keep: bool = False) -> str:
     """Up to the first of the strings at which it stops; `keep`: with it."""
-    found = [(at, at + keep * len(string)) for string in stop if (at := text.find(string)) >= 0]
-    return text[: min(found)[1]] if found else text
+    spans = [(at, at + keep * len(string)) for string in stop if (at := text.find(string)) >= 0]
+    return text[: min(spans)[1]] if spans else text
 
 
 class StopStrings:
@@ -21,19 +21,19 @@ class StopStrings:
         self._tokenizer, self._strings = tokenizer, strings
         self._reach = max(map(len, strings)) + MARGIN  # characters before new ones in which one may begin
 
-    def end(self, token_ids: list[int], known: int) -> int | None:
-        """token_ids: all that was generated, of which the first `known` hold none -> tokens to keep; None: all."""
-        if not (self._holds(token_ids[self._begin(token_ids, known) :]) and self._holds(token_ids)):
+    def end(self, token_ids: list[int], num_known: int) -> int | None:
+        """token_ids: all that was generated, of which the first `num_known` hold none -> tokens to keep; None: all."""
+        if not (self._holds(token_ids[self._begin(token_ids, num_known) :]) and self._holds(token_ids)):
             return None
-        return next(n for n in range(known + 1, len(token_ids) + 1) if self._holds(token_ids[:n]))
+        return next(n for n in range(num_known + 1, len(token_ids) + 1) if self._holds(token_ids[:n]))
 
-    def _begin(self, token_ids: list[int], known: int) -> int:
-        """Returns where the tokens begin in whose text a string may end that does not end in the `known` ones: to
+    def _begin(self, token_ids: list[int], num_known: int) -> int:
+        """Returns where the tokens begin in whose text a string may end that does not end in the `num_known` ones: to
         decode all again with every burst would take longer and longer. How words are joined depends on all of them."""
-        count = known if self._tokenizer.splitter else 16
-        while count < known and len(self._tokenizer.decode(token_ids[known - count : known])) < self._reach:
+        count = num_known if self._tokenizer.splitter else 16
+        while count < num_known and len(self._tokenizer.decode(token_ids[num_known - count : num_known])) < self._reach:
             count *= 2
-        return max(0, known - count)
+        return max(0, num_known - count)
 
     def _holds(self, token_ids: list[int]) -> bool:
         text = self._tokenizer.decode(token_ids)
@@ -54,16 +54,16 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), keep_stop: bool = False):
         self._tokenizer, self._stop, self._keep = tokenizer, stop, keep_stop
         self._ids: list[int] = []
-        self._text = self._sent = ""
-        self._begin = self._known = 0  # tokens whose decoding goes on, and of those the ones in `_text`
+        self._text = self._sent_text = ""
+        self._begin = self._end = 0  # tokens whose decoding goes on, and of those the ones in `_text`
 
     def push(self, token_ids: tuple[int, ...], last: bool = False) -> str:
         self._ids += token_ids
         text = before_stop(self._tokenizer.decode(self._ids) if last else self._grown(), self._stop, self._keep)
         if not last:
-            held = max((_overlap(text, string) for string in self._stop), default=0)
-            text = text[: max(len(self._sent), len(text) - held)]
-        piece, self._sent = text[len(self._sent) :], text
+            overlap = max((_overlap(text, string) for string in self._stop), default=0)
+            text = text[: max(len(self._sent_text), len(text) - overlap)]
+        piece, self._sent_text = text[len(self._sent_text) :], text
         return piece
 
     def _grown(self) -> str:
@@ -71,12 +71,12 @@ class TextStream:
         them."""
         if self._tokenizer.splitter:
             return self._joined(self._tokenizer.splitter)
-        before = self._tokenizer.decode(self._ids[self._begin : self._known])
+        before = self._tokenizer.decode(self._ids[self._begin : self._end])
         after = self._tokenizer.decode(self._ids[self._begin :])
         # an unfinished byte sequence decodes to U+FFFD
         if len(after) > len(before) and not after.endswith("\ufffd"):
             self._text += after[len(before) :]
-            self._begin, self._known = self._known, len(self._ids)
+            self._begin, self._end = self._end, len(self._ids)
         return self._text
 
     def _joined(self, splitter: WordSplitter) -> str:

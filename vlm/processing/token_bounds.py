@@ -39,21 +39,21 @@ class TokenBound:
         steps = [*_steps(fields["normalizer"]), *_steps(fields["pre_tokenizer"])]
         if not all(map(_keeps, steps)):
             return cls()
-        model, added = fields["model"], [token["content"] for token in fields["added_tokens"]]
+        model, tokens = fields["model"], [token["content"] for token in fields["added_tokens"]]
         if model["type"] in ("BPE", "Unigram"):
-            known, normalized = _known(model), fast.normalizer.normalize_str if fast.normalizer else str
-            letters = "".join(one for one in sorted(SOLID) if normalized(one)[-1:] in known)
-            return cls(letters.encode(), max(map(len, (*fast.get_vocab(), *added))))
+            alphabet, normalize = _known(model), fast.normalizer.normalize_str if fast.normalizer else str
+            letters = "".join(one for one in sorted(SOLID) if normalize(one)[-1:] in alphabet)
+            return cls(letters.encode(), max(map(len, (*fast.get_vocab(), *tokens))))
         kinds = {step["type"] for step in steps}
         apart = kinds & SPLIT_WORDS and not kinds & JOIN_WORDS
-        return cls(words=1 + max((len(token.split()) for token in added), default=0) if apart else 0)
+        return cls(words=1 + max((len(token.split()) for token in tokens), default=0) if apart else 0)
 
     def __call__(self, text: str) -> int:
         data = text.encode("utf-8", "replace")
-        joined = len(text) - len(data.translate(None, SIGNS))  # each may make a letter another, unknown one
+        signs = len(text) - len(data.translate(None, SIGNS))  # each may make a letter another, unknown one
         if self.words:
-            return max(0, num_words(data) - joined) // self.words
-        return max(0, len(data) - len(data.translate(None, self.letters)) - joined) // self.longest
+            return max(0, num_words(data) - signs) // self.words
+        return max(0, len(data) - len(data.translate(None, self.letters)) - signs) // self.longest
 
 
 def num_words(data: bytes) -> int:

@@ -101,17 +101,18 @@ class Tokenizer:
     def pieces(self, text: str) -> list[Piece]:
         """Tokenizes what `split` returns, with the places in it."""
         try:
-            found = self._encoded(text)
+            encoding = self._encoded(text)
         except TypeError:
             raise _not_unicode(text) from None
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of the library is no Exception, its errors are bare ones
             raise InputError(f"the model's tokenizer cannot read {text[:20]!r}…: {error}; change the text.") from None
+        places = zip(encoding.ids, encoding.offsets, strict=True)
         if self._dictionary is None:
-            return [Piece(i, *place) for i, place in zip(found.ids, found.offsets, strict=True)]
+            return [Piece(i, start, end) for i, (start, end) in places]
         size, unknown = self._dictionary.size, self._dictionary.unknown
-        pieces = [Piece(i if i < size else unknown, *at) for i, at in zip(found.ids, found.offsets, strict=True)]
+        pieces = [Piece(i if i < size else unknown, start, end) for i, (start, end) in places]
         if self._warnings_left and (unread := [text[p.start : p.end] for p in pieces if p.id == unknown]):
             self._warn_unknown(text, unread)
         return pieces
@@ -120,8 +121,8 @@ class Tokenizer:
         if len(text) < LONG:
             return self._fast.encode(text, add_special_tokens=False)
         # it lets other threads run meanwhile, as encode does not
-        [found] = self._fast.encode_batch([text], add_special_tokens=False)
-        return found
+        [encoding] = self._fast.encode_batch([text], add_special_tokens=False)
+        return encoding
 
     def _warn_unknown(self, text: str, pieces: list[str]) -> None:
         self._warnings_left -= 1
@@ -198,8 +199,8 @@ class Tokenizer:
         """What a token adds to a text that ends in the token `before`; special tokens by their names."""
         if token_id in self._special:
             return self._target.id_to_token(token_id) or ""
-        known = [] if before is None or before in self._special else [before]
-        return self.decode_split([*known, token_id])[len(self.decode_split(known)) :]
+        context = [] if before is None or before in self._special else [before]
+        return self.decode_split([*context, token_id])[len(self.decode_split(context)) :]
 
     @functools.cached_property
     def _special(self) -> frozenset[int]:

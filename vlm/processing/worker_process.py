@@ -237,9 +237,9 @@ def _limit_memory(memory_mb: int) -> None:
     import resource
 
     [kilobytes] = re.findall(r"VmData:\s*(\d+)", Path("/proc/self/status").read_text())
-    held = int(kilobytes) * 1024
+    size = int(kilobytes) * 1024
     most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    limit = held + memory_mb * 2**20
+    limit = size + memory_mb * 2**20
     limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected: its dump would fill the disk

@@ -37,10 +37,15 @@ def families() -> dict[str, FamilySpec]:
 
 def family(name: str) -> FamilySpec:
     """Raises ConfigError for a name that no installed catalog brings."""
-    known = families()
-    if name not in known:
-        raise ConfigError(f"model family {name!r} is unknown; installed are {listed(sorted(known), 40)}.")
-    return known[name]
+    specs = families()
+    if name not in specs:
+        raise ConfigError(f"model family {name!r} is unknown; installed are {listed(sorted(specs), 40)}.")
+    return specs[name]
+
+
+def tokenizer_files() -> tuple[str, ...]:
+    """Returns patterns of the files that families make tokenizers of, beyond those that many models have."""
+    return tuple(dict.fromkeys(pattern for family in families().values() for pattern in family.tokenizer_files))
 
 
 @functools.cache
@@ -103,7 +108,7 @@ def match_family(config: dict[str, Any]) -> FamilySpec:
 
 def architecture(name: str) -> tuple[FamilySpec, dict[str, Any]]:
     """A published shape (`nougat-base`) -> its family and Hugging Face config."""
-    known = {arch: spec for spec in families().values() for arch in spec.architectures}
-    if name not in known:
-        raise ConfigError(f"architecture {name!r} is unknown; known are {listed(sorted(known), 40)}.")
-    return known[name], known[name].architectures[name]()
+    specs = {arch: spec for spec in families().values() for arch in spec.architectures}
+    if name not in specs:
+        raise ConfigError(f"architecture {name!r} is unknown; known are {listed(sorted(specs), 40)}.")
+    return specs[name], specs[name].architectures[name]()

@@ -21,9 +21,9 @@ class RoleConfigs:
     @classmethod
     def from_roles(cls, configs: Mapping[str, Any]) -> Self:
         """Raises ConfigError for roles that no model has."""
-        known = [field.name for field in fields(cls)]
-        if unknown := sorted(set(configs) - set(known)):
-            raise ConfigError(f"a model's roles are {listed(known)}, not {listed(unknown)}.")
+        names = [field.name for field in fields(cls)]
+        if unknown := sorted(set(configs) - set(names)):
+            raise ConfigError(f"a model's roles are {listed(names)}, not {listed(unknown)}.")
         return cls(**configs)
 
     def __iter__(self) -> Iterator[str]:

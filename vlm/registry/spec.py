@@ -116,11 +116,12 @@ class FamilySpec:
     chat_format: ChatFormat | None = None  # of decoders alone and of models that take images in a text
     # of every tensor's name but the heads'; a checkpoint saved as the base model alone has none: it gets the first
     base_prefixes: tuple[str, ...] = ()
-    renamed: Mapping[str, str] = field(default_factory=dict)  # how names of other releases begin -> how those do here
+    renames: Mapping[str, str] = field(default_factory=dict)  # how names of other releases begin -> how those do here
     image_processors: tuple[ImageProcessorSpec, ...] = ()  # the first one where the folder does not say
     tokenizer_rules: ReadRules = no_rules  # what a tokenizer.json does not say
     # (folder, its tokenizer_config.json) -> a tokenizer.json for a folder without one; None: in one of the usual ways
     make_tokenizer: Callable[[Path, Mapping[str, Any]], str | None] = lambda folder, settings: None
+    tokenizer_files: tuple[str, ...] = ()  # patterns of files that it makes one of, beyond those that many models have
     postprocess: Callable[[str], str] = str  # what the model wrote -> what users read
     loop_detection: bool = False  # on by default for the family's requests
     architectures: Mapping[str, Callable[[], dict[str, Any]]] = field(default_factory=dict)  # published shapes by name

@@ -42,8 +42,8 @@ PROMPTS = ("PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING")  # PEFT's kin
 
 def _pointers(model: ModelFiles) -> list[str]:
     """Returns the names of the files that stand for others in a clone without Git LFS."""
-    kept = sorted(n for n in model.names if n.endswith((".safetensors", ".bin", ".model", ".pt", "tokenizer.json")))
-    return [name for name in kept if model.path and _begins(model.path / name, POINTER)]
+    names = sorted(n for n in model.names if n.endswith((".safetensors", ".bin", ".model", ".pt", "tokenizer.json")))
+    return [name for name in names if model.path and _begins(model.path / name, POINTER)]
 
 
 def _begins(path: Path, head: bytes) -> bool:
@@ -81,16 +81,16 @@ def _adapter(model: ModelFiles) -> str:
 def _quantization(config: Mapping[str, Any]) -> Any:
     """Returns a configuration's own or a part's quantization; None where there is none."""
     parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
-    found = (part.get(key) for part in parts for key in ("quantization_config", "quantization"))
-    return next((value for value in found if isinstance(value, Mapping) and value), None)
+    values = (part.get(key) for part in parts for key in ("quantization_config", "quantization"))
+    return next((value for value in values if isinstance(value, Mapping) and value), None)
 
 
 def _quantized(model: ModelFiles) -> str:
-    said = _quantization(model.config) or model.read("quantize_config.json") or model.read("hf_quant_config.json")
-    bits = said.get("bits") or said.get("w_bit")
-    method = said.get("quant_method") or ("GPTQ" if "quantize_config.json" in model.names else None)
+    settings = _quantization(model.config) or model.read("quantize_config.json") or model.read("hf_quant_config.json")
+    bits = settings.get("bits") or settings.get("w_bit")
+    method = settings.get("quant_method") or ("GPTQ" if "quantize_config.json" in model.names else None)
     if method is None:
-        method = "bitsandbytes" if any("load_in" in key for key in said) else "no method named"
+        method = "bitsandbytes" if any("load_in" in key for key in settings) else "no method named"
     return (
         f"is quantized ({method}{f', {bits} bits' if bits else ''}), and packed weights are not read; give the"
         " unquantized model that it was made from"
@@ -104,8 +104,8 @@ def _converted_from(model: ModelFiles) -> str:
         reader.read_string(read_small(model.path / "config.ini").decode("utf-8") if model.path else "")
     except (OSError, UnicodeDecodeError, configparser.Error):
         return ""
-    found = (reader[section].get(key) for section in reader.sections() for key in ("_name_or_path", "model_name"))
-    name = next((name for name in found if name and name.strip()), None)
+    names = (reader[section].get(key) for section in reader.sections() for key in ("_name_or_path", "model_name"))
+    name = next((name for name in names if name and name.strip()), None)
     return f" ({name})" if name else ""
 
 
@@ -120,9 +120,9 @@ def _cached(model: ModelFiles) -> str:
 
 
 def _no_config(model: ModelFiles) -> str:
-    held = listed(sorted(n for n in model.names if any(re.fullmatch(p, n) for p in WEIGHTS)), 3)
+    files = listed(sorted(n for n in model.names if any(re.fullmatch(p, n) for p in WEIGHTS)), 3)
     return (
-        f"holds weights ({held}) without the config.json that says of which model they are; put its config.json and"
+        f"holds weights ({files}) without the config.json that says of which model they are; put its config.json and"
         " tokenizer files beside them, from the model that they were trained from"
     )
 

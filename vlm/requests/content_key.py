@@ -7,7 +7,7 @@ import hashlib
 
 def content_key(*parts: bytes | memoryview) -> bytes:
     """Returns a key of an image's pixels or of a table's rows."""
-    found = hashlib.blake2b(digest_size=16)
+    hasher = hashlib.blake2b(digest_size=16)
     for part in parts:
-        found.update(part)
-    return found.digest()
+        hasher.update(part)
+    return hasher.digest()

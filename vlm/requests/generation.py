@@ -41,18 +41,20 @@ def model_keys(drawn: bool) -> dict[str, str]:
 
 def model_defaults(generation: dict[str, Any], do_sample: bool | None = None) -> dict[str, Any]:
     """Returns the fields of SamplingParams that the model sets; `do_sample` where a request says so."""
-    found = _settings(generation, drawn=False)
-    if "default_max_new_tokens" in found:
-        found.pop("max_length", None)
-    if "min_new_tokens" in found:
-        found.pop("min_length", None)
-    sampled = generation.get("do_sample") is True and found.get("num_beams", 1) == 1 if do_sample is None else do_sample
-    found |= SAMPLED | _settings(generation, drawn=True) if sampled else {}
-    if found.get("num_return_sequences", 1) > found.get("num_beams", 1) and not sampled:
-        del found["num_return_sequences"]
-    if found.get("num_beams", 1) > 1:
-        found.pop("stop", None)
-    return found
+    defaults = _settings(generation, drawn=False)
+    if "default_max_new_tokens" in defaults:
+        defaults.pop("max_length", None)
+    if "min_new_tokens" in defaults:
+        defaults.pop("min_length", None)
+    samples = (
+        generation.get("do_sample") is True and defaults.get("num_beams", 1) == 1 if do_sample is None else do_sample
+    )
+    defaults |= SAMPLED | _settings(generation, drawn=True) if samples else {}
+    if defaults.get("num_return_sequences", 1) > defaults.get("num_beams", 1) and not samples:
+        del defaults["num_return_sequences"]
+    if defaults.get("num_beams", 1) > 1:
+        defaults.pop("stop", None)
+    return defaults
 
 
 def _settings(generation: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
@@ -62,10 +64,10 @@ def _settings(generation: dict[str, Any], *, drawn: bool) -> dict[str, Any]:
 
 def check_options(names: Any, others: tuple[str, ...] = ()) -> None:
     """Raises InputError for names that are no options; `others` are allowed, too."""
-    known = (*others, *SamplingParams.__dataclass_fields__, *OTHER_NAMES)
-    if unknown := [name for name in names if name not in known]:
+    options = (*others, *SamplingParams.__dataclass_fields__, *OTHER_NAMES)
+    if unknown := [name for name in names if name not in options]:
         what = "option" if others else "sampling option"
-        raise InputError(f"{listed(unknown)} is no {what}; options are {listed(known, 80)}.")
+        raise InputError(f"{listed(unknown)} is no {what}; options are {listed(options, 80)}.")
 
 
 def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, loop_detection: bool) -> SamplingParams:
@@ -79,13 +81,13 @@ def sampling_params(request: Mapping[str, Any], generation: dict[str, Any], *, l
     settings = {name: value for name, value in settings.items() if value is not None or name not in defaults}
     _settle_choice(defaults, settings, generation, do_sample=do_sample)
     _settle_lengths(defaults, settings)
-    merged = {**defaults, **settings}
+    values = {**defaults, **settings}
     if do_sample is False:
-        merged["temperature"] = 0.0
-    if merged.get("loop_detection") is None:
-        merged["loop_detection"] = loop_detection and merged.get("num_beams", 1) == 1
+        values["temperature"] = 0.0
+    if values.get("loop_detection") is None:
+        values["loop_detection"] = loop_detection and values.get("num_beams", 1) == 1
     options = options_of(SamplingParams)
-    return SamplingParams(**{name: (options[name].convert or to_tuples)(value) for name, value in merged.items()})
+    return SamplingParams(**{name: (options[name].convert or to_tuples)(value) for name, value in values.items()})
 
 
 def _renamed(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,8 +111,8 @@ def _settle_choice(
     elif settings.get("num_beams", 1) > 1 or settings.get("temperature") == 0:
         _drop(defaults, *model_keys(drawn=True))
     beams = settings.get("num_beams", defaults.get("num_beams", 1))
-    sampled = settings.get("temperature", defaults.get("temperature", 0.0)) > 0
-    if defaults.get("num_return_sequences", 1) > beams and not sampled:
+    samples = settings.get("temperature", defaults.get("temperature", 0.0)) > 0
+    if defaults.get("num_return_sequences", 1) > beams and not samples:
         _drop(defaults, "num_return_sequences")
     if beams > 1:
         _drop(defaults, "stop")
@@ -134,19 +136,20 @@ def _drop(defaults: dict[str, Any], *names: str) -> None:
 
 def warn_of_what_is_not_applied(name: str, generation: dict[str, Any]) -> None:
     """Says which of the model's settings have no effect."""
-    left = [
+    settings = [
         f"{n} {generation[n]}" for n, neutral in NOT_APPLIED.items() if generation.get(n) not in (None, [], *neutral)
     ]
     defaults = model_defaults(generation)
     beams = defaults.get("num_beams", 1) > 1
     if generation.get("do_sample") is True and beams:
-        left.append("do_sample True of beams")
+        settings.append("do_sample True of beams")
     if generation.get("stop_strings") and beams:
-        left.append(f"stop_strings {generation['stop_strings']} of beams")
+        settings.append(f"stop_strings {generation['stop_strings']} of beams")
     if (count := generation.get("num_return_sequences") or 1) > 1 and "num_return_sequences" not in defaults:
-        left.append(f"num_return_sequences {count} of a greedy choice")
-    if left:
+        settings.append(f"num_return_sequences {count} of a greedy choice")
+    if settings:
         warnings.warn(
-            f"{name}: the model's generation settings {listed(left)} are not applied; decoding is as its options say.",
+            f"{name}: the model's generation settings {listed(settings)} are not applied; decoding is as its options"
+            " say.",
             stacklevel=4,
         )

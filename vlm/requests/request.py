@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Stops(Protocol):
     """The engine knows no text: who does says where to stop."""
 
-    def end(self, token_ids: list[int], known: int) -> int | None:
-        """All generated tokens, the first `known` of them seen before -> how many to keep; None: go on."""
+    def end(self, token_ids: list[int], num_known: int) -> int | None:
+        """All generated tokens, the first `num_known` of them seen before -> how many to keep; None: go on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +40,8 @@ class Request:
     prompt_table: PromptTable | None = None
 
     def __post_init__(self) -> None:
-        given = (self.encoder_image, self.encoder_input_ids, self.encoder_output)
-        if sum(part is not None for part in given) > 1:
+        sources = (self.encoder_image, self.encoder_input_ids, self.encoder_output)
+        if sum(part is not None for part in sources) > 1:
             raise InputError("a request takes one of pixel_values, encoder_input_ids and encoder_output.")
         if self.encoder_input_ids is not None and not self.encoder_input_ids:
             raise InputError("the text is empty; the encoder needs at least one token.")

@@ -30,7 +30,7 @@ penalty = partial(setting, "Penalties")
 token = partial(setting, "Tokens that may come")
 end = partial(setting, "Ends")
 beam = partial(setting, "Beams and several outputs")
-shown = partial(setting, "What is returned")
+output = partial(setting, "What is returned")
 
 
 @dataclass(frozen=True)
@@ -158,18 +158,18 @@ class SamplingOptions:
         convert=values.to_strings, openai=Offer(read=values.to_strings), model_key="stop_strings", default=None,
     )  # fmt: skip
     include_stop_str_in_output: bool = end(False, "Leave the string of --stop in the text.", openai=Offer())
-    skip_special_tokens: bool = shown(
+    skip_special_tokens: bool = output(
         True, "Leave the end token and its kin out of the text.", cli=False, openai=Offer()
     )
     stop_words_ids: tuple[tuple[int, ...], ...] = end(
         (), "Sequences of tokens that end the output.", cli=False, check=values.check_stop_ids
     )
-    top_logprobs: int = shown(
+    top_logprobs: int = output(
         0, "Log-probabilities of so many likeliest tokens at each place, in JSON.",
         allowed=between(0, MAX_TOP_LOGPROBS), openai=Offer(completions="logprobs"),
     )  # fmt: skip
-    return_context_logits: bool = shown(False, "The logits of every token of a decoder's prompt.", cli=False)
-    return_generation_logits: bool = shown(
+    return_context_logits: bool = output(False, "The logits of every token of a decoder's prompt.", cli=False)
+    return_generation_logits: bool = output(
         False, "The logits that each token was chosen from, before penalties and prohibitions.", cli=False
     )
     forced_bos_token_id: int | None = token(

@@ -42,8 +42,8 @@ class SamplingParams(SamplingOptions):
         """Says whether there are rules about certain tokens or sequences of them."""
         several_ends = isinstance(self.forced_eos_token_id, tuple)
         of_prompt = self.encoder_repetition_penalty != 1.0 or self.encoder_no_repeat_ngram_size
-        named = self.bad_words_ids or self.suppress_tokens or self.begin_suppress_tokens or self.allowed_token_ids
-        return bool(named or self.sequence_bias or self.logit_bias or several_ends or of_prompt)
+        tokens = self.bad_words_ids or self.suppress_tokens or self.begin_suppress_tokens or self.allowed_token_ids
+        return bool(tokens or self.sequence_bias or self.logit_bias or several_ends or of_prompt)
 
     @cached_property
     def ends_beams(self) -> bool:

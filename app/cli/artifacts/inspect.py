@@ -43,7 +43,6 @@ def inspect(
 def describe_engine(path: Path) -> dict[str, Any]:
     """Returns what an engine is and needs. Raises EngineError where it is damaged."""
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm.backends.installed import backend_of
 
     engine = EngineDir.open(path)
     manifest = engine.manifest
@@ -53,7 +52,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
         "path": str(path),
         "family": engine.family,
         "roles": roles,
-        "build": backend_of(engine).build_of(engine).to_dict(),
+        "build": engine.build.to_dict(),
         **_multimodal(engine),
         "memory": _memory(engine, sum(part["bytes"] for part in roles.values())),
         "processor": _names(engine.processor_dir),
@@ -138,20 +137,20 @@ def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
-    """Describes a role by its stored weights, or by the graph that holds them."""
+    """Describes a role by its stored weights, or by the files that hold them in another form."""
     from vlm.artifacts.weights import TensorFiles
     from vlm.backends.graphs.io import role_of
     from vlm.convert.roles import module_layout
     from vlm.registry.catalogs import model_spec
 
     name, files = engine.roles[role], engine.manifest.files
-    if f"{role}/rank0.safetensors" in files:
+    if f"{role}/rank0.safetensors" in files and engine.manifest.quantization is None:
         return _role(name, TensorFiles([engine.path / role / "rank0.safetensors"]))
     spec = model_spec(name)
     layout = module_layout(spec, spec.config.from_dict(engine.config(role)))
-    graphs = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
+    sizes = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
     parameters = sum(math.prod(shape) for _, shape in layout.values())
-    return {"model": name, "parameters": parameters, "bytes": sum(graphs), "dtypes": _dtypes(engine.build)}
+    return {"model": name, "parameters": parameters, "bytes": sum(sizes), "dtypes": _dtypes(engine.build)}
 
 
 def _dtypes(build: BuildConfig) -> list[str]:
@@ -160,20 +159,12 @@ def _dtypes(build: BuildConfig) -> list[str]:
 
 def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     """Returns bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share."""
-    import torch
+    from vlm.api.cache_bytes import CacheBytes
 
-    from vlm.config import RuntimeConfig
-    from vlm.executor.kv_cache import block_bytes, plan_cache
-    from vlm.registry.catalogs import configs_of
-
-    runtime = RuntimeConfig()
-    if (config := configs_of(engine).decoder) is None:
-        return {"weights": weights, "kv_cache_full_batch": 0, "kv_cache_per_sequence": 0}
-    dtype = getattr(torch, engine.build.dtype)
-    shape = plan_cache(config, runtime, limits=engine.limits, dtype=dtype, free_bytes=None)
-    block = block_bytes(config, runtime.block_size, dtype)
-    sequence = (shape.self_table + shape.cross_table) * block
-    return {"weights": weights, "kv_cache_full_batch": shape.num_blocks * block, "kv_cache_per_sequence": sequence}
+    cache = CacheBytes.from_engine(engine)
+    return {
+        "weights": weights, "kv_cache_full_batch": cache.full_batch, "kv_cache_per_sequence": cache.per_sequence,
+    }  # fmt: skip
 
 
 def _multimodal(engine: EngineDir) -> dict[str, Any]:

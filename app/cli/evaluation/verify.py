@@ -33,7 +33,7 @@ def verify(
         float | None,
         typer.Option(
             help="Allowed mean error of a request. [default: 0.0001 in float32, 0.02 in float16, 0.1 in bfloat16, 0.2"
-            " with weights int8]"
+            " with quantized weights]"
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
@@ -50,7 +50,7 @@ def verify(
 
     A table goes to stdout. The exit code is 1, with a sentence on stderr, where a request's mean error is beyond the
     tolerance, its largest error beyond 10 times that, a token wrong that is no near tie, or where fewer tokens agree in
-    all than 99% in float32, 95% in float16, 85% in bfloat16, 80% with weights int8.
+    all than 99% in float32, 95% in float16, 85% in bfloat16, 80% with quantized weights.
 
     \b
     Examples:

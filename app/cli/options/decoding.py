@@ -36,7 +36,7 @@ def _explained(pipeline: Pipeline, dtype: str | None) -> str:
     """Says which backend runs, and why."""
     from vlm.backends.selection import pick
 
-    name, choice = pipeline.engine.build.backend, pick(pipeline.device.type, dtype)
+    name, choice = pipeline.engine.build.backend, pick(pipeline.device.type, dtype, pipeline.processor.vision)
     return f"{name}: {choice.reason if name == choice.name else 'the engine was built for it'}"
 
 

@@ -74,7 +74,7 @@ class Group:
         return tuple(value) if isinstance(value, list) else reader(value) if reader else value
 
     def _parameter(self, name: str, option: Option) -> inspect.Parameter:
-        kind, is_list = _kind(self.types[name]) if option.read is None else (option.written, False)
+        kind, is_list = _kind(self.types[name]) if option.read is None else (option.cli_type, False)
         again = is_list and "again for more" not in option.help and "repeat it" not in option.help
         words = [option.help, "Repeat it for more." * again, f"[default: {option.default}]" * bool(option.default)]
         info = typer.Option(

@@ -10,13 +10,12 @@ from fastapi import APIRouter, Request
 
 from vlm.api.outputs import Encoding
 from vlm.errors import LimitError
-from vlm.executor.packing import batched
 from vlm_app.server.core.data_uris import decode_data_uri, is_data_uri
 from vlm_app.server.core.messages import verbatim
 from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.http.limits import cancel_on_disconnect
 from vlm_app.server.openai.schema import EmbeddingBody
-from vlm_app.server.repository.service import ENCODED_TOGETHER, Service, services_of
+from vlm_app.server.repository.service import Service, encoder_batches, services_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +38,7 @@ async def _vectors(service: Service, body: EmbeddingBody) -> list[tuple[Tensor, 
     """Returns each input's vector and the rows that it was read as."""
     vectors: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
-        for inputs in batched(body.inputs, ENCODED_TOGETHER):
+        for inputs in encoder_batches(body.inputs):
             sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
             encodings = await service.encode(sources, files)
             vectors += [(_vector(each), len(each.last_hidden_state)) for each in encodings]

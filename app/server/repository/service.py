@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import HTTPConnection
 
@@ -23,6 +23,7 @@ from vlm_app.server.core.metrics import Metrics, Stopwatch
 from vlm_app.server.repository.statistics import RequestTimes, Statistics
 from vlm_app.server.tensors.model import ModelTensors
 
+T = TypeVar("T")
 ENCODED_TOGETHER = 32  # inputs of one request for an encoder
 
 
@@ -119,8 +120,8 @@ class Service:
     async def encode(
         self, sources: list[dict[str, Any]], files: list[list[Any]], attentions: bool = False
     ) -> list[Encoding]:
-        """Returns what an encoder makes of some of a request's inputs, ENCODED_TOGETHER at most: between such calls
-        the engine goes on with what else it does. Raises Busy and the errors of AsyncPipeline."""
+        """Returns what an encoder makes of one of the `encoder_batches` of a request's inputs: between such calls the
+        engine goes on with what else it does. Raises Busy and the errors of AsyncPipeline."""
         with self.acquire_slot(len(sources)):
             return await self.model.encode(sources, files, attentions=attentions)
 
@@ -150,6 +151,11 @@ class Services:
 
     def __iter__(self) -> Iterator[Service]:
         return iter(list(self.by_name.values()))
+
+
+def encoder_batches(inputs: list[T]) -> list[list[T]]:
+    """Returns a request's inputs in the parts that Service.encode takes."""
+    return [inputs[i : i + ENCODED_TOGETHER] for i in range(0, len(inputs), ENCODED_TOGETHER)]
 
 
 def services_of(http: HTTPConnection) -> Services:

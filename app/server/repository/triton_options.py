@@ -5,20 +5,23 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import ConfigError, InputError
-from vlm_app.core.load_options import LoadOptions
+from vlm.options import options_of, without_none
+from vlm_app.core.load_options import RUNTIME, LoadOptions
 
 ENSEMBLE, BEFORE, ENGINE, AFTER = "ensemble", "preprocessing", "engine", "postprocessing"
 CONFIG = "config.pbtxt"  # in a model's folder
 ENGINE_FOLDER, FRONTEND_FOLDER = "engine", "frontend"  # in that of a version
 KINDS = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "cuda": "KIND_GPU"}
 
-# what an engine's configuration says of its loading, as parameters; Triton has words of its own for the rest
-PARAMETERS = (
-    "threads", "kv_cache_free_gpu_memory_fraction", "cross_kv_cache_fraction", "max_seq_len", "max_encoder_input_len",
-)  # fmt: skip
+_TRITONS = ("device", "max_batch_size")  # which Triton has words of its own for
+# what an engine's configuration says of its loading, as parameters: how it is run, and limits below its own
+PARAMETERS = tuple(name for name in (*RUNTIME, *LIMITS) if name not in _TRITONS)
+_WORDS = {"true": True, "false": False}
 
 
 def parameters_of(options: LoadOptions) -> dict[str, dict[str, str]]:
@@ -29,15 +32,26 @@ def parameters_of(options: LoadOptions) -> dict[str, dict[str, str]]:
 
 def options_from_words(words: Mapping[str, str]) -> LoadOptions:
     """Reads parameters by name. Raises ConfigError for a value that is not allowed."""
-    hints = typing.get_type_hints(BuildConfig) | typing.get_type_hints(RuntimeConfig)
-    values = {}
-    for name, word in words.items():
-        kind = float if hints[name] is float else int
-        try:
-            values[name] = kind(word)
-        except ValueError:
-            raise ConfigError(f"the parameter {name} is {word!r}; it must be a number.") from None
-    return LoadOptions.from_dict(values)
+    return LoadOptions.from_dict({name: _value(name, word) for name, word in words.items()})
+
+
+def _value(name: str, word: str) -> Any:
+    """Reads a parameter as its field's type. Raises ConfigError."""
+    config = RuntimeConfig if name in RUNTIME else BuildConfig
+    kind = without_none(typing.get_type_hints(config)[name])
+    read = options_of(config)[name].read or (_switch if kind is bool else kind)
+    try:
+        return read(word)
+    except ValueError:
+        expected = "true or false" if kind is bool else "a number"
+        raise ConfigError(f"the parameter {name} is {word!r}; it must be {expected}.") from None
+
+
+def _switch(word: str) -> bool:
+    """Reads true or false. ValueError for anything else."""
+    if word.lower() not in _WORDS:
+        raise ValueError
+    return _WORDS[word.lower()]
 
 
 @dataclass(frozen=True)

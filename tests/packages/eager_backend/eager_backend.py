@@ -70,9 +70,8 @@ class EagerBackend(Backend):
         import numpy as np
         import torch
 
-        from vlm.registry import catalogs
+        from vlm.registry.networks import load_network
 
-        spec = catalogs.model_spec(engine.roles[role])
         with np.load(engine.path / role / "weights.npz") as arrays:
             weights = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-        return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device)
+        return load_network(engine, role, weights, device)

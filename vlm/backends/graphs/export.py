@@ -56,18 +56,18 @@ def examples(io: GraphIO, seed: int = 0, batch: int = 2, span: int = 3, rows: in
     span = min(span, most)
     lengths = (span - torch.arange(batch)).clamp(min=1)
     starts = torch.arange(batch).clamp(max=most - span)
-    found = {"lengths": lengths, "counts": lengths, "starts": starts, "cross_lengths": torch.ones_like(starts)}
+    tensors = {"lengths": lengths, "counts": lengths, "starts": starts, "cross_lengths": torch.ones_like(starts)}
     for port in io.inputs:
         shape = port.sized(batch=batch, span=span, rows=rows, cached=most, crossed=CROSS)
         if port.dtype.is_floating_point:
-            found[port.name] = torch.randn(shape, generator=generator).to(port.dtype)
+            tensors[port.name] = torch.randn(shape, generator=generator).to(port.dtype)
             if port.name.startswith("cross_k"):
-                found["cross_lengths"] = torch.arange(batch).remainder(shape[2]) + 1
+                tensors["cross_lengths"] = torch.arange(batch).remainder(shape[2]) + 1
     ids = torch.randint(0, io.vocab_size or 1, (batch, span), generator=generator)
-    if "prompt_table" in found:
+    if "prompt_table" in tensors:
         ids[:, 0] = io.vocab_size + torch.arange(batch).remainder(rows)
-    found["token_ids"] = ids
-    return {port.name: found[port.name] for port in io.inputs}
+    tensors["token_ids"] = ids
+    return {port.name: tensors[port.name] for port in io.inputs}
 
 
 def _dynamic(port: Port) -> dict[int, Any]:

@@ -78,16 +78,16 @@ def graphs_of(
     """By name, in the order in which a request meets them. `caches_grow`: the decoder takes caches of
     any number of rows."""
     visual, encoder, decoder = configs.visual, configs.encoder, configs.decoder
-    found = {}
+    graphs = {}
     if visual is not None:
-        found["visual"] = visual_io(visual, dtype)
+        graphs["visual"] = visual_io(visual, dtype)
     if encoder is not None:
-        found["encoder"] = encoder_io(encoder, limits, dtype)
+        graphs["encoder"] = encoder_io(encoder, limits, dtype)
     if decoder is not None and decoder.cross_attention:
-        found["cross"] = cross_io(decoder, limits, dtype)
+        graphs["cross"] = cross_io(decoder, limits, dtype)
     if decoder is not None:
-        found["decoder"] = decoder_io(decoder, limits, dtype, caches_grow=caches_grow)
-    return found
+        graphs["decoder"] = decoder_io(decoder, limits, dtype, caches_grow=caches_grow)
+    return graphs
 
 
 def visual_io(config: VisionConfig, dtype: torch.dtype) -> GraphIO:
@@ -111,17 +111,17 @@ def cross_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype) -> G
 def decoder_io(config: ModelConfig, limits: EngineLimits, dtype: torch.dtype, *, caches_grow: bool) -> GraphIO:
     rows = (CACHED, CROSSED) if caches_grow else (limits.max_seq_len, limits.max_encoder_input_len)
     own = (BATCH, config.num_kv_heads, rows[0], config.head_dim)
-    held = [Port(name, own, dtype) for name in caches("self", config.num_layers)]
+    cache_ports = [Port(name, own, dtype) for name in caches("self", config.num_layers)]
     inputs = [_token_ids(), _integers("starts"), _integers("counts")]
     if config.cross_attention:
         theirs = (BATCH, config.num_heads, rows[1], config.head_dim)
-        inputs += [_integers("cross_lengths"), *held]
+        inputs += [_integers("cross_lengths"), *cache_ports]
         inputs += [Port(name, theirs, dtype) for name in caches("cross", config.num_layers)]
     else:
-        inputs += [_prompt_table(config, dtype), *held]
+        inputs += [_prompt_table(config, dtype), *cache_ports]
     outputs = [Port("logits", (BATCH, config.vocab_size), torch.float32)]
-    outputs += [Port(updated(port.name), port.shape, dtype) for port in held]
-    in_place = {updated(port.name): port.name for port in held}
+    outputs += [Port(updated(port.name), port.shape, dtype) for port in cache_ports]
+    in_place = {updated(port.name): port.name for port in cache_ports}
     return GraphIO(tuple(inputs), tuple(outputs), in_place, config.vocab_size, limits.max_seq_len)
 
 

@@ -35,5 +35,5 @@ class Network(Generic[C]):
 
     def __call__(self, **inputs: Tensor) -> Tensors:
         """Runs the graph once on those of the inputs that it takes."""
-        wanted = {port.name: inputs[port.name] for port in self.graph.io.inputs}
-        return self.graph.bind(wanted, {})()
+        tensors = {port.name: inputs[port.name] for port in self.graph.io.inputs}
+        return self.graph.bind(tensors, {})()

@@ -81,8 +81,8 @@ def _caches(inputs: Tensors, kind: str, config: ModelConfig) -> Caches:
     return list(zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def _flat(held: Caches) -> list[Tensor]:
-    return [tensor for pair in held for tensor in pair]
+def _flat(pairs: Caches) -> list[Tensor]:
+    return [tensor for pair in pairs for tensor in pair]
 
 
 def _prompt_embeds(inputs: Tensors, config: ModelConfig) -> PromptEmbeds:

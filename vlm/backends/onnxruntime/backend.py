@@ -31,12 +31,12 @@ class OnnxRuntimeBackend(Backend):
     rank = 1
 
     def errors(self, build: BuildConfig) -> list[str]:
-        found = []
+        errors = []
         if build.quantization in self.quantizations and build.dtype != "float32":
-            found.append(f"quantization {build.quantization} needs dtype float32, not {build.dtype}")
+            errors.append(f"quantization {build.quantization} needs dtype float32, not {build.dtype}")
         if build.dtype == "bfloat16":
-            found.append(f"{NO_BFLOAT16}, build it with float32 or float16")
-        return found
+            errors.append(f"{NO_BFLOAT16}, build it with float32 or float16")
+        return errors
 
     def default_dtype(self, device: str) -> str:
         return "float32"
@@ -45,12 +45,12 @@ class OnnxRuntimeBackend(Backend):
         if device not in self.devices:
             return None
         try:
-            installed = version("onnxruntime")
+            release = version("onnxruntime")
         except PackageNotFoundError:
             return Preference(False, "onnxruntime is not installed: pip install 'vlm-runtime[onnx]'")
         if dtype == "bfloat16":
             return Preference(False, NO_BFLOAT16)
-        return Preference(True, f"onnxruntime {installed} is installed, and the device is the CPU")
+        return Preference(True, f"onnxruntime {release} is installed, and the device is the CPU")
 
     def check_build(self, build: BuildConfig) -> None:
         from vlm.backends.onnxruntime.session import require

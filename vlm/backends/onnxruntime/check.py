@@ -26,8 +26,8 @@ SIZES = ({"batch": 2, "span": 5}, {"batch": 1, "span": 1, "rows": 1}, {"batch": 
 
 def check(name: str, network: nn.Module, io: GraphIO, path: Path, quantized: bool = False) -> None:
     """Raises EngineError with every reason why the graph at `path` cannot be trusted."""
-    compared = _numbers(name, network, io, path, QUANTIZED) if quantized else numbers(name, network, io, path)
-    errors = structure(path, name) + compared
+    differences = _numbers(name, network, io, path, QUANTIZED) if quantized else numbers(name, network, io, path)
+    errors = structure(path, name) + differences
     if errors:
         raise EngineError(
             f"the exported {name} graph is not what the model computes: {listed(errors)}; please report it."
@@ -40,22 +40,22 @@ def structure(path: Path, name: str) -> list[str]:
     import onnx
 
     graph = onnx.load(str(path), load_external_data=False).graph
-    written = {out for node in graph.node if node.op_type == "TensorScatter" for out in node.output}
+    updates = {out for node in graph.node if node.op_type == "TensorScatter" for out in node.output}
     attentions = [node for node in graph.node if node.op_type == ATTENTION]
     if name in ("encoder", "decoder") and not attentions:
         return ["it has no attention"]
-    return [reason for node in attentions for reason in _errors(node, written)]
+    return [reason for node in attentions for reason in _errors(node, updates)]
 
 
-def _errors(node: Any, written: set[str]) -> list[str]:
+def _errors(node: Any, updates: set[str]) -> list[str]:
     inputs = [*node.input, *[""] * 6]
     kind = next(a.s.decode() for a in node.attribute if a.name == "causal_kind")
-    cached, masked, found = inputs[1] in written, bool(inputs[3]), []
+    has_cache, has_mask, errors = inputs[1] in updates, bool(inputs[3]), []
     if not inputs[5]:
-        found.append(f"{node.name} lacks the lengths of its keys")
-    if kind not in ("none", "lower_right") or (kind == "lower_right") != (cached and not masked):
-        found.append(f"{node.name} over {'its' if cached else 'another'} cache has causal kind {kind}")
-    return found
+        errors.append(f"{node.name} lacks the lengths of its keys")
+    if kind not in ("none", "lower_right") or (kind == "lower_right") != (has_cache and not has_mask):
+        errors.append(f"{node.name} over {'its' if has_cache else 'another'} cache has causal kind {kind}")
+    return errors
 
 
 def numbers(name: str, network: nn.Module, io: GraphIO, path: Path) -> list[str]:
@@ -70,19 +70,19 @@ def numbers(name: str, network: nn.Module, io: GraphIO, path: Path) -> list[str]
 
 @torch.inference_mode()
 def _numbers(name: str, network: nn.Module, io: GraphIO, path: Path, tolerance: float) -> list[str]:
-    graph, module, found = OnnxGraph(path, io), GRAPHS[name](network), []
+    graph, module, errors = OnnxGraph(path, io), GRAPHS[name](network), []
     for sizes in SIZES:
         inputs = examples(io, **sizes)
-        want = {output: tensor.clone() for output, tensor in module(inputs).items()}
-        got = graph.bind(inputs, {output: inputs[held] for output, held in io.in_place.items()})()
-        found += [
+        reference = {output: tensor.clone() for output, tensor in module(inputs).items()}
+        actual = graph.bind(inputs, {output: inputs[source] for output, source in io.in_place.items()})()
+        errors += [
             f"{output} differs by {error:.2g} of its largest value at {sizes}"
-            for output in want
-            if not (error := _error(got[output], want[output])) <= tolerance
+            for output in reference
+            if not (error := _error(actual[output], reference[output])) <= tolerance
         ]
-    return found
+    return errors
 
 
-def _error(got: Tensor, want: Tensor) -> float:
-    got, want = got.float(), want.float()
-    return float((got - want).abs().max() / want.abs().max().clamp(min=1e-6))
+def _error(actual: Tensor, reference: Tensor) -> float:
+    actual, reference = actual.float(), reference.float()
+    return float((actual - reference).abs().max() / reference.abs().max().clamp(min=1e-6))

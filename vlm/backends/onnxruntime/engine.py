@@ -30,8 +30,8 @@ def write_graphs(job: BuildJob, folder: Path, *, caches_grow: bool) -> list[Path
 
     say = job.progress or (lambda *_: None)
     graphs = graphs_of(job.configs, job.limits, getattr(torch, job.build.dtype), caches_grow=caches_grow)
-    for done, (name, io) in enumerate(graphs.items()):
-        say("Exporting the graphs", done, len(graphs))
+    for number, (name, io) in enumerate(graphs.items()):
+        say("Exporting the graphs", number, len(graphs))
         network, file = _network(job, role_of(name)), folder / name / FILE
         export(name, network, io, file)
         check(name, network, io, file)

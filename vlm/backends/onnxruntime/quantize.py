@@ -37,9 +37,9 @@ def _plain_products(model: Any) -> Any:
     """Gemm -> MatMul and Add, which is what the quantizer takes."""
     from onnxruntime.quantization.onnx_model import ONNXModel
 
-    changed = ONNXModel(model)
-    changed.replace_gemm_with_matmul()
-    return changed.model
+    editor = ONNXModel(model)
+    editor.replace_gemm_with_matmul()
+    return editor.model
 
 
 def _own_weights(graph: Any) -> None:

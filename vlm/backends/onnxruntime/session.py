@@ -50,9 +50,9 @@ class OnnxGraph:
                 f"ONNX Runtime cannot load {path}: {reason}; rebuild the engine with vlm build."
             ) from error
 
-        held = [*self.session.get_inputs(), *self.session.get_outputs()]
+        tensors = [*self.session.get_inputs(), *self.session.get_outputs()]
         ports = [*io.inputs, *io.outputs]
-        if len(held) != len(ports) or not all(map(_fits, ports, held)):
+        if len(tensors) != len(ports) or not all(map(_fits, ports, tensors)):
             raise EngineError(f"{path} was exported by another version of vlm; rebuild the engine with vlm build.")
 
     def bind(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Binding:
@@ -63,19 +63,19 @@ class OnnxGraph:
             for name, size in zip(port.shape, inputs[port.name].shape, strict=True)
             if isinstance(name, str)
         }
-        made = {
+        buffers = {
             port.name: torch.empty(port.sized(**sizes), dtype=port.dtype)
             for port in self.io.outputs
             if port.name not in outputs
         }
-        return Binding(self.session, dict(inputs), {**made, **outputs})
+        return Binding(self.session, dict(inputs), {**buffers, **outputs})
 
 
-def _fits(port: Port, held: Any) -> bool:
+def _fits(port: Port, tensor: Any) -> bool:
     """Does the file's tensor take all that the port may be? Its sizes that vary are no numbers."""
-    sizes = zip(held.shape, port.shape, strict=False)
-    same = port.name == held.name and len(port.shape) == len(held.shape)
-    return same and all(size == wanted for size, wanted in sizes if isinstance(size, int))
+    sizes = zip(tensor.shape, port.shape, strict=False)
+    same = port.name == tensor.name and len(port.shape) == len(tensor.shape)
+    return same and all(size == port_size for size, port_size in sizes if isinstance(size, int))
 
 
 class Binding:

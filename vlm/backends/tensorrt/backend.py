@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vlm.backends.base import Backend, BuildJob, BuiltFiles, Layout
@@ -50,11 +49,6 @@ class TensorRTBackend(Backend):
 
         plans, info = write_plans(job)
         return BuiltFiles(file_entries(job.folder, plans), info.built_for())
-
-    def build_of(self, engine: EngineDir) -> BuildConfig:
-        from vlm.backends.tensorrt.plan_info import PlanInfo
-
-        return replace(engine.build, target=PlanInfo.from_manifest(engine.manifest.built_for).targets)
 
     def resolve_device(self, name: str) -> torch.device:
         if name == "cpu":

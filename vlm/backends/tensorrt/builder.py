@@ -97,8 +97,8 @@ def parse(trt: Any, network: Any, onnx_file: Path, logger: Any, errors: list[str
     """Fills a network from a file, and checks that all of it has arrived."""
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(onnx_file)):  # from a file: it finds external weights
-        found = [parser.get_error(index) for index in range(parser.num_errors)]
-        reasons = [f"{error.node_operator()} {error.desc()}".strip() for error in found] or errors
+        parser_errors = [parser.get_error(index) for index in range(parser.num_errors)]
+        reasons = [f"{error.node_operator()} {error.desc()}".strip() for error in parser_errors] or errors
         raise EngineError(f"TensorRT cannot read {onnx_file.name}: {last(reasons)}")
     check_parsed(network, trt, onnx_file)
 

@@ -38,10 +38,10 @@ def check_parsed(network: Any, trt: Any, onnx_file: Path) -> None:
     import onnx
 
     graph = onnx.load(str(onnx_file), load_external_data=False).graph
-    cached = any(port.name.startswith(CACHES) for port in graph.input)
-    wanted, got = asked_attentions(graph, cached), {a.name: a for a in parsed_attentions(network, trt)}
-    errors = [reason for attention in wanted for reason in _misread(attention, got, cached)]
-    errors += _superfluous({attention.name for attention in wanted}, got)
+    has_caches = any(port.name.startswith(CACHES) for port in graph.input)
+    attentions, layers = graph_attentions(graph, has_caches), {a.name: a for a in network_attentions(network, trt)}
+    errors = [reason for attention in attentions for reason in _misread(attention, layers, has_caches)]
+    errors += _superfluous({attention.name for attention in attentions}, layers)
     errors += _copied_caches(network, trt, sum(node.op_type == UPDATE for node in graph.node))
     if errors:
         raise EngineError(
@@ -50,20 +50,20 @@ def check_parsed(network: Any, trt: Any, onnx_file: Path) -> None:
         )
 
 
-def asked_attentions(graph: GraphProto, cached: bool) -> list[Attention]:
+def graph_attentions(graph: GraphProto, has_caches: bool) -> list[Attention]:
     """What the graph's nodes say, by their names. In a graph with caches, causal means from the last row on."""
-    written = {node.output[0] for node in graph.node if node.op_type == UPDATE}
-    return [_expected(node, cached, node.input[1] in written) for node in graph.node if node.op_type in INPUTS]
+    updates = {node.output[0] for node in graph.node if node.op_type == UPDATE}
+    return [_expected(node, has_caches, node.input[1] in updates) for node in graph.node if node.op_type in INPUTS]
 
 
-def _expected(node: NodeProto, cached: bool, writes: bool) -> Attention:
+def _expected(node: NodeProto, has_caches: bool, writes: bool) -> Attention:
     attributes = {a.name: _value(a) for a in node.attribute}
     causal = attributes.get("causal_kind")
     if causal is None:
-        causal = (LAST_ROW if cached else "upper_left") if attributes.get("is_causal") else "none"
-    given = [bool(name) for name in node.input] + [False] * 7
+        causal = (LAST_ROW if has_caches else "upper_left") if attributes.get("is_causal") else "none"
+    present = [bool(name) for name in node.input] + [False] * 7
     mask, lengths = INPUTS[node.op_type]
-    return Attention(node.name or f"node_of_{node.output[0]}", causal, given[lengths], given[mask], writes)
+    return Attention(node.name or f"node_of_{node.output[0]}", causal, present[lengths], present[mask], writes)
 
 
 def _value(attribute: AttributeProto) -> Any:
@@ -73,7 +73,7 @@ def _value(attribute: AttributeProto) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def parsed_attentions(network: Any, trt: Any) -> Iterator[Attention]:
+def network_attentions(network: Any, trt: Any) -> Iterator[Attention]:
     for attention in attention_layers(network, trt):
         causal, lengths = attention.causal_kind.name.lower(), attention.key_value_lengths is not None
         yield Attention(attention.name, causal, lengths, attention.mask is not None)
@@ -88,35 +88,35 @@ def attention_layers(network: Any, trt: Any) -> Iterator[Any]:
             yield layer.attention
 
 
-def _misread(wanted: Attention, parsed: dict[str, Attention], cached: bool) -> Iterator[str]:
-    got = parsed.get(wanted.name)
-    if got is None:
-        yield f"attention {wanted.name} is gone"
+def _misread(attention: Attention, layers: dict[str, Attention], has_caches: bool) -> Iterator[str]:
+    layer = layers.get(attention.name)
+    if layer is None:
+        yield f"attention {attention.name} is gone"
         return
-    if wanted.lengths and not got.lengths:
-        yield f"attention {wanted.name} lost the lengths of its keys"
-    elif cached and not got.lengths:
-        yield f"attention {wanted.name} reads a cache without lengths of its keys"
-    if got.causal != wanted.causal:
-        yield f"attention {wanted.name} is causal by {got.causal}, not by {wanted.causal}"
-    elif cached and got.causal == "upper_left":
-        yield f"attention {wanted.name} is causal by upper_left, a cache needs {LAST_ROW}"
-    if wanted.mask and not got.mask:
-        yield f"attention {wanted.name} lost its mask"
-    elif wanted.writes and got.causal == "none" and not got.mask:
-        yield f"attention {wanted.name} sees later tokens: it has neither a causal kind nor a mask"
+    if attention.lengths and not layer.lengths:
+        yield f"attention {attention.name} lost the lengths of its keys"
+    elif has_caches and not layer.lengths:
+        yield f"attention {attention.name} reads a cache without lengths of its keys"
+    if layer.causal != attention.causal:
+        yield f"attention {attention.name} is causal by {layer.causal}, not by {attention.causal}"
+    elif has_caches and layer.causal == "upper_left":
+        yield f"attention {attention.name} is causal by upper_left, a cache needs {LAST_ROW}"
+    if attention.mask and not layer.mask:
+        yield f"attention {attention.name} lost its mask"
+    elif attention.writes and layer.causal == "none" and not layer.mask:
+        yield f"attention {attention.name} sees later tokens: it has neither a causal kind nor a mask"
 
 
-def _superfluous(wanted: set[str], parsed: dict[str, Attention]) -> Iterator[str]:
-    yield from (f"attention {name} was added" for name in sorted(parsed.keys() - wanted))
+def _superfluous(names: set[str], layers: dict[str, Attention]) -> Iterator[str]:
+    yield from (f"attention {name} was added" for name in sorted(layers.keys() - names))
 
 
 def _copied_caches(network: Any, trt: Any, updates: int) -> Iterator[str]:
     """Only an update straight from an input to an output of the network happens in place."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
-    kept = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
-    if len(kept) != updates:
-        yield f"{updates} cache updates became {len(kept)}"
-    for layer in kept:
+    update_layers = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
+    if len(update_layers) != updates:
+        yield f"{updates} cache updates became {len(update_layers)}"
+    for layer in update_layers:
         if not (layer.get_input(0).is_network_input and layer.get_output(0).is_network_output):
             yield f"cache update {layer.name} does not go from an input to an output"

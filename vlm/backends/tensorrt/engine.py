@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def write_plans(job: BuildJob) -> tuple[list[Path], PlanInfo]:
     """Exports every graph, builds it below the job's folder -> the plans, and what may run them. Raises EngineError."""
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=job.folder) as scratch:
-        written = write_graphs(job, Path(scratch), caches_grow=False)
-        files = {path.parent.name: path for path in written if path.name == FILE}
+        paths = write_graphs(job, Path(scratch), caches_grow=False)
+        files = {path.parent.name: path for path in paths if path.name == FILE}
         info = build_plans(files, job.folder, job.build, job.limits, progress=job.progress)
     return [job.folder / plan for plan in info.plans.values()], info
 
@@ -39,10 +39,10 @@ def load_plans(engine: EngineDir, device: torch.device) -> dict[str, Network]:
     info = check_plans(engine, device)
     library = named(info.library, installed())
     configs, dtype = catalogs.configs_of(engine), getattr(torch, engine.build.dtype)
-    built = EngineLimits.from_manifest(engine.manifest.limits)  # a plan's caches have one size
+    limits = EngineLimits.from_manifest(engine.manifest.limits)  # a plan's caches have one size
     return {
         name: Network(configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))
-        for name, io in graphs_of(configs, built, dtype, caches_grow=False).items()
+        for name, io in graphs_of(configs, limits, dtype, caches_grow=False).items()
         if role_of(name) in engine.loaded_roles
     }
 

@@ -52,10 +52,10 @@ class Library:
 def installed() -> dict[str, Library]:
     """The libraries that can be imported, by name, the full one first. Raises EngineError for one that is broken or
     too old."""
-    found = {name: _imported(name) for name in MODULES}
-    libraries = {name: Library(name, module) for name, module in found.items() if module is not None}
+    modules = {name: _imported(name) for name in MODULES}
+    libraries = {name: Library(name, module) for name, module in modules.items() if module is not None}
     for name, library in libraries.items():
-        if not all(hasattr(library.module, needed) for needed in NEEDED):
+        if not all(hasattr(library.module, attribute) for attribute in NEEDED):
             upgrade = PIP[name].replace("install", "install --upgrade")
             raise EngineError(f"{name} {library.version} is too old: it cannot update caches in place; {upgrade}.")
     return libraries

@@ -31,11 +31,11 @@ class Phases:
 
     def fraction(self) -> float:
         """0 to 1; never less than before, though phases come back."""
-        share, done = 1.0, 0.0
-        for steps_done, steps in self._open.values():
-            done += share * min(steps_done, steps) / steps
+        share, fraction = 1.0, 0.0
+        for step, steps in self._open.values():
+            fraction += share * min(step, steps) / steps
             share /= steps
-        self._furthest = max(self._furthest, min(done, 1.0))
+        self._furthest = max(self._furthest, min(fraction, 1.0))
         return self._furthest
 
 

@@ -112,15 +112,15 @@ def _shapes(name: str, dims: Dims, ranges: Mapping[str, Range]) -> tuple[Shape, 
 
 def _range(name: str, axis: int, dim: int | str | None, axes: tuple[str, ...], ranges: Mapping[str, Range]) -> Range:
     kind = axes[axis] if axis < len(axes) else ""
-    known = ranges.get(kind)
+    bounds = ranges.get(kind)
     size = _size(dim)
     if size is None:
-        if known is None:
+        if bounds is None:
             raise EngineError(f"the graph's input {name} is dynamic in axis {axis} ({dim}), which no limit bounds.")
-        return known
-    if known is not None and not known[0] <= size <= known[2]:
+        return bounds
+    if bounds is not None and not bounds[0] <= size <= bounds[2]:
         raise EngineError(
-            f"the graph's input {name} has {dim} in axis {axis}, built for are {known[0]} to {known[2]}; export it"
+            f"the graph's input {name} has {dim} in axis {axis}, built for are {bounds[0]} to {bounds[2]}; export it"
             " again with the limits of this build."
         )
     return _fixed(size)

@@ -25,35 +25,35 @@ class PlanContext:
 
     def __init__(self, context: Any, errors: Sequence[str] = ()):
         self._context, self._errors = context, errors
-        self._bound: dict[str, Binding] = {}
+        self._bindings: dict[str, Binding] = {}
 
-    def enqueue(self, wanted: Sequence[Binding], stream: int) -> None:
-        """`wanted` has the inputs first. Raises EngineError for what TensorRT refuses, OutOfMemoryError
+    def enqueue(self, bindings: Sequence[Binding], stream: int) -> None:
+        """`bindings` has the inputs first. Raises EngineError for what TensorRT refuses, OutOfMemoryError
         where it has no memory for it."""
-        changed = [binding for binding in wanted if self._bound.get(binding.name) != binding]
-        for binding in changed:
+        changes = [binding for binding in bindings if self._bindings.get(binding.name) != binding]
+        for binding in changes:
             self._bind(binding)
-        if changed:  # an input's shape may be what an unchanged output no longer fits
-            self._check_shapes(wanted)
-        known = len(self._errors)
+        if changes:  # an input's shape may be what an unchanged output no longer fits
+            self._check_shapes(bindings)
+        num_errors = len(self._errors)
         if not self._context.execute_async_v3(stream):
-            said = self._errors[known:]
-            kind = OutOfMemoryError if any("out of memory" in text.lower() for text in said) else EngineError
-            raise kind(f"TensorRT could not queue the plan's work: {last(said)}")
+            messages = self._errors[num_errors:]
+            kind = OutOfMemoryError if any("out of memory" in text.lower() for text in messages) else EngineError
+            raise kind(f"TensorRT could not queue the plan's work: {last(messages)}")
 
     def _bind(self, binding: Binding) -> None:
-        self._bound.pop(binding.name, None)
-        done = not binding.is_input or self._context.set_input_shape(binding.name, binding.shape)
-        if not (done and self._context.set_tensor_address(binding.name, binding.address)):
+        self._bindings.pop(binding.name, None)
+        shape_fits = not binding.is_input or self._context.set_input_shape(binding.name, binding.shape)
+        if not (shape_fits and self._context.set_tensor_address(binding.name, binding.address)):
             raise EngineError(f"TensorRT does not take {binding.name} of shape {binding.shape}: {last(self._errors)}")
-        self._bound[binding.name] = binding
+        self._bindings[binding.name] = binding
 
-    def _check_shapes(self, wanted: Sequence[Binding]) -> None:
+    def _check_shapes(self, bindings: Sequence[Binding]) -> None:
         """Memory of another size would be written beyond its end."""
-        for binding in wanted:
+        for binding in bindings:
             shape = tuple(self._context.get_tensor_shape(binding.name))
             if shape != binding.shape:
-                self._bound.clear()
+                self._bindings.clear()
                 raise EngineError(f"the plan's {binding.name} is {shape}, memory is given for {binding.shape}.")
 
 
@@ -112,10 +112,10 @@ class PlanGraph:
         passes = plan_passes(self._ports, {**inputs, **results}, batched, self.device)
         return BoundPlan(passes, self._contexts, dict(inputs), results, self._queue)
 
-    def _allocated(self, inputs: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _allocated(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         pairs = [pair for port in self.io.inputs for pair in zip(port.shape, inputs[port.name].shape, strict=True)]
         sizes = {name: size for name, size in pairs if isinstance(name, str)}
-        lacking = [port for port in self.io.outputs if port.name not in given]
+        lacking = [port for port in self.io.outputs if port.name not in outputs]
         return {p.name: torch.empty(p.sized(**sizes), dtype=p.dtype, device=self.device) for p in lacking}
 
     def _load(self, plan_file: Path) -> Any:

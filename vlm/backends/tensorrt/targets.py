@@ -56,15 +56,15 @@ def resolve_targets(library: Library, targets: tuple[str, ...], gpu: str | None)
     """
     if library.name == FULL:
         return _of_the_gpu(targets, gpu)
-    known = library.capabilities
-    newer = tuple(name for name in known if int(name[2:]) >= OLDEST_DEFAULT)
-    wanted = targets or ((gpu,) if gpu else newer)
-    if unknown := [name for name in wanted if name not in known]:
+    names = library.capabilities
+    newer = tuple(name for name in names if int(name[2:]) >= OLDEST_DEFAULT)
+    targets = targets or ((gpu,) if gpu else newer)
+    if unknown := [name for name in targets if name not in names]:
         raise EngineError(
-            f"{library.name} {library.version} does not build for {listed(unknown)}, it builds for {listed(known, 20)};"
+            f"{library.name} {library.version} does not build for {listed(unknown)}, it builds for {listed(names, 20)};"
             f" leave that out, or use the full TensorRT on a machine with such a GPU: {PIP[FULL]}."
         )
-    return tuple(name for name in known if name in wanted)
+    return tuple(name for name in names if name in targets)
 
 
 def _of_the_gpu(targets: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:

@@ -46,13 +46,13 @@ def _append_and_check_stop(
         tl.store(logprobs_ptr + slot * width + length, logprob)
         tl.store(lengths_ptr + slot, length + 1)
 
-        stopped = 0
+        at_stop = 0
         for begin in range(0, STOPS, CHUNK):
             stops = tl.load(stops_ptr + slot * STOPS + begin + tl.arange(0, CHUNK))
-            stopped = tl.maximum(stopped, tl.max((stops == token).to(tl.int32)))
+            at_stop = tl.maximum(at_stop, tl.max((stops == token).to(tl.int32)))
         code = tl.where(length + 1 >= limit, 3, 0)
         code = tl.where((tl.load(detect_ptr + slot) == 1) & (looping == 1), 2, code)
-        code = tl.where(stopped == 1, 1, code)
+        code = tl.where(at_stop == 1, 1, code)
         tl.store(finish_ptr + slot, code)
 
 

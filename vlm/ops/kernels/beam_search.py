@@ -104,8 +104,8 @@ def _choose(
         old = tl.load(hypothesis_scores_ptr + slots, mask=exist, other=-float("inf"))
         full = (tl.min((old_ended | ~exist).to(tl.int32)) == 1) & (early == 1)
         just = ending & there & (k < width)
-        generated = (length + 1 - prompt).to(tl.float32)
-        new = best_total / tl.exp2(penalty * tl.log2(generated))
+        num_generated = (length + 1 - prompt).to(tl.float32)
+        new = best_total / tl.exp2(penalty * tl.log2(num_generated))
         new += tl.where(full, NONE, 0.0)
         new += tl.where(can_improve, 0.0, NONE)
         new += tl.where(just, 0.0, NONE)
@@ -139,20 +139,20 @@ def _choose(
         parent = tl.zeros([W_PAD], tl.int32)
         next_token = tl.zeros([W_PAD], tl.int32)
         next_own = tl.zeros([W_PAD], tl.float32)
-        taken = tl.zeros([K_PAD], tl.int32)
+        is_taken = tl.zeros([K_PAD], tl.int32)
         for i in range(W):
             # one that was taken must not be taken again, even where all that is left is -inf
-            at = tl.argmax(tl.where(taken == 1, -float("inf"), tl.maximum(run, -3.0e38)), 0)
+            at = tl.argmax(tl.where(is_taken == 1, -float("inf"), tl.maximum(run, -3.0e38)), 0)
             here = w == i
             score = tl.where(here, _take(best_total + tl.where(ending, NONE, 0.0), k, at), score)
             parent = tl.where(here, _take(best_parent, k, at), parent)
             next_token = tl.where(here, _take(best_token, k, at), next_token)
             next_own = tl.where(here, _take(best_own, k, at), next_own)
-            taken = tl.where(k == at, 1, taken)
+            is_taken = tl.where(k == at, 1, is_taken)
 
         # does the group go on?
         longest = (limit - prompt).to(tl.float32)
-        reach = tl.where((early == 2) & (penalty > 0), longest, generated)
+        reach = tl.where((early == 2) & (penalty > 0), longest, num_generated)
         best_running = tl.max(tl.where(w == 0, score, -float("inf"))) / tl.exp2(penalty * tl.log2(reach))
         lowest = tl.min(tl.where(exist, kept_scores, float("inf")))
         worst = tl.where(kept_ended == 1, lowest, NONE)
@@ -199,17 +199,17 @@ def _move(
         source = tl.load(source_ptr + group * W + w, mask=exist, other=0)
         is_old = source < W
         origin = tl.load(slots_ptr + group * W + parents, mask=exist, other=padding_slot).to(tl.int64)
-        kept = tl.load(slots_ptr + group * W + source % W, mask=exist, other=padding_slot).to(tl.int64)
+        base = tl.load(slots_ptr + group * W + source % W, mask=exist, other=padding_slot).to(tl.int64)
         mask = exist[:, None] & (t < width)[None, :]
         here = (t == at)[None, :]
 
         old = is_old[:, None]
         tokens = tl.load(tokens_ptr + origin[:, None] * width + t[None, :], mask=mask, other=0)
         logprobs = tl.load(logprobs_ptr + origin[:, None] * width + t[None, :], mask=mask, other=0.0)
-        ended = tl.load(hypotheses_ptr + kept[:, None] * width + t[None, :], mask=mask & old, other=0)
-        ended_own = tl.load(hypothesis_logprobs_ptr + kept[:, None] * width + t[None, :], mask=mask & old, other=0.0)
-        now = tl.load(tokens_ptr + kept[:, None] * width + t[None, :], mask=mask & ~old, other=0)
-        now_own = tl.load(logprobs_ptr + kept[:, None] * width + t[None, :], mask=mask & ~old, other=0.0)
+        ended = tl.load(hypotheses_ptr + base[:, None] * width + t[None, :], mask=mask & old, other=0)
+        ended_own = tl.load(hypothesis_logprobs_ptr + base[:, None] * width + t[None, :], mask=mask & old, other=0.0)
+        now = tl.load(tokens_ptr + base[:, None] * width + t[None, :], mask=mask & ~old, other=0)
+        now_own = tl.load(logprobs_ptr + base[:, None] * width + t[None, :], mask=mask & ~old, other=0.0)
         new_token = tl.load(new_token_ptr + group * W + w, mask=exist, other=0)
         new_own = tl.load(new_logprob_ptr + group * W + w, mask=exist, other=0.0)
         now = tl.where(here, new_token[:, None], now)
@@ -237,18 +237,18 @@ def _reorder(
     slots = tl.load(slots_ptr + group * W + w, mask=inside, other=padding_slot)
     exist = inside & (slots != padding_slot)
     parents = tl.load(parents_ptr + group * W + w, mask=inside, other=0)
-    filled = tl.load(lengths_ptr + slots, mask=exist, other=1) - 1
-    last = tl.minimum(filled // SIZE, columns - 1)
-    moved = exist & (parents != w)
-    partial = moved & (filled % SIZE > 0)
+    num_cached = tl.load(lengths_ptr + slots, mask=exist, other=1) - 1
+    last = tl.minimum(num_cached // SIZE, columns - 1)
+    moves = exist & (parents != w)
+    partial = moves & (num_cached % SIZE > 0)
     origin = tl.load(slots_ptr + group * W + parents, mask=inside, other=padding_slot)
-    mask = moved[:, None] & (n < columns)[None, :]
+    mask = moves[:, None] & (n < columns)[None, :]
     theirs = tl.load(tables_ptr + origin[:, None] * columns + n[None, :], mask=mask, other=0)
     block = tl.load(tables_ptr + origin * columns + last, mask=partial, other=0)
     own = tl.load(tables_ptr + slots * columns + last, mask=partial, other=0)
     free = tl.load(spare_blocks_ptr + slots, mask=partial, other=0)
     tl.debug_barrier()  # all is read before any of it is overwritten
-    whole = mask & (n[None, :] < (filled // SIZE)[:, None])
+    whole = mask & (n[None, :] < (num_cached // SIZE)[:, None])
     tl.store(tables_ptr + slots[:, None] * columns + n[None, :], theirs, mask=whole)
     tl.store(tables_ptr + slots * columns + last, free, mask=partial)
     tl.store(spare_blocks_ptr + slots, own, mask=partial)

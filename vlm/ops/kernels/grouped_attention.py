@@ -36,14 +36,14 @@ def attend(
     acc = tl.zeros([G, D], tl.float32)
     for start in range(begin, end, TILE):
         n = start + tl.arange(0, TILE)
-        seen = n < end
-        block = tl.load(table + n // BLOCK, mask=seen, other=0).to(tl.int64)
+        inside = n < end
+        block = tl.load(table + n // BLOCK, mask=inside, other=0).to(tl.int64)
         at = (block * block_stride + kv_head * head_stride + (n % BLOCK) * DIM)[:, None] + d[None, :]
-        mask = seen[:, None] & (d < DIM)[None, :]
+        mask = inside[:, None] & (d < DIM)[None, :]
         k = tl.load(k_ptr + at, mask=mask, other=0.0)
         v = tl.load(v_ptr + at, mask=mask, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(seen[None, :], scores, -float("inf"))
+        scores = tl.where(inside[None, :], scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])

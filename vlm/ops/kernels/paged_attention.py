@@ -42,17 +42,17 @@ def _attend(
     acc = tl.zeros([D_PAD], tl.float32)
     for start in range(begin, end, TILE):
         n = start + tl.arange(0, TILE)
-        seen = n < end
-        block = tl.load(table + n // BLOCK, mask=seen, other=0).to(tl.int64)
+        inside = n < end
+        block = tl.load(table + n // BLOCK, mask=inside, other=0).to(tl.int64)
         at = (block * block_stride + head * head_stride + (n % BLOCK) * D)[:, None] + d[None, :]
-        mask = seen[:, None] & in_head[None, :]
+        mask = inside[:, None] & in_head[None, :]
         k = tl.load(k_ptr + at, mask=mask, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
         scores = tl.sum(k * q[None, :], 1)
         if BIAS:
             far = tl.minimum(tl.maximum(n - (length - 1), -MOST), MOST) + MOST
             scores += tl.load(bias_ptr + head * (2 * MOST + 1) + far) * 1.4426950408889634
-        scores = tl.where(seen, scores, -float("inf"))
+        scores = tl.where(inside, scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores))
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest)
@@ -91,8 +91,8 @@ def _processors(index: int) -> int:
 def num_splits(pairs: int, context: int, processors: int) -> int:
     """A power of two that gives every multiprocessor eight programs, of one warp, with at least a tile of context
     each: on an H200 a token of 32 heads over 672 tokens takes 5.9 µs, with two programs each 8.1."""
-    wanted = min(-(-8 * processors // pairs), max(1, context // TILE))
-    return 1 << (wanted.bit_length() - 1)
+    count = min(-(-8 * processors // pairs), max(1, context // TILE))
+    return 1 << (count.bit_length() - 1)
 
 
 def paged_attention(

@@ -1,0 +1,46 @@
+"""The networks of an engine as modules of torch, made as its manifest says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as Tensors
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from vlm.errors import EngineError
+from vlm.layers.context import ModelContext
+from vlm.layers.quant.methods import METHODS
+from vlm.parallel.mapping import Mapping
+from vlm.registry.catalogs import model_spec
+
+if TYPE_CHECKING:
+    from vlm.artifacts.engine_dir import EngineDir
+
+
+def context_of(engine: EngineDir) -> ModelContext:
+    """Returns what an engine's networks are made in. Raises EngineError for weights that no method here keeps."""
+    if (kind := engine.manifest.quantization) not in METHODS:
+        raise EngineError(
+            f"{engine.path} keeps its weights as {kind}, which modules of this version do not; rebuild the engine with"
+            " vlm build."
+        )
+    return ModelContext(mapping_of(engine), METHODS[kind])
+
+
+def mapping_of(engine: EngineDir) -> Mapping:
+    """Returns which part of an engine's networks this process runs."""
+    return Mapping(**engine.manifest.mapping)
+
+
+def load_network(engine: EngineDir, role: str, weights: Tensors[str, Tensor], device: torch.device) -> nn.Module:
+    """Returns one role's network with these weights, which lie on `device`; nothing is initialized twice. Raises
+    EngineError."""
+    spec = model_spec(engine.roles[role])
+    try:
+        return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device, context_of(engine))
+    except RuntimeError as error:
+        raise EngineError(
+            f"{engine.path}: the {role} weights do not fit the {spec.name} model of this version; rebuild the engine"
+            " with vlm build."
+        ) from error
