@@ -174,7 +174,7 @@ def test_out_of_memory_in_encode_is_one_sentence(model, monkeypatch):
 def test_out_of_memory_at_load_says_what_lowers_it(cache, monkeypatch):
     from vlm.executor import kv_cache
 
-    def full(*args):
+    def full(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(kv_cache, "allocate", full)

@@ -28,8 +28,8 @@ class TextNetwork(Protocol):
 class DecoderNetwork(TextNetwork, Protocol):
     """A decoder: its hidden rows become logits, and with cross-attention it keeps an encoder's output."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Returns [R, vocab] of hidden rows [R, hidden]."""
+    def logits(self, hidden: Tensor, batch: ForwardBatch) -> Tensor:
+        """Returns [R, vocab] of hidden rows [R, hidden] of a batch."""
         ...
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
