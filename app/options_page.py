@@ -14,7 +14,7 @@ from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, defaults_of, flag_of, options_of
 from vlm.requests.sampling_options import MODELS
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.cli.option_groups import BUILD
+from vlm_app.cli.options.groups import BUILD
 from vlm_app.demo.config import DemoConfig
 from vlm_app.ocr.config import JobConfig, PlaceConfig
 from vlm_app.server.core.config import ServerConfig
@@ -58,8 +58,8 @@ def _sampling() -> Iterator[str]:
     columns = ("field", "command line", "OpenAI", "KServe", "the model's", "default", "allowed", "")
     names = options_of(SamplingParams)
     sections = list(dict.fromkeys(own.section for own in names.values()))
-    ordered = sorted(names.items(), key=lambda item: sections.index(item[1].section))
-    for section, items in groupby(ordered, key=lambda item: item[1].section):
+    options = sorted(names.items(), key=lambda item: sections.index(item[1].section))
+    for section, items in groupby(options, key=lambda item: item[1].section):
         rows = [(f"`{n}`", _flag(SamplingParams, n), *_offers(n, own), *_said(SamplingParams, n)) for n, own in items]
         yield f"### {section}\n\n{_table(columns, rows)}"
 
@@ -87,8 +87,8 @@ def _default(config: type, name: str) -> str:
     if field.default_factory is not dataclasses.MISSING:
         return own.default or "by the machine"
     value: Any = defaults_of(config)[name]
-    shown = "none" if value is None or value == () else str(value).lower() if isinstance(value, bool) else str(value)
-    return f"{MODELS}, or {shown}" if own.default == MODELS else own.default or shown
+    text = "none" if value is None or value == () else str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{MODELS}, or {text}" if own.default == MODELS else own.default or text
 
 
 def _codes(words: Iterable[str | None]) -> str:
@@ -96,8 +96,8 @@ def _codes(words: Iterable[str | None]) -> str:
 
 
 def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    escaped = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
-    lines = [columns, tuple("---" for _ in columns), *escaped]
+    body = [tuple(cell.replace("|", "\\|") for cell in row) for row in rows]
+    lines = [columns, tuple("---" for _ in columns), *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 

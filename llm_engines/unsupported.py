@@ -10,8 +10,8 @@ ENCODER_DECODERS = ("bart", "mbart", "plbart", "marian", "pegasus", "m2m_100", "
 
 def _is_decoder_alone(model: ModelFiles) -> bool:
     names = model.architectures
-    known = model.config.get("model_type") in ENCODER_DECODERS
-    return known and bool(names) and all(name.endswith("ForCausalLM") for name in names)
+    is_encoder_decoder = model.config.get("model_type") in ENCODER_DECODERS
+    return is_encoder_decoder and bool(names) and all(name.endswith("ForCausalLM") for name in names)
 
 
 def _decoder_alone(model: ModelFiles) -> str:

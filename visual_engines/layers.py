@@ -13,7 +13,7 @@ from vlm.layers.linear import Linear
 
 
 def quick_gelu(x: Tensor) -> Tensor:
-    """Is CLIP's: x · sigmoid(1.702 x)."""
+    """Returns x · sigmoid(1.702 x), which is CLIP's."""
     return x * torch.sigmoid(1.702 * x)
 
 

@@ -83,13 +83,14 @@ def says(model: ModelFiles) -> str | None:
     kind = model.config.get("model_type")
     if kind == "mistral3":
         light = any("LightOn" in name for name in model.architectures)
-        return _words(kind, *(("LightOnOCR", READ) if light else ("Mistral Small 3.1 with images", ASK)))
+        return _words(kind, "LightOnOCR", READ) if light else _words(kind, "Mistral Small 3.1 with images", ASK)
     if kind in TOWERS and model.path is not None:  # on the Hub it may be a LLaVA's
         return _words(kind, "a visual tower alone, which writes no text", ASK)
     if kind in ("vision-encoder-decoder", "nougat"):
         return _encoder_decoder(model)
     if isinstance(kind, str) and kind in MODEL_TYPES:
-        return _words(kind, *MODEL_TYPES[kind])
+        name, instead = MODEL_TYPES[kind]
+        return _words(kind, name, instead)
     return None
 
 
@@ -124,21 +125,21 @@ def _encoder_decoder(model: ModelFiles) -> str | None:
         name = READERS.get(encoder) if decoder == "trocr" else None
         what = f"an encoder-decoder of {encoder} and {decoder}"
         return _words(kind, f"{name}, {what}" if name else what, READ if name else CAPTION)
-    named = processor_names(model) or {str(model.config.get("_name_or_path", ""))}
-    if any("VariableDonut" in name or "texify" in name for name in named):
+    classes = processor_names(model) or {str(model.config.get("_name_or_path", ""))}
+    if any("VariableDonut" in name or "texify" in name for name in classes):
         return _words(kind, "texify, whose image processor is code of its own", READ)
-    if any(name.startswith(("Donut", "XLMRoberta")) or "donut" in name for name in named):
+    if any(name.startswith(("Donut", "XLMRoberta")) or "donut" in name for name in classes):
         return _words(kind, "Donut", READ)
     return None
 
 
 def processor_names(model: ModelFiles) -> set[str]:
     """Returns the classes that a folder's processor and tokenizer files name."""
-    named: set[str] = set()
+    classes: set[str] = set()
     for file in ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json"):
         settings = model.read(file)
         for part in (settings, settings.get("image_processor")):
             if isinstance(part, dict):
                 keys = ("image_processor_type", "feature_extractor_type", "processor_class", "tokenizer_class")
-                named |= {str(part[key]) for key in keys if part.get(key)}
-    return named
+                classes |= {str(part[key]) for key in keys if part.get(key)}
+    return classes

@@ -36,31 +36,31 @@ def repeated_with_fresh_inputs(
     draw: Callable[[], T], call: Callable[[T], Any], device: torch.device, repeats: int
 ) -> list[float]:
     """Times a call as `repeated` does, each time with what is drawn for it, outside of the time."""
-    drawn = (draw() for _ in range(repeats))
-    return [seconds(functools.partial(call, given), device) for given in drawn]
+    batches = (draw() for _ in range(repeats))
+    return [seconds(functools.partial(call, batch), device) for batch in batches]
 
 
 def turns(calls: list[Callable[[], Any]], device: torch.device, repeats: int) -> Turns[list[list[float]]]:
     """Times every call; a turn is one run of each."""
-    found: list[list[float]] = [[] for _ in calls]
+    timings: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
-        for times, call in zip(found, calls, strict=True):
+        for times, call in zip(timings, calls, strict=True):
             times.append(seconds(call, device))
         yield
-    return found
+    return timings
 
 
 def in_turns(systems: Mapping[str, Turns[T]]) -> dict[str, T]:
     """Takes a turn of one after the other, until all are done: what else the machine does befalls all alike."""
-    found, left = {}, dict(systems)
-    while left:
-        for name in tuple(left):
+    results, unfinished = {}, dict(systems)
+    while unfinished:
+        for name in tuple(unfinished):
             try:
-                next(left[name])
+                next(unfinished[name])
             except StopIteration as end:
-                found[name] = end.value
-                del left[name]
-    return found
+                results[name] = end.value
+                del unfinished[name]
+    return results
 
 
 def milliseconds(values: list[float]) -> float:

@@ -54,12 +54,12 @@ class SubjectConfig(Config):
         if (self.arch is None) == (self.model is None):
             raise InputError("give either --model NAME, or --random-weights --arch NAME.")
         check_limits(self, flags=True)
-        known = measured_names()
-        if unknown := [name for name in self.backends if name not in known]:
-            raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(known)}, apart by ','.")
+        names = measured_names()
+        if unknown := [name for name in self.backends if name not in names]:
+            raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(names)}, apart by ','.")
 
     @property
-    def measured(self) -> tuple[str, ...]:
+    def backend_names(self) -> tuple[str, ...]:
         """Returns the backends; the first is told of as vlm's."""
         return self.backends or (BuildConfig.backend,)
 
@@ -110,10 +110,10 @@ class RowsConfig(SubjectConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for flag, given in self._lists.items():
-            if min(given) < 1:
-                raise InputError(f"{flag} holds {min(given)}; its numbers must be at least 1.")
-        if (out := min(made for _, made in self.lengths)) < 2:
+        for flag, values in self._lists.items():
+            if min(values) < 1:
+                raise InputError(f"{flag} holds {min(values)}; its numbers must be at least 1.")
+        if (out := min(new_tokens for _, new_tokens in self.lengths)) < 2:
             raise InputError(
                 f"--input-output-len asks for {out} token out; at least 2 tokens out are needed to time one."
             )
@@ -176,12 +176,12 @@ class PromptBenchConfig(RowsConfig):
         """Returns what the engine of these roles must hold. Raises InputError for images that it does not take."""
         rows, size = self.image_rows(configs), max(self.batch_sizes)
         if configs.encoder is None:
-            longest = rows + max(given + made for given, made in self.lengths)
+            longest = rows + max(input_len + output_len for input_len, output_len in self.lengths)
             return {"max_batch_size": size, "max_seq_len": longest}
         return {
             "max_batch_size": size,
-            "max_seq_len": max(made for _, made in self.lengths) + 1,
-            "max_encoder_input_len": rows + max(given for given, _ in self.lengths),
+            "max_seq_len": max(output_len for _, output_len in self.lengths) + 1,
+            "max_encoder_input_len": rows + max(input_len for input_len, _ in self.lengths),
         }
 
     def image_rows(self, configs: RoleConfigs) -> int:
@@ -206,5 +206,10 @@ class Workload:
     batch_size: int
 
     def to_dict(self) -> dict[str, int]:
-        given, made = self.lengths
-        return {"batch_size": self.batch_size, "num_beams": self.num_beams, "input_len": given, "output_len": made}
+        input_len, output_len = self.lengths
+        return {
+            "batch_size": self.batch_size,
+            "num_beams": self.num_beams,
+            "input_len": input_len,
+            "output_len": output_len,
+        }

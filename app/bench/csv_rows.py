@@ -41,8 +41,8 @@ def _latency_csv_row(result: dict[str, Any], part: dict[str, Any]) -> list[Any]:
     settings = [result["subject"], result["config"]["dtype"], ours["batch_size"], ours["new_tokens"]]
     speed = [_exact(ours[name]) for name in fields] + [_exact(hf.get(name)) for name in fields]
     faster = _exact(hf and hf["ms_per_token"] / ours["ms_per_token"])
-    floored = [_exact(value if part["floored"] else None) for value in (floor, floor / ours["ms_per_token"])]
-    return [*settings, *speed, hf.get("new_tokens"), faster, *floored, part["backend"]]
+    floors = [_exact(value if part["floored"] else None) for value in (floor, floor / ours["ms_per_token"])]
+    return [*settings, *speed, hf.get("new_tokens"), faster, *floors, part["backend"]]
 
 
 def _throughput_csv_row(result: dict[str, Any], part: dict[str, Any]) -> list[Any]:
@@ -51,10 +51,10 @@ def _throughput_csv_row(result: dict[str, Any], part: dict[str, Any]) -> list[An
     settings = [ours[name] for name in ("batch_size", "pages", "new_tokens")]
     speed = [_exact(ours[name]) for name in fields] + [_exact(hf.get(name)) for name in fields]
     faster = _exact(hf and ours["pages_per_s"] / hf["pages_per_s"])
-    floored = [*(floor[name] for name in fields), ours["pages_per_s"] / floor["pages_per_s"]]
-    floored = [_exact(value if part["floored"] else None) for value in floored]
+    floors = [*(floor[name] for name in fields), ours["pages_per_s"] / floor["pages_per_s"]]
+    floors = [_exact(value if part["floored"] else None) for value in floors]
     theirs = [hf.get("batch_size"), hf.get("new_tokens")]
-    return [result["subject"], result["config"]["dtype"], *settings, *speed, *theirs, faster, *floored, part["backend"]]
+    return [result["subject"], result["config"]["dtype"], *settings, *speed, *theirs, faster, *floors, part["backend"]]
 
 
 def _prompt_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
@@ -63,10 +63,10 @@ def _prompt_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     settings = [row[name] for name in ("batch_size", "images", "image_rows", "input_len", "output_len")]
     speed = [_exact(values.get(name)) for values in (ours, hf) for name in fields]
     faster = _exact(hf and ours["tokens_per_s"] / hf["tokens_per_s"])
-    floored = [floor["step_ms"], floor["tokens_per_s"], ours["tokens_per_s"] / floor["tokens_per_s"]]
-    floored = [_exact(value if row["floored"] else None) for value in floored]
-    measured = [hf.get("measured_tokens"), row["backend"]]
-    return [result["subject"], result["config"]["dtype"], *settings, *speed, faster, *floored, *measured]
+    floors = [floor["step_ms"], floor["tokens_per_s"], ours["tokens_per_s"] / floor["tokens_per_s"]]
+    floors = [_exact(value if row["floored"] else None) for value in floors]
+    how = [hf.get("measured_tokens"), row["backend"]]
+    return [result["subject"], result["config"]["dtype"], *settings, *speed, faster, *floors, *how]
 
 
 def _exact(value: Any) -> str:
@@ -79,10 +79,10 @@ def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     settings = [row[name] for name in ("batch_size", "num_beams", "input_len", "output_len")]
     speed = [f"{ours['first_token_ms']:.3f}", f"{ours['step_ms']:.4f}", f"{ours['tokens_per_s']:.1f}"]
     beside = [theirs and f"{theirs:.1f}", theirs and f"{ours['tokens_per_s'] / theirs:.2f}"]
-    floored = [f"{floor['tokens_per_s']:.1f}", f"{ours['tokens_per_s'] / floor['tokens_per_s']:.3f}"]
-    floored = floored if row["floored"] else [None, None]
+    floors = [f"{floor['tokens_per_s']:.1f}", f"{ours['tokens_per_s'] / floor['tokens_per_s']:.3f}"]
+    floors = floors if row["floored"] else [None, None]
     how = [hf.get("batch_size"), hf.get("measured_tokens"), row["backend"]]
-    return [result["subject"], result["config"]["dtype"], *settings, *speed, *beside, *floored, *how]
+    return [result["subject"], result["config"]["dtype"], *settings, *speed, *beside, *floors, *how]
 
 
 KINDS = {

@@ -59,9 +59,9 @@ def decoder_bytes(engine: EngineDir) -> int:
 
     spec, item = model_spec(engine.roles["decoder"]), getattr(torch, engine.build.dtype).itemsize
     layout = module_layout(spec, spec.config.from_dict(engine.config("decoder")))
-    skipped = (*NOT_READ, "embedding.*") if "head.weight" in layout else NOT_READ
-    read = [shape for name, (_, shape) in layout.items() if not any(fnmatch(name, pattern) for pattern in skipped)]
-    return item * sum(map(math.prod, read))
+    patterns = (*NOT_READ, "embedding.*") if "head.weight" in layout else NOT_READ
+    shapes = [shape for name, (_, shape) in layout.items() if not any(fnmatch(name, pattern) for pattern in patterns)]
+    return item * sum(map(math.prod, shapes))
 
 
 def bandwidth(device: torch.device, repeats: int = 10) -> float:

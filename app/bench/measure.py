@@ -14,12 +14,12 @@ from torch import Tensor
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.errors import LimitError, VlmError
 from vlm.registry.catalogs import configs_of
-from vlm_app.bench.baselines import Baseline
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor, decode_floor
-from vlm_app.bench.session import Results, Session, prepare_session, split
-from vlm_app.bench.subject import Progress
+from vlm_app.bench.systems.baselines import Baseline
+from vlm_app.bench.systems.session import Results, Session, prepare_session, split
+from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
     from vlm.api.outputs import Output

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from vlm_app.bench.clock import Turns, milliseconds, repeated_with_fresh_inputs
 from vlm_app.bench.config import PromptBenchConfig, Workload
-from vlm_app.bench.inputs import Prompts, as_inputs, random_prompts
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
-from vlm_app.bench.session import HF, Results, Session, prepare_session
-from vlm_app.bench.subject import Progress
+from vlm_app.bench.systems.inputs import Prompts, as_inputs, random_prompts
+from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
+from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
     from vlm.api.outputs import Output
     from vlm.api.pipeline import Pipeline
 
 CHECKED = 32  # tokens a prompt that are compared
-Measured = tuple[list[Results], Tensor]  # of each row; tokens of the first one's prompts
+Measurement = tuple[list[Results], Tensor]  # of each row; tokens of the first one's prompts
 
 
 def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Results:
@@ -35,60 +35,62 @@ def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Resul
         images, image_rows = config.num_images(session.configs), config.image_rows(session.configs)
         speed = session.bandwidth()
         ours, hf = session.compare(
-            lambda folder: _baseline(folder, session), lambda pipeline: _measured(pipeline, session)
+            lambda folder: _baseline(folder, session), lambda pipeline: _measure(pipeline, session)
         )
-        measured = {name: found for name, (found, _) in ours.items()}
-        rows = join_systems(config, measured, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
+        by_backend = {name: results for name, (results, _) in ours.items()}
+        rows = join_systems(config, by_backend, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
     sizes = {"images": images, "image_rows": image_rows}
     check = None if hf is None else agreement(next(iter(ours.values()))[1], hf[1])
     return session.head("prompt") | {"floor": {"bandwidth": speed}, "check": check, "rows": [sizes | r for r in rows]}
 
 
 def agreement(ours: Tensor, theirs: Tensor) -> Results:
-    """[batch, n] each -> of how many tokens, and which part of them is the same at its place."""
+    """Returns of how many tokens of both [batch, n] which part is the same at its place."""
     return {"tokens": ours.numel(), "agreement": float((ours == theirs).float().mean())}
 
 
-def _measured(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[Measured]:
+def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[Measurement]:
     settings, configs, config = neutral(session.engine), session.configs, session.config
     encode: list[float] = []
 
     def generate(inputs: list[dict[str, Any]], new_tokens: int, **options: Any) -> list[Output]:
-        found = pipeline.generate(inputs, **settings | {"ignore_eos": True} | options, max_new_tokens=new_tokens)
-        assert all(len(out.token_ids) == new_tokens for out in found)
+        outputs = pipeline.generate(inputs, **settings | {"ignore_eos": True} | options, max_new_tokens=new_tokens)
+        assert all(len(out.token_ids) == new_tokens for out in outputs)
         if new_tokens == 1:
             encode.append(pipeline.timings["encode"])
-        return found
+        return outputs
 
-    def measured(number: int, row: Workload) -> Turns[Results]:
-        drawn = random_prompts(session, row, number)
-        draw = lambda: as_inputs(drawn(), configs)  # noqa: E731
-        found = yield from times(draw, generate, row, row.lengths[1], config.repeats, session)
-        return _named(found, encode[-config.repeats :] if config.num_images(configs) else [])
+    def measure_row(number: int, row: Workload) -> Turns[Results]:
+        draw_prompts = random_prompts(session, row, number)
+        draw = lambda: as_inputs(draw_prompts(), configs)  # noqa: E731
+        results = yield from times(draw, generate, row, steps=row.lengths[1], repeats=config.repeats, session=session)
+        return _row_results(results, encode[-config.repeats :] if config.num_images(configs) else [])
 
-    rows = yield from measure_rows(session, "vlm", measured)
+    rows = yield from measure_rows(session, "vlm", measure_row)
     inputs, count = _checked(session)
     # the end is out of the question for Hugging Face
-    found = generate(as_inputs(inputs, configs), count, ignore_eos=False, min_new_tokens=count)
-    return rows, torch.tensor([out.token_ids for out in found])
+    outputs = generate(as_inputs(inputs, configs), count, ignore_eos=False, min_new_tokens=count)
+    return rows, torch.tensor([out.token_ids for out in outputs])
 
 
-def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measured]:
+def _baseline(folder: Path, session: Session[PromptBenchConfig]) -> Turns[Measurement]:
     """Measures Hugging Face, with fewer tokens where so configured."""
-    from vlm_app.bench.baselines import PromptBaseline
+    from vlm_app.bench.systems.baselines import PromptBaseline
 
     config, configs = session.config, session.configs
     baseline = PromptBaseline(folder, session.dtype, session.device, config.image_rows(configs))
 
-    def measured(number: int, row: Workload) -> Turns[Results]:
+    def measure_row(number: int, row: Workload) -> Turns[Results]:
         draw = random_prompts(session, row, number)
-        found = yield from times(draw, baseline.generate, row, config.hf_steps(row), config.hf_repeats, session)
+        results = yield from times(
+            draw, baseline.generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
+        )
         encode = []
         if config.num_images(configs):
             encode = repeated_with_fresh_inputs(draw, baseline.encode, session.device, config.hf_repeats)
-        return baseline.description | _named(found, encode)
+        return baseline.description | _row_results(results, encode)
 
-    rows = yield from measure_rows(session, HF, measured)
+    rows = yield from measure_rows(session, HF, measure_row)
     prompts, count = _checked(session)
     return rows, baseline.generate(prompts, count).cpu()
 
@@ -99,12 +101,12 @@ def _checked(session: Session[PromptBenchConfig]) -> tuple[Prompts, int]:
     return random_prompts(session, rows[0], len(rows))(), min(CHECKED, rows[0].lengths[1])
 
 
-def _named(found: Results, encode: list[float]) -> Results:
+def _row_results(results: Results, encode: list[float]) -> Results:
     """Names a row's times; `encode`: seconds of its images alone."""
-    step = found.pop("step_ms")
-    return {"encode_ms": milliseconds(encode) if encode else None, "ms_per_token": step} | found
+    step = results.pop("step_ms")
+    return {"encode_ms": milliseconds(encode) if encode else None, "ms_per_token": step} | results
 
 
 def _floor(session: Session[PromptBenchConfig], image_rows: int, speed: float, row: Workload, ours: Results) -> Results:
-    floor = floor_of(session, row, image_rows + row.lengths[0], speed, ours)
+    floor = floor_of(session, row, image_rows + row.lengths[0], speed=speed, ours=ours)
     return floor | {"step_reached": floor["step_ms"] / ours["ms_per_token"]}

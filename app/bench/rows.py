@@ -11,7 +11,7 @@ from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
 from vlm_app.bench.config import RowsConfig, Workload
 from vlm_app.bench.floor import decode_floor
-from vlm_app.bench.session import Results, Session, split
+from vlm_app.bench.systems.session import Results, Session, split
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -25,13 +25,13 @@ def neutral(engine: EngineDir) -> dict[str, Any]:
     return {name: getattr(SamplingParams(), name) for name in model_defaults(engine.generation)}
 
 
-def measure_rows(session: Session[Any], system: str, measured: Callable[[int, Workload], Turns[T]]) -> Turns[list[T]]:
+def measure_rows(session: Session[Any], system: str, measure: Callable[[int, Workload], Turns[T]]) -> Turns[list[T]]:
     """Measures every row, by its number, with progress."""
-    found, rows = [], session.config.rows
+    results, rows = [], session.config.rows
     for number, row in enumerate(rows):
         session.say(f"Measuring {system}", number, len(rows))
-        found.append((yield from measured(number, row)))
-    return found
+        results.append((yield from measure(number, row)))
+    return results
 
 
 def times(
@@ -53,16 +53,16 @@ def times(
         first += repeated_with_fresh_inputs(draw, first_token, session.device, 1)
         whole += repeated_with_fresh_inputs(draw, all_steps, session.device, 1)
         yield
-    wanted, step = row.lengths[1], per_token(whole, first, steps)
-    seconds = statistics.median(whole) + step / 1e3 * (wanted - steps)
+    new_tokens, step = row.lengths[1], per_token(whole, first, steps)
+    seconds = statistics.median(whole) + step / 1e3 * (new_tokens - steps)
     return {
         "batch_size": len(batch),
         "first_token_ms": milliseconds(first),
         "step_ms": step,
         "seconds": seconds,
-        "tokens_per_s": len(batch) * wanted / seconds,
+        "tokens_per_s": len(batch) * new_tokens / seconds,
         "measured_tokens": steps,
-        "extrapolated": steps < wanted,
+        "extrapolated": steps < new_tokens,
         "runs": {"first_token": first, "whole": whole},
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,12 @@ class Row:
     vlm: str = "–"
     faster: str = "–"
     floor: str = "–"
-    reached: str = "–"
+    floor_share: str = "–"
+
+    @property
+    def cells(self) -> list[str]:
+        """Returns what stands beside the workload."""
+        return [self.measure, self.hf, self.vlm, self.faster, self.floor, self.floor_share]
 
 
 def load(paths: Iterable[str | Path]) -> list[dict[str, Any]]:
@@ -82,11 +87,11 @@ def markdown(results: Iterable[dict[str, Any]]) -> str:
         return ""
     lines = [_line(HEADER), _line(["---", "---", *["---:"] * 5])]
     for result in results:
-        shown = ""
+        last_workload = ""
         for row in rows(result):
             # a workload is named once
-            lines.append(_line(["" if row.workload == shown else row.workload, *astuple(row)[1:]]))
-            shown = row.workload
+            lines.append(_line(["" if row.workload == last_workload else row.workload, *row.cells]))
+            last_workload = row.workload
     return "\n".join([*lines, "", *dict.fromkeys(_measured_on(result) for result in results)])
 
 
@@ -104,10 +109,10 @@ def workload(result: dict[str, Any]) -> str:
 def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
     beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
     measure = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: tokens/s"
-    found = _line_of(result, row, measure, "tokens_per_s", has_floor=True, more_is_better=True)
+    line = _line_of(result, row, measure, "tokens_per_s", has_floor=True, more_is_better=True)
     if row["hf"] and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
-        return replace(found, hf=f"{found.hf} (batch {size})")
-    return found
+        return replace(line, hf=f"{line.hf} (batch {size})")
+    return line
 
 
 def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
@@ -134,7 +139,7 @@ def _line_of(
         row = replace(row, hf=_number(hf), faster=_number(ratio(ours, hf)))
     if has_floor and part["floored"]:
         floor = _floor_of(part["floor"], field)
-        row = replace(row, floor=_number(floor), reached=_percent(ratio(ours, floor)))
+        row = replace(row, floor=_number(floor), floor_share=_percent(ratio(ours, floor)))
     return row
 
 

@@ -13,10 +13,10 @@ import torch
 
 from vlm_app.bench.clock import Turns
 from vlm_app.bench.config import TextBenchConfig, Workload
-from vlm_app.bench.inputs import random_texts
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
-from vlm_app.bench.session import HF, Results, Session, prepare_session
-from vlm_app.bench.subject import Progress
+from vlm_app.bench.systems.inputs import random_texts
+from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
+from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -27,40 +27,46 @@ def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
     with prepare_session(config, "text", progress, config.limits) as session:
         speed = session.bandwidth()
         ours, hf = session.compare(
-            lambda folder: _baseline(folder, session), lambda pipeline: _measured(pipeline, session)
+            lambda folder: _baseline(folder, session), lambda pipeline: _measure(pipeline, session)
         )
-        floor = lambda row, mine: floor_of(session, row, row.lengths[0], speed, mine)  # noqa: E731
+        floor = lambda row, mine: floor_of(session, row, row.lengths[0], speed=speed, ours=mine)  # noqa: E731
         rows = join_systems(config, ours, hf, floor)
     return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
 
 
-def _measured(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
+def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     settings = neutral(session.engine)
 
-    def measured(_: int, row: Workload) -> Turns[Results]:
+    def measure_row(_: int, row: Workload) -> Turns[Results]:
         def generate(texts: torch.Tensor, new_tokens: int) -> None:
             inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
             options = {"max_new_tokens": new_tokens, "ignore_eos": True, "num_beams": row.num_beams}
-            found = pipeline.generate(inputs, **settings | options)
-            assert all(len(out.token_ids) == new_tokens for out in found)
+            outputs = pipeline.generate(inputs, **settings | options)
+            assert all(len(out.token_ids) == new_tokens for out in outputs)
 
         texts = random_texts(session, row)
-        return (yield from times(lambda: texts, generate, row, row.lengths[1], session.config.repeats, session))
+        return (
+            yield from times(
+                lambda: texts, generate, row, steps=row.lengths[1], repeats=session.config.repeats, session=session
+            )
+        )
 
-    return (yield from measure_rows(session, "vlm", measured))
+    return (yield from measure_rows(session, "vlm", measure_row))
 
 
 def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
     """Measures Hugging Face, with fewer texts or tokens where so configured."""
-    from vlm_app.bench.baselines import TextBaseline
+    from vlm_app.bench.systems.baselines import TextBaseline
 
     config = session.config
     baseline = TextBaseline(folder, session.dtype, session.device)
 
-    def measured(_: int, row: Workload) -> Turns[Results]:
+    def measure_row(_: int, row: Workload) -> Turns[Results]:
         texts = random_texts(session, row)[: config.hf_batch_size].to(session.device)
         generate = lambda texts, tokens: baseline.generate(texts, tokens, row.num_beams)  # noqa: E731
-        found = yield from times(lambda: texts, generate, row, config.hf_steps(row), config.hf_repeats, session)
-        return baseline.description | found
+        results = yield from times(
+            lambda: texts, generate, row, steps=config.hf_steps(row), repeats=config.hf_repeats, session=session
+        )
+        return baseline.description | results
 
-    return (yield from measure_rows(session, HF, measured))
+    return (yield from measure_rows(session, HF, measure_row))

@@ -12,9 +12,9 @@ from typing import Annotated
 import typer
 
 from vlm.errors import InputError
-from vlm_app.cli import decoding
 from vlm_app.cli.errors import command, print_error
-from vlm_app.cli.option_groups import LOADING, Group, takes
+from vlm_app.cli.options import decoding
+from vlm_app.cli.options.groups import LOADING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.watchdog import Watchdog
 from vlm_app.demo.config import DemoConfig

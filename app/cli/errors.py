@@ -68,19 +68,19 @@ def _drop_output() -> None:
 @contextlib.contextmanager
 def _warnings_in_a_line() -> Iterator[None]:
     """Ours are for users, so without a file and line of Python."""
-    shown = warnings.showwarning
+    default_show = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
         if issubclass(category, VlmWarning):
             print_error(f"warning: {message}")
         else:
-            shown(message, category, *rest, **more)
+            default_show(message, category, *rest, **more)
 
     warnings.showwarning = show
     try:
         yield
     finally:
-        warnings.showwarning = shown
+        warnings.showwarning = default_show
 
 
 def _explain(error: Exception) -> int:

@@ -11,26 +11,13 @@ import typer
 
 from vlm import __version__
 from vlm.backends.threads import set_environment
-from vlm_app.cli import (
-    bench,
-    build,
-    convert,
-    demo,
-    encode,
-    export_triton,
-    generate,
-    inspect,
-    models,
-    ocr,
-    run,
-    serve,
-    summarize,
-    translate,
-    verify,
-)
+from vlm_app.cli import demo, serve
+from vlm_app.cli.artifacts import build, convert, export_triton, inspect, models
 from vlm_app.cli.errors import INTERRUPTED, print_error
-from vlm_app.cli.eval import evaluate
-from vlm_app.cli.option_groups import GroupedCommand
+from vlm_app.cli.evaluation import bench, verify
+from vlm_app.cli.evaluation.eval import evaluate
+from vlm_app.cli.inference import encode, generate, ocr, run, summarize, translate
+from vlm_app.cli.options.groups import GroupedCommand
 
 app = typer.Typer(
     name="vlm",
@@ -63,8 +50,8 @@ app.command("eval", cls=GroupedCommand)(evaluate)
 app.add_typer(bench.app, name="bench")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(show: bool) -> None:
+    if show:
         print(f"vlm {__version__}")
         raise typer.Exit
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vlm.errors import InputError, VlmError, listed
+from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
-from vlm_app.cli.option_groups import LOADING, Group, takes
-from vlm_app.cli.progress import Progress
+from vlm_app.cli.options.groups import LOADING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 
@@ -61,10 +61,10 @@ def serve(
         raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
     run = _server()
     with Progress() as progress:
-        pipelines, repositories = _loaded(names, model_repository or [], options, warm_up, progress)
+        pipelines, repositories = _loaded(names, model_repository or [], options, warm=warm_up, progress=progress)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server hears it
-    served = ", ".join(pipelines)
-    if reason := run(pipelines, config, lambda address: print_error(f"serving {served} at {address}"), repositories):
+    listing = ", ".join(pipelines)
+    if reason := run(pipelines, config, lambda address: print_error(f"serving {listing} at {address}"), repositories):
         print_error(f"{reason}; start the server again.")
         raise typer.Exit(INTERNAL_ERROR)
 
@@ -89,11 +89,11 @@ def _loaded(
     loader = Loader(options, warm=warm, progress=progress)
     repositories = Repositories(urls, loader)
     repositories.scan()
-    if both := sorted(models.keys() & repositories.found.keys()):
+    if both := sorted(models.keys() & repositories.entries.keys()):
         raise InputError(f"{listed(both)} is both a MODEL and in a model repository; give it as NAME=MODEL.")
     loader.expect(len(models) + repositories.loadable)
     pipelines = {name: loader.model(model) for name, model in models.items()}
-    for name in list(repositories.found):
+    for name in list(repositories.entries):
         try:
             pipelines[name] = repositories.load(name)
         except VlmError as error:

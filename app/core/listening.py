@@ -50,12 +50,12 @@ def address(host: str, port: int, protocol: str = "http") -> str:
 
 def reserve_files(connections: int) -> None:
     """Lets the process open so many connections in addition to its own files. Raises InputError where it may not."""
-    needed = connections + OWN_FILES
+    files = connections + OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:
+    if resource.RLIM_INFINITY not in (soft, hard) and hard < files:
         raise InputError(
             f"max_connections is {connections}; this process may open {hard} files, {OWN_FILES} of them for itself: "
             "give a lower --max-connections, or raise `ulimit -n`."
         )
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))

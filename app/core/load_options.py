@@ -34,8 +34,8 @@ class LoadOptions:
     def from_dict(cls, values: Mapping[str, Any]) -> LoadOptions:
         """Raises ConfigError for a value that no engine has."""
         build, runtime = ({name: values[name] for name in names if name in values} for names in (BUILD, RUNTIME))
-        named = {name: value for name, value in build.items() if (name, value) != ("backend", "auto")}
-        checked_backend(BuildConfig(**named))
+        fields = {name: value for name, value in build.items() if (name, value) != ("backend", "auto")}
+        checked_backend(BuildConfig(**fields))
         RuntimeConfig(**runtime)
         return cls(build, runtime)
 
@@ -66,5 +66,5 @@ class LoadOptions:
         """Loads a model as `vlm.load` does; `defaults` are RuntimeConfig's, for what was not given."""
         import vlm
 
-        made = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
-        return vlm.load(model, device=self.device, progress=progress, **made, **self.build)
+        fields = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
+        return vlm.load(model, device=self.device, progress=progress, **fields, **self.build)

@@ -29,18 +29,18 @@ if TYPE_CHECKING:
         path: str
 
 
-def location(given: str | Path) -> Path:
+def location(address: str | Path) -> Path:
     """Returns a path, or for a URL an object that acts as one; InputError where it cannot be reached."""
-    if isinstance(given, Path) or "://" not in str(given):
-        return Path(given)
+    if isinstance(address, Path) or "://" not in str(address):
+        return Path(address)
     try:
         from upath import UPath
 
-        return cast("RemotePath", UPath(given))
+        return cast("RemotePath", UPath(address))
     except ImportError as error:
-        raise InputError(f"{given} needs the package {error.name}: {EXTRA}.") from None
+        raise InputError(f"{address} needs the package {error.name}: {EXTRA}.") from None
     except ValueError as error:
-        raise InputError(f"{given} is no URL that can be read: {error}.") from None
+        raise InputError(f"{address} is no URL that can be read: {error}.") from None
 
 
 def is_remote(path: Path) -> TypeGuard[RemotePath]:
@@ -79,8 +79,8 @@ def files_below(folder: Path) -> Iterator[tuple[Path, Path]]:
 def objects_below(folder: RemotePath) -> Iterator[tuple[PurePosixPath, dict[str, Any]]]:
     """Yields names below a folder of a store, and what its client says of each; sorted, hidden ones left out."""
     root = PurePosixPath(folder.path)
-    for found, info in sorted(folder.fs.find(folder.path, detail=True).items()):
-        name = PurePosixPath(folder.fs._strip_protocol(found)).relative_to(root)
+    for path, info in sorted(folder.fs.find(folder.path, detail=True).items()):
+        name = PurePosixPath(folder.fs._strip_protocol(path)).relative_to(root)
         if not any(part.startswith(".") for part in name.parts):
             yield name, info
 
@@ -103,10 +103,10 @@ class Presence:
     def _listed(self, folder: RemotePath) -> set[str]:
         if str(folder) not in self._names:
             try:
-                found = folder.fs.ls(folder.path, detail=False)
+                paths = folder.fs.ls(folder.path, detail=False)
             except FileNotFoundError:
-                found = []
-            self._names[str(folder)] = {PurePosixPath(name).name for name in found}
+                paths = []
+            self._names[str(folder)] = {PurePosixPath(name).name for name in paths}
         return self._names[str(folder)]
 
 
@@ -132,16 +132,16 @@ def file_state(path: Path) -> FileState:
     with reaching(path):
         if is_remote(path):
             return object_state(path.fs.info(path.path))
-        found = path.stat()
-        return FileState(f"{found.st_size}-{found.st_mtime_ns}", _iso_8601(found.st_mtime))
+        stat = path.stat()
+        return FileState(f"{stat.st_size}-{stat.st_mtime_ns}", _iso_8601(stat.st_mtime))
 
 
 def regular_file_state(path: Path) -> FileState:
     """Returns the same; DocumentError for a pipe, a device or a folder, of which a read may never end."""
-    found = file_state(path)
+    state = file_state(path)
     if not is_remote(path) and not path.is_file():
         raise DocumentError(f"{path} is no regular file; give images and PDFs.", "no file")
-    return found
+    return state
 
 
 def object_state(info: dict[str, Any]) -> FileState:
@@ -164,11 +164,11 @@ def _iso_8601(when: datetime | float | str | None) -> str:
 
 def digest(path: Path) -> str:
     """Returns the SHA-256 of a file's content."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with reaching(path), path.open("rb") as file:
         while chunk := file.read(CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+            hasher.update(chunk)
+    return hasher.hexdigest()
 
 
 class LocalCopy:

@@ -40,8 +40,8 @@ class Watchdog:
             self._exit_code = INTERRUPTED
         signal.alarm(math.ceil(self._seconds) + LAST_RESORT_SECONDS)
         end = time.monotonic() + self._seconds
-        while (left := end - time.monotonic()) > 0:
-            if self._next(left) == signal.SIGINT:
+        while (seconds_left := end - time.monotonic()) > 0:
+            if self._next(seconds_left) == signal.SIGINT:
                 self._kill(INTERRUPTED)
         print("vlm: what ran did not end in time; it was cut off.", file=sys.stderr, flush=True)
         self._kill(self._exit_code)

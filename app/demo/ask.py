@@ -30,7 +30,7 @@ class Turn:
     images: tuple[str, ...] = ()  # files
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def chat_message(self) -> dict[str, Any]:
         return {"role": self.role, "content": [*({"path": path} for path in self.images), self.text]}
 
     @property
@@ -59,13 +59,13 @@ class AskTab:
                     new = gr.Button("New conversation", size="sm", scale=0, min_width=150)
             with gr.Column(scale=2, min_width=280):
                 model, sampling = self._settings(box)
-        shown = [chat, timing, turns, box]
+        outputs = [chat, timing, turns, box]
         submission = box.submit(
-            show_errors(self.answer), [box, turns, model], shown,
+            show_errors(self.answer), [box, turns, model], outputs,
             inputs_kwargs={**sampling}, show_progress_on=timing, api_name="ask",
         )  # fmt: skip
         stop.click(None, cancels=[submission], **UNLISTED)
-        gr.on([new.click, chat.clear], forgotten, outputs=shown, cancels=[submission], **UNLISTED)
+        gr.on([new.click, chat.clear], forgotten, outputs=outputs, cancels=[submission], **UNLISTED)
 
     def _conversation(self) -> tuple[gr.Chatbot, gr.MultimodalTextbox]:
         hint = "Attach or paste an image and ask about it" if self.sees else "Ask something"
@@ -93,12 +93,12 @@ class AskTab:
         turns = (*turns, _question_turn(question))
         source, paths = input_of(self.models[model], turns)
         files = [UploadedPage(path, 1) for path in paths]
-        emptied = NOTHING
+        box_update = NOTHING
         async with aclosing(answers(self.models[model], source, files, set_options(sampling))) as states:
             async for text, timing in states:
                 now = (*turns, Turn("assistant", text))
-                yield [turn.shown for turn in now], timing, now, emptied
-                emptied = gr.skip()  # the next question may have been begun
+                yield [turn.chat_message for turn in now], timing, now, box_update
+                box_update = gr.skip()  # the next question may have been begun
 
 
 def forgotten() -> tuple[list[Any], str, tuple[Turn, ...], dict[str, Any]]:

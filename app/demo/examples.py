@@ -12,8 +12,8 @@ SENTENCES = ("The old ship is small.", "twenty-five past three", "on Monday at 1
 
 def questions() -> list[dict[str, object]]:
     """Returns questions about rendered scenes, as a box for text and files takes them."""
-    found = [json.loads(line) for line in _lines("scenes.jsonl")]
-    return [{"text": each["question"], "files": [str(FOLDER / each["image"])]} for each in found[::2][:QUESTIONS]]
+    scenes = [json.loads(line) for line in _lines("scenes.jsonl")]
+    return [{"text": each["question"], "files": [str(FOLDER / each["image"])]} for each in scenes[::2][:QUESTIONS]]
 
 
 def pages() -> list[str]:

@@ -27,7 +27,7 @@ class ReadTab:
                 document, page = self._document()
                 model = model_choice(self.models)
                 with gr.Row():
-                    read = gr.Button("Read this page", variant="primary")
+                    read_button = gr.Button("Read this page", variant="primary")
                     stop = gr.Button("Stop", scale=0, min_width=90)
                 timing = timing_line()
                 picture = gr.Image(label="Page", interactive=False, height=520, buttons=[])
@@ -37,11 +37,11 @@ class ReadTab:
         sampling = sampling_controls()
         document.change(show_errors(self.open), document, [page, picture, text, timing], **UNLISTED)
         page.input(show_errors(self.turn), [document, page], picture, **UNLISTED)
-        reading = read.click(
+        event = read_button.click(
             show_errors(self.read), [document, page, model], [text, timing],
             inputs_kwargs={**sampling}, show_progress_on=timing, api_name="read",
         )  # fmt: skip
-        stop.click(None, cancels=[reading], **UNLISTED)
+        stop.click(None, cancels=[event], **UNLISTED)
 
     def _document(self) -> tuple[gr.File, gr.Number]:
         kinds = sorted({*IMAGE_SUFFIXES, PDF_SUFFIX})

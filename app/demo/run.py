@@ -100,8 +100,8 @@ def _served(server: Server, bound: Any) -> Iterator[None]:
 def _public_address(page: gr.Blocks, host: str, port: int) -> str:
     """Returns the address of a tunnel. Raises InputError where gradio's servers give none."""
     try:
-        found = networking.setup_tunnel(host, port, page.share_token, None, None)
+        address = networking.setup_tunnel(host, port, page.share_token, None, None)
     except Exception as error:  # whatever a network, a download and a program of others may say
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise InputError(f"gradio gave no public address ({reason}); try again, or leave out --share.") from None
-    return f"https://{found.partition('://')[2]}"
+    return f"https://{address.partition('://')[2]}"

@@ -44,11 +44,11 @@ class WriteTab:
         stop.click(None, cancels=[writing], **UNLISTED)
 
     def _settings(self) -> tuple[gr.Dropdown, gr.Radio, gr.Dropdown, gr.Dropdown, gr.Checkbox]:
-        known = self.languages(next(iter(self.models)))
+        codes = self.languages(next(iter(self.models)))
         with gr.Row(equal_height=True):
             model = model_choice(self.models)
             task = gr.Radio([TRANSLATE, SUMMARIZE], value=TRANSLATE, label="Task", min_width=280)
-            languages = _language("From", known, 0), _language("To", known, 1)
+            languages = _language("From", codes, 0), _language("To", codes, 1)
             truncate = gr.Checkbox(label="Cut off what is too long", show_label=True, min_width=220)
         return model, task, *languages, truncate
 
@@ -60,9 +60,9 @@ class WriteTab:
 
     def choices(self, task: str, model: str) -> tuple[Any, Any]:
         """Offers the languages of a model, where it is told them."""
-        known = self.languages(model)
-        visible = task == TRANSLATE and bool(known)
-        source, target = (gr.update(choices=_choices(known), value=_nth(known, n), visible=visible) for n in (0, 1))
+        codes = self.languages(model)
+        visible = task == TRANSLATE and bool(codes)
+        source, target = (gr.update(choices=_choices(codes), value=_nth(codes, n), visible=visible) for n in (0, 1))
         return source, target
 
     async def write(
@@ -71,12 +71,12 @@ class WriteTab:
         """Yields the translation or summary as it grows, and the timing."""
         if not text.strip():
             raise InputError("the text is empty; type one, or take an example.")
-        chosen = self.models[model]
+        entry = self.models[model]
         if task == SUMMARIZE:
-            to_input = summary(chosen.pipeline, None, truncate)
+            to_input = summary(entry.pipeline, None, truncate)
         else:
-            to_input = translation(chosen.pipeline, source, target, None, truncate)
-        async with aclosing(answers(chosen, to_input(text), [], set_options(sampling))) as states:
+            to_input = translation(entry.pipeline, source, target, prefix=None, truncate=truncate)
+        async with aclosing(answers(entry, to_input(text), [], set_options(sampling))) as states:
             async for state in states:
                 yield state
 
@@ -90,13 +90,13 @@ class WriteTab:
         return list(PACKAGED_LANGUAGES.get(model, NAMES))
 
 
-def _language(label: str, known: list[str], place: int) -> gr.Dropdown:
-    return gr.Dropdown(_choices(known), value=_nth(known, place), label=label, visible=bool(known), min_width=160)
+def _language(label: str, codes: list[str], place: int) -> gr.Dropdown:
+    return gr.Dropdown(_choices(codes), value=_nth(codes, place), label=label, visible=bool(codes), min_width=160)
 
 
-def _choices(known: list[str]) -> list[tuple[str, str]]:
-    return [(NAMES.get(code, code), code) for code in known]
+def _choices(codes: list[str]) -> list[tuple[str, str]]:
+    return [(NAMES.get(code, code), code) for code in codes]
 
 
-def _nth(known: list[str], place: int) -> str | None:
-    return known[place] if place < len(known) else None
+def _nth(codes: list[str], place: int) -> str | None:
+    return codes[place] if place < len(codes) else None

@@ -12,12 +12,12 @@ LOOP = "loop"  # the finish reason of a page whose text repeats itself, and the 
 
 @dataclass(frozen=True)
 class Work:
-    """A document to read: the `pages` of it ("1-4,7", from 1; None: all), less those that are `done` (from 0)."""
+    """A document to read: the `pages` of it ("1-4,7", from 1; None: all), less those that are `done_pages` (from 0)."""
 
     document: int  # its number in the ledger
     path: Path
     pages: str | None = None
-    done: frozenset[int] = frozenset()
+    done_pages: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -31,11 +31,11 @@ class Job:
         on_progress: Callable[[Summary], None] = lambda summary: None,
     ):
         self.reader, self.config, self.ledger, self.on_progress = reader, config, ledger, on_progress
-        self.summary = Summary(engines=reader.engines, found=len(documents))
+        self.summary = Summary(engines=reader.engines, total=len(documents))
         self._outputs = outputs
-        self._plan = Plan(ledger, documents, outputs, config.pages, config.recompute)
-        self._missing: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
-        self._started: set[int] = set()  # documents that were opened and are not done
+        self._plan = Plan(ledger, documents, outputs, pages=config.pages, recompute=config.recompute)
+        self._missing_pages: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
+        self._open_documents: set[int] = set()  # documents that were opened and are not done
         self._since = 0.0
 
     def run(self) -> Summary:
@@ -61,8 +61,8 @@ class Job:
     def _prepare(self) -> None:
         self._outputs.sweep()
         self._plan.make()
-        self.summary.skipped = self._plan.skipped
-        for source, error in self._plan.refused:
+        self.summary.skipped = self._plan.num_skipped
+        for source, error in self._plan.refusals:
             self._fail(source, error.kind, str(error))
 
     def _read(self, attempt: int) -> None:
@@ -75,21 +75,21 @@ class Job:
             target = self._plan.due[document]
             if attempt:
                 if pages := self._looped(document, attempt):
-                    self._missing[document] = set(pages)
+                    self._missing_pages[document] = set(pages)
                     yield Work(document, target.source, ",".join(str(page + 1) for page in pages))
                 continue
-            done = self._plan.done(document)
-            self.summary.known += len(done)
-            if self._plan.is_read(document, done):
+            done_pages = self._plan.done_pages(document)
+            self.summary.ledger_pages += len(done_pages)
+            if self._plan.is_read(document, done_pages):
                 self._settle(document)
             else:
-                yield Work(document, target.source, self.config.pages, done)
+                yield Work(document, target.source, self.config.pages, done_pages)
 
     def _looped(self, document: int, attempts: int) -> list[int]:
         """Returns pages that have looped so many times."""
-        asked = set(self.ledger.record(document).pages or ())
-        known = self.ledger.attempts(document).items()
-        return sorted(page for page, state in known if page in asked and state == (LOOPED, attempts))
+        pages = set(self.ledger.record(document).pages or ())
+        states = self.ledger.attempts(document).items()
+        return sorted(page for page, state in states if page in pages and state == (LOOPED, attempts))
 
     # --- events ---
     def _take(self, event: Event, attempt: int) -> None:
@@ -112,8 +112,8 @@ class Job:
             self._fail(self._plan.due.pop(event.document).source, error.kind, str(error))
             return
         self.ledger.opened(event, self.config.pages)
-        self._started.add(event.document)
-        missing = self._missing[event.document] = set(event.pages) - self.ledger.attempts(event.document).keys()
+        self._open_documents.add(event.document)
+        missing = self._missing_pages[event.document] = set(event.pages) - self.ledger.attempts(event.document).keys()
         if not missing:
             self._settle(event.document)
 
@@ -134,7 +134,7 @@ class Job:
             self.ledger.page_failed(event)
         if not attempt and (isinstance(event, PageFailed) or event.finish_reason == LOOP):
             self.summary.bad_pages += 1
-        missing = self._missing[event.document]
+        missing = self._missing_pages[event.document]
         missing.discard(event.page)
         if not missing:
             self._settle(event.document)
@@ -142,9 +142,9 @@ class Job:
     # --- documents ---
     def _settle(self, document: int) -> None:
         """Writes a document whose pages all have an answer, unless some are to be tried again."""
-        self._missing.pop(document, None)
+        self._missing_pages.pop(document, None)
         draft = self._draft(document)
-        self._started.add(document)
+        self._open_documents.add(document)
         if not any(page.state == LOOPED and page.attempts <= self.config.retries for page in draft.pages_in_order):
             self._close(document, draft)
 
@@ -161,12 +161,12 @@ class Job:
             self.summary.documents += draft.has_text
             self.summary.failed += not draft.has_text  # its pages tell why
         del self._plan.due[document]
-        self._started.discard(document)
+        self._open_documents.discard(document)
 
     def _check_error_rate(self, draft: Draft) -> None:
-        rate, allowed = draft.error_rate, self.config.max_page_error_rate
-        if draft.has_text and rate > allowed:
-            reason = f"{rate:.1%} of its pages are bad, allowed are {allowed:.1%} (--max-page-error-rate)."
+        rate, limit = draft.error_rate, self.config.max_page_error_rate
+        if draft.has_text and rate > limit:
+            reason = f"{rate:.1%} of its pages are bad, allowed are {limit:.1%} (--max-page-error-rate)."
             raise DocumentError(reason, "error rate")
 
     def _write(self, document: int, draft: Draft) -> None:
@@ -175,8 +175,8 @@ class Job:
 
     def _draft(self, document: int) -> Draft:
         record, source = self.ledger.record(document), self._plan.due[document].source
-        added, model = self.ledger.get("added") or "", self.ledger.get("model") or ""
-        about = About(record.digest or "", record.num_pages or 0, record.created, added, model)
+        date, model = self.ledger.get("added") or "", self.ledger.get("model") or ""
+        about = About(record.digest or "", record.num_pages or 0, record.created, date=date, model=model)
         return Draft(source, record.pages or (), self.ledger.pages(document), about)
 
     def _count(self, draft: Draft) -> None:
@@ -195,13 +195,13 @@ class Job:
 
     def _keep_partial(self) -> None:
         """Writes the finished pages of unfinished documents; after a job that ran to its end there are none."""
-        for document in sorted(self._started):
+        for document in sorted(self._open_documents):
             try:
                 self._write_partial(document)
             except VlmError as error:  # the pages stand in the ledger
                 self.summary.stopped = self.summary.stopped or error
                 break
-        self._started.clear()
+        self._open_documents.clear()
 
     def _write_partial(self, document: int) -> None:
         draft = self._draft(document)

@@ -99,8 +99,8 @@ class Outputs:
                 yield from self._folder.rglob(f".*.{format}.tmp")
 
     def _put(self, document: int, file: str, text: str, selection: str | None) -> None:
-        path, known = self.path(file), self._ledger.file(file)
-        is_own = known is not None and known[0] == document
+        path, record = self.path(file), self._ledger.file(file)
+        is_own = record is not None and record[0] == document
         try:
             if is_remote(path) and not is_own and self._present(path):
                 check_same(path, text)
@@ -110,8 +110,8 @@ class Outputs:
         self._ledger.put_file(file, document, selection)
 
     def _remove(self, document: int, file: str) -> None:
-        known = self._ledger.file(file)
-        if known and known[0] == document:
+        record = self._ledger.file(file)
+        if record and record[0] == document:
             remove(self.path(file))
             self._ledger.drop_file(file)
 

@@ -24,13 +24,13 @@ def write_whole(path: Path, text: str, draft: str, replace: bool) -> None:
             path.fs.pipe_file(path.path, content)  # an object appears when it is complete
         return
     _make_folders(path.parent)
-    written = path.with_name(draft)
+    draft_path = path.with_name(draft)
     try:
-        _write_through(written, content)
-        os.replace(written, path) if replace else _put_beside(written, path, content)
+        _write_through(draft_path, content)
+        os.replace(draft_path, path) if replace else _put_beside(draft_path, path, content)
     finally:
         with contextlib.suppress(OSError):
-            written.unlink()
+            draft_path.unlink()
 
 
 def _make_folders(folder: Path) -> None:
@@ -57,16 +57,16 @@ def _write_through(path: Path, content: bytes) -> None:
                 raise
 
 
-def _put_beside(written: Path, path: Path, content: bytes) -> None:
+def _put_beside(draft_path: Path, path: Path, content: bytes) -> None:
     """Gives a written file its name, which nothing else may have."""
     try:
-        os.link(written, path)
+        os.link(draft_path, path)
     except FileExistsError:
         _check_content(path, content)
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
-        _check_content(path, content) if is_taken(path) else os.replace(written, path)
+        _check_content(path, content) if is_taken(path) else os.replace(draft_path, path)
 
 
 def check_same(path: Path, text: str) -> None:

@@ -29,8 +29,8 @@ class Plan:
         self._ledger, self._documents, self._outputs, self._recompute = ledger, documents, outputs, recompute
         self.pages = pages
         self.due: dict[int, Target] = {}  # by number in the ledger
-        self.skipped = 0
-        self.refused: list[tuple[Path, VlmError]] = []
+        self.num_skipped = 0
+        self.refusals: list[tuple[Path, VlmError]] = []
 
     def make(self) -> None:
         """Enters all documents into the ledger at once: a run that goes on after a kill finds the same plan."""
@@ -41,20 +41,20 @@ class Plan:
                 except LedgerError:
                     raise
                 except VlmError as error:
-                    self.refused.append((document.source, error))
+                    self.refusals.append((document.source, error))
 
     @property
     def selection(self) -> str:
         return self.pages or "all"
 
-    def done(self, document: int) -> frozenset[int]:
+    def done_pages(self, document: int) -> frozenset[int]:
         """Pages (from 0) of a due document that the ledger has."""
         return frozenset(self._ledger.attempts(document))
 
-    def is_read(self, document: int, done: frozenset[int]) -> bool:
+    def is_read(self, document: int, done_pages: frozenset[int]) -> bool:
         """Says whether these pages are all that are asked for, so that the document need not be opened."""
         record = self._ledger.record(document)
-        return record.pages is not None and record.selection == self.pages and done.issuperset(record.pages)
+        return record.pages is not None and record.selection == self.pages and done_pages.issuperset(record.pages)
 
     def check_unchanged(self, document: int) -> None:
         """Raises DocumentError for a file that was written while it was read: its pages may be of two contents."""
@@ -62,8 +62,8 @@ class Plan:
         if is_remote(source):  # it was read from a copy
             return
         try:
-            found = file_state(source)
-            is_same = found.stamp == record.stamp or digest(source) == record.digest
+            state = file_state(source)
+            is_same = state.stamp == record.stamp or digest(source) == record.digest
         except InputError:  # gone, and read before
             return
         if not is_same:
@@ -79,27 +79,27 @@ class Plan:
             raise DocumentError(f"{source} has changed since it was found; run the same command again.", "changed")
 
     def _add(self, document: Document) -> None:
-        found, source = regular_file_state(document.source), key(document.source)
+        state, source = regular_file_state(document.source), key(document.source)
         record = self._ledger.find(source)
-        if record is None and self._is_of_sibling(source, found):
-            self.skipped += 1
+        if record is None and self._is_of_sibling(source, state):
+            self.num_skipped += 1
             return
         if record is None:
             name = self._new_name(document, may_be_there=self._recompute)
-            number = self._ledger.register(source, found)
+            number = self._ledger.register(source, state)
             self._ledger.set_name(number, name)
         else:
             number, name = record.id, record.name or self._late_name(record, document)
-            self._bring_up(record, document.source, found)
+            self._bring_up(record, document.source, state)
         if self._recompute:
             self._outputs.take_over(number, name)
         if self._outputs.is_current(number, name, self.selection):
-            self.skipped += 1
+            self.num_skipped += 1
         else:
             self.due[number] = Target(document.source, name)
 
-    def _is_of_sibling(self, source: str, found: FileState) -> bool:
-        return not self._recompute and self._outputs.is_of_sibling(source, found.stamp, self.selection)
+    def _is_of_sibling(self, source: str, state: FileState) -> bool:
+        return not self._recompute and self._outputs.is_of_sibling(source, state.stamp, self.selection)
 
     def _new_name(self, document: Document, may_be_there: bool) -> str:
         """Returns the best name that no other document has; DocumentError where a file is there that the job did not
@@ -119,12 +119,12 @@ class Plan:
         self._outputs.take_over(record.id, name + PARTIAL)
         return name
 
-    def _bring_up(self, record: Record, source: Path, found: FileState) -> None:
+    def _bring_up(self, record: Record, source: Path, state: FileState) -> None:
         """Forgets what was read of another content, or is to be read again."""
-        changed = record.stamp != found.stamp
-        if changed:
-            self._ledger.restamp(record.id, found)
-        if self._recompute or (changed and record.digest != digest(source)) or self._all_failed(record):
+        is_changed = record.stamp != state.stamp
+        if is_changed:
+            self._ledger.restamp(record.id, state)
+        if self._recompute or (is_changed and record.digest != digest(source)) or self._all_failed(record):
             self._ledger.forget(record.id)
 
     def _all_failed(self, record: Record) -> bool:

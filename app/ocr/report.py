@@ -24,13 +24,13 @@ class Failure:
 class Summary:
     """What one run did. Counts hold for this run, failures for the documents that it was through with."""
 
-    found: int = 0  # documents; each is one of the next four, or unfinished
+    total: int = 0  # documents; each is one of the next four, or unfinished
     documents: int = 0  # written
     skipped: int = 0  # their output was there
     refused: int = 0  # the place of their output is another file's
     failed: int = 0
     pages: int = 0  # read
-    known: int = 0  # pages that an earlier run had read
+    ledger_pages: int = 0  # pages that an earlier run had read
     bad_pages: int = 0  # so far; `failures` has those of documents that are done
     tokens: int = 0
     seconds: float = 0.0  # so far, without the loading of models
@@ -49,7 +49,7 @@ class Summary:
     @property
     def is_complete(self) -> bool:
         """Says whether every page of every document that was found is in its output."""
-        return not self.failures and not self.refused and not self.failed and self.done == self.found
+        return not self.failures and not self.refused and not self.failed and self.done == self.total
 
     @property
     def pages_per_second(self) -> float:
@@ -70,21 +70,21 @@ def live(summary: Summary, documents: int) -> str:
     """Returns a line while the job runs."""
     parts = [f"{summary.done} of {documents} documents", f"{summary.pages} pages"]
     parts += [f"{summary.pages_per_second:.1f} pages/s", f"{summary.tokens_per_second:.0f} tokens/s"]
-    if failed := summary.bad_pages + sum(failure.page is None for failure in summary.failures):
-        parts.append(f"{failed} failed")
+    if failures := summary.bad_pages + sum(failure.page is None for failure in summary.failures):
+        parts.append(f"{failures} failed")
     return ", ".join(parts)
 
 
 def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
     """Yields lines of the final report."""
-    ended = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.finish_reasons.items()))
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.finish_reasons.items()))
     text = f"{summary.documents} documents, {summary.pages} pages, {summary.tokens} tokens in {summary.seconds:.1f} s"
-    yield text + (f" ({ended})" if ended else "")
+    yield text + (f" ({reasons})" if reasons else "")
     yield _shares(summary)
     if summary.pages:
         yield f"{summary.pages_per_second:.2f} pages/s, {summary.tokens_per_second:.1f} tokens/s"
-    if summary.known:
-        yield f"{summary.known} pages had been read before and were taken from the ledger"
+    if summary.ledger_pages:
+        yield f"{summary.ledger_pages} pages had been read before and were taken from the ledger"
     if summary.failures:
         kinds = Counter(failure.kind for failure in summary.failures).most_common()
         yield "failures: " + ", ".join(f"{count} {kind}" for kind, count in kinds)
@@ -95,9 +95,9 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
 def _shares(summary: Summary) -> str:
     """Returns what became of the documents: numbers that add up."""
     names = {"written": summary.documents, "skipped": summary.skipped, "refused": summary.refused}
-    names |= {"failed": summary.failed, "unfinished": summary.found - summary.done}
+    names |= {"failed": summary.failed, "unfinished": summary.total - summary.done}
     shares = [f"{count} {name}" for name, count in names.items() if count or name == "written"]
-    return f"{summary.found} found: {', '.join(shares)}"
+    return f"{summary.total} found: {', '.join(shares)}"
 
 
 def complaints(summary: Summary) -> Iterator[str]:
@@ -108,5 +108,5 @@ def complaints(summary: Summary) -> Iterator[str]:
         where = f"{failure.document} page {failure.page}" if failure.page else str(failure.document)
         yield f"not read: {where}: {failure.reason}"
     if summary.interrupted:
-        kept = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
-        yield f"interrupted: {summary.documents} documents are finished{kept}."
+        partial = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
+        yield f"interrupted: {summary.documents} documents are finished{partial}."

@@ -24,7 +24,7 @@ class About:
     digest: str = ""  # of the document's content
     num_pages: int = 0
     created: str = ""  # when the document was written, ISO 8601
-    added: str = ""  # the day on which the job was begun
+    date: str = ""  # the day on which the job was begun
     model: str = ""
 
 
@@ -49,7 +49,7 @@ class Draft:
 
     @property
     def error_rate(self) -> float:
-        """The part of the pages that failed or repeat themselves."""
+        """Returns the part of the pages that failed or repeat themselves."""
         return sum(page.state in (FAILED, LOOPED) for page in self.pages_in_order) / len(self.pages)
 
     @property
@@ -78,8 +78,8 @@ WRITERS: dict[str, Callable[[Draft], str]] = dict(zip(FORMATS, (markdown, raw_te
 
 def loop_notice(page: Page) -> str:
     """Marks a text that was cut where it began to repeat itself."""
-    tried = "once" if page.attempts == 1 else f"{page.attempts} times"
-    return f"the text repeats itself from here on (read {tried})"
+    times = "once" if page.attempts == 1 else f"{page.attempts} times"
+    return f"the text repeats itself from here on (read {times})"
 
 
 def _joined(draft: Draft, text_of: Callable[[Page], str | None]) -> str:
@@ -92,8 +92,8 @@ def _joined(draft: Draft, text_of: Callable[[Page], str | None]) -> str:
 def _shown(page: Page, text: str | None) -> str:
     if page.state == FAILED:
         return _comment(page, str(page.error))
-    shown = (text or "").strip()
-    return f"{shown}\n\n{_comment(page, loop_notice(page))}".strip() if page.state == LOOPED else shown
+    body = (text or "").strip()
+    return f"{body}\n\n{_comment(page, loop_notice(page))}".strip() if page.state == LOOPED else body
 
 
 def _comment(page: Page, text: str) -> str:
@@ -110,6 +110,6 @@ def _record(draft: Draft, page: Page) -> dict[str, Any]:
         "raw_text": page.raw_text, "error_kind": page.error_kind, "error": page.error,
     }  # fmt: skip
     return {
-        "id": f"{key}-{number}", "text": text, "source": SOURCE, "added": about.added, "created": about.created,
+        "id": f"{key}-{number}", "text": text, "source": SOURCE, "added": about.date, "created": about.created,
         "metadata": metadata, "attributes": {"pdf_page_numbers": [[0, len(text), number]]},
     }  # fmt: skip

@@ -66,7 +66,7 @@ def compare(
     `reference_dtype`: what Hugging Face computes in; None: the engine's type. Raises InputError for an input that
     cannot be compared, and OutOfMemoryError where both do not fit.
     """
-    requests = [pipeline.request(given, **greedy(sampling)) for given in inputs]
+    requests = [pipeline.request(source, **greedy(sampling)) for source in inputs]
     with fitting_beside():
         return compare_outputs(Reference.load(folder, pipeline, reference_dtype), requests, list(outputs))
 
@@ -98,9 +98,9 @@ def compare_outputs(reference: Reference, requests: list[Request], outputs: list
 def _error(exact: Tensor, output: Output, forced: frozenset[int]) -> float:
     """Returns the largest difference of our log-probabilities from exact [tokens, vocabulary]; a token that was
     `forced` has the log-probability 0, which is not the model's."""
-    error, given = 0.0, zip(output.token_ids, output.logprobs, output.top_logprobs or [], strict=True)
-    for row, (token, own, top) in zip(exact, given, strict=True):
-        chosen = [] if own == 0.0 and token in forced else [(token, own)]
-        ids, ours = zip(*chosen, *top.items(), strict=True)
+    error, places = 0.0, zip(output.token_ids, output.logprobs, output.top_logprobs or [], strict=True)
+    for row, (token, own, top) in zip(exact, places, strict=True):
+        own_pair = [] if own == 0.0 and token in forced else [(token, own)]
+        ids, ours = zip(*own_pair, *top.items(), strict=True)
         error = max(error, float((row[list(ids)] - torch.tensor(ours)).abs().max()))
     return error

@@ -48,10 +48,10 @@ def model_class(folder: Path) -> type[PreTrainedModel]:
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(folder)
-    known = {
+    classes = {
         "llava": "LlavaForConditionalGeneration",
         "blip-2": "Blip2ForConditionalGeneration",
         "vision-encoder-decoder": "VisionEncoderDecoderModel",
     }
     rest = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"
-    return getattr(transformers, known.get(config.model_type, rest))
+    return getattr(transformers, classes.get(config.model_type, rest))

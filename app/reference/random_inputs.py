@@ -35,23 +35,23 @@ class RandomInputs:
             visual = self.visual
             return [(f"image {i}", {"pixel_values": self._pixels(visual, 1)[0]}) for i in range(1, 4)]
         texts = [self._ids(min(length, self.room)) for length in LENGTHS]
-        found = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]
-        return found + (self._with_images(self.visual, texts[0]) if self.visual is not None else [])
+        inputs = [(f"{len(ids)} tokens", {self.key: ids}) for ids in texts]
+        return inputs + (self._with_images(self.visual, texts[0]) if self.visual is not None else [])
 
     def _with_images(self, visual: VisionConfig, ids: list[int]) -> list[tuple[str, dict[str, Any]]]:
         """Returns a text after one image and after two, as far as they fit."""
-        found = []
+        inputs = []
         for images in (1, 2):
             rows = list(range(self.vocab, self.vocab + images * visual.max_rows))
             if len(rows) + len(ids) <= self.room:
                 name = f"{images} image{'s' if images > 1 else ''}, {len(ids)} tokens"
-                found.append((name, {self.key: rows + ids, "pixel_values": self._pixels(visual, images)}))
-        return found
+                inputs.append((name, {self.key: rows + ids, "pixel_values": self._pixels(visual, images)}))
+        return inputs
 
     def _pixels(self, visual: VisionConfig, images: int) -> Tensor:
         return torch.randn(images, visual.num_channels, *visual.image_size, generator=self.generator)
 
     def _ids(self, length: int) -> list[int]:
         low = min(FIRST_ID, self.vocab - 1)
-        drawn = torch.randint(low, self.vocab, (length,), generator=self.generator).tolist()
-        return [low if i == self.placeholder else i for i in drawn]
+        ids = torch.randint(low, self.vocab, (length,), generator=self.generator).tolist()
+        return [low if i == self.placeholder else i for i in ids]

@@ -46,8 +46,8 @@ class Reference:
                 forced_bos_token_id=params.forced_bos_token_id, forced_eos_token_id=params.forced_eos_token_id,
             )  # fmt: skip
         # given embeddings, a decoder returns the new tokens alone
-        found = out[0].tolist()[0 if "inputs_embeds" in inputs and not self.encoder_decoder else prompt :]
-        return found[: next((i + 1 for i, token in enumerate(found) if token in self._ends), limit)]
+        ids = out[0].tolist()[0 if "inputs_embeds" in inputs and not self.encoder_decoder else prompt :]
+        return ids[: next((i + 1 for i, token in enumerate(ids) if token in self._ends), limit)]
 
     def log_probabilities(self, request: Request, token_ids: list[int]) -> Tensor:
         """Returns all tokens' log-probabilities at each place of `token_ids`, from one pass: [tokens, vocabulary]."""
@@ -100,13 +100,13 @@ class Reference:
         mask = {"attention_mask": self._tensor([1] * len(ids))}
         if table is None or not len(table):
             return {"input_ids": self._tensor(ids), **mask}
-        learned = model.get_input_embeddings()(self._tensor([min(i, self.vocab_size - 1) for i in ids]))
-        rows = table.rows.to(learned)
+        embeddings = model.get_input_embeddings()(self._tensor([min(i, self.vocab_size - 1) for i in ids]))
+        rows = table.rows.to(embeddings)
         at = [(place, i - self.vocab_size) for place, i in enumerate(ids) if i >= self.vocab_size]
         with torch.no_grad():
             for place, row in at:
-                learned[0, place] = rows[row]
-        return {"inputs_embeds": learned.detach(), **mask}
+                embeddings[0, place] = rows[row]
+        return {"inputs_embeds": embeddings.detach(), **mask}
 
     @property
     def _placeholder(self) -> int:
@@ -114,12 +114,12 @@ class Reference:
         return config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index
 
     def _pixels(self, request: Request) -> Tensor | None:
-        """[images, C, H, W]"""
+        """Returns the images' pixels [images, C, H, W], or None."""
         images = request.images if request.encoder_image is None else (request.encoder_image,)
         if len({image.pixels.shape for image in images}) > 1:
             raise InputError("the accuracy check takes images of one size a request; give each its own.")
-        found = [image.pixels for image in images]
-        return torch.stack(found).to(self.model.device, self.model.dtype) if found else None
+        pixels = [image.pixels for image in images]
+        return torch.stack(pixels).to(self.model.device, self.model.dtype) if pixels else None
 
     def _tensor(self, ids: list[int]) -> Tensor:
         """[1, n]"""

@@ -41,22 +41,22 @@ def places(pipeline: Pipeline, requests: list[Request], theirs: list[list[int]])
     The engine decodes freely, all requests in one batch; where its token is another one than the reference's, it goes
     on after the reference's in the next round.
     """
-    found: list[list[Place]] = [[] for _ in requests]
-    while short := [i for i, tokens in enumerate(theirs) if len(found[i]) < len(tokens)]:
-        rest = [_after(requests[i], theirs[i], len(found[i])) for i in short]
-        for i, decoded in zip(short, _decoded(pipeline, rest), strict=True):
-            found[i] += _up_to_divergence(decoded, theirs[i][len(found[i]) :])
-    return found
+    sequences: list[list[Place]] = [[] for _ in requests]
+    while short := [i for i, tokens in enumerate(theirs) if len(sequences[i]) < len(tokens)]:
+        rest = [_after(requests[i], theirs[i], len(sequences[i])) for i in short]
+        for i, own in zip(short, _decoded(pipeline, rest), strict=True):
+            sequences[i] += _up_to_divergence(own, theirs[i][len(sequences[i]) :])
+    return sequences
 
 
-def _after(request: Request, tokens: list[int], known: int) -> Request:
-    """Returns the request as it goes on after the first `known` of the tokens."""
-    params, left = request.params, len(tokens) - known
-    prompt = (*request.decoder_prompt_token_ids, *tokens[:known])
+def _after(request: Request, tokens: list[int], count: int) -> Request:
+    """Returns the request as it goes on after the first `count` of the tokens."""
+    params, room = request.params, len(tokens) - count
+    prompt = (*request.decoder_prompt_token_ids, *tokens[:count])
     return replace(
         request,
         decoder_prompt_token_ids=prompt,
-        params=replace(params, max_new_tokens=left, min_new_tokens=min(left, max(0, params.min_new_tokens - known))),
+        params=replace(params, max_new_tokens=room, min_new_tokens=min(room, max(0, params.min_new_tokens - count))),
     )
 
 
@@ -64,17 +64,17 @@ def _decoded(pipeline: Pipeline, requests: list[Request]) -> list[list[Place]]:
     return [
         [
             Place(token, {**top, token: own})
-            for token, own, top in zip(found.token_ids, found.logprobs, found.top_logprobs, strict=True)
+            for token, own, top in zip(output.token_ids, output.logprobs, output.top_logprobs, strict=True)
         ]
-        for found in pipeline.complete(requests)
+        for output in pipeline.complete(requests)
     ]
 
 
-def _up_to_divergence(decoded: list[Place], tokens: list[int]) -> list[Place]:
+def _up_to_divergence(own: list[Place], tokens: list[int]) -> list[Place]:
     """Returns the places that follow the reference's tokens alone, the first other token's included."""
-    pairs = zip(decoded, tokens, strict=False)
+    pairs = zip(own, tokens, strict=False)
     same = next((i for i, (place, token) in enumerate(pairs) if place.token != token), len(tokens) - 1)
-    return decoded[: same + 1]
+    return own[: same + 1]
 
 
 def distances(ours: list[Place], theirs: list[int], exact: Tensor, forced: frozenset[int]) -> list[Distance]:

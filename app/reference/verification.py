@@ -29,14 +29,14 @@ TIE = 4  # times the tolerance: another token is a near tie where the reference'
 
 
 @dataclass(frozen=True)
-class Allowed:
+class Tolerances:
     """What an engine may differ by: errors and margins in standard deviations, agreement in percent."""
 
     mean_error: float
     agreement: float
 
     @classmethod
-    def for_build(cls, build: BuildConfig, tolerance: float | None = None) -> Allowed:
+    def for_build(cls, build: BuildConfig, tolerance: float | None = None) -> Tolerances:
         usual = (TOLERANCE[build.dtype], AGREEMENT[build.dtype]) if build.quantization is None else QUANTIZED
         return cls(usual[0] if tolerance is None else tolerance, usual[1])
 
@@ -50,7 +50,7 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verdict:
     """One request of a verification: a distance for each of the reference's tokens."""
 
     request: str  # what it was
@@ -62,7 +62,7 @@ class Verified:
 
     @property
     def agreement(self) -> float:
-        """Percent of the reference's tokens that the engine chooses after those before."""
+        """Returns the percentage of the reference's tokens that the engine chooses after those before."""
         return 100 * sum(one.same for one in self.distances) / max(self.tokens, 1)
 
     @property
@@ -73,25 +73,25 @@ class Verified:
     def largest_error(self) -> float:
         return max((one.error for one in self.distances), default=0.0)
 
-    def near_ties(self, allowed: Allowed) -> int:
-        return sum(not one.same and one.margin <= allowed.tie for one in self.distances)
+    def near_ties(self, tolerances: Tolerances) -> int:
+        return sum(not one.same and one.margin <= tolerances.tie for one in self.distances)
 
-    def beyond(self, allowed: Allowed) -> list[str]:
+    def beyond(self, tolerances: Tolerances) -> list[str]:
         """Names what rounding does not explain; a NaN is beyond everything."""
-        mismatches = self.tokens - self.near_ties(allowed) - sum(one.same for one in self.distances)
-        found = [f"{mismatches} wrong token{'s' if mismatches > 1 else ''}"] if mismatches else []
-        found += [] if self.mean_error <= allowed.mean_error else ["mean error"]
-        return found + ([] if self.largest_error <= allowed.largest_error else ["largest error"])
+        mismatches = self.tokens - self.near_ties(tolerances) - sum(one.same for one in self.distances)
+        reasons = [f"{mismatches} wrong token{'s' if mismatches > 1 else ''}"] if mismatches else []
+        reasons += [] if self.mean_error <= tolerances.mean_error else ["mean error"]
+        return reasons + ([] if self.largest_error <= tolerances.largest_error else ["largest error"])
 
 
-def agreement(verified: list[Verified]) -> float:
+def agreement(verdicts: list[Verdict]) -> float:
     """Returns the percentage of equal tokens of all requests."""
-    return Verified("", tuple(one for each in verified for one in each.distances)).agreement
+    return Verdict("", tuple(one for each in verdicts for one in each.distances)).agreement
 
 
 def verify(
     pipeline: Pipeline, folder: Path, new_tokens: int, seed: int = 0, reference_dtype: str | None = None
-) -> list[Verified]:
+) -> list[Verdict]:
     """Compares the pipeline with the folder's model on every kind of input, all in one batch.
 
     `reference_dtype` None: the engine's. Raises InputError where so many tokens leave no room, and OutOfMemoryError.
@@ -105,13 +105,13 @@ def verify(
     placeholder = config.get("image_token_id", config.get("image_token_index"))
     inputs = RandomInputs(pipeline, placeholder, new_tokens, seed).all()
     sampling = greedy({"max_new_tokens": new_tokens, "min_new_tokens": new_tokens})  # none ends early
-    requests = [pipeline.request(given, **sampling) for _, given in inputs]
+    requests = [pipeline.request(source, **sampling) for _, source in inputs]
     with fitting_beside():
         reference = Reference.load(folder, pipeline, reference_dtype)
         theirs = [reference.tokens(request) for request in requests]
     ours = places(pipeline, requests, theirs)
     return [
-        Verified(name, tuple(_distances(own, tokens, reference, request)))
+        Verdict(name, tuple(_distances(own, tokens, reference, request)))
         for (name, _), own, tokens, request in zip(inputs, ours, theirs, requests, strict=True)
     ]
 

@@ -80,7 +80,7 @@ class Vila(nn.Module):
 
     @property
     def config(self) -> Any:
-        """The language model's."""
+        """Returns the language model's configuration."""
         return self.llm.config
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -47,18 +47,37 @@ def create_app(
     metrics.register(lambda: {service.name: service.pipeline.usage() for service in services})
     if media.has_processes:
         metrics.watch_workers(media)
-    loaded = repositories.loaded if repositories else {}
+    entries = repositories.loaded_entries if repositories else {}
 
     def add(name: str, pipeline: Pipeline) -> Service:
-        entry = loaded[name].described if name in loaded else {}
-        services.add(Service(name, pipeline, media, metrics, config.max_requests, on_break=on_break, **entry))
+        own = entries[name].service_options if name in entries else {}
+        limit = config.max_requests
+        services.add(Service(name, pipeline, media, metrics=metrics, max_requests=limit, on_break=on_break, **own))
         return services[name]
 
     for name in list(pipelines):
         add(name, pipelines.pop(name))
 
+    def serve(name: str, pipeline: Pipeline) -> None:
+        add(name, pipeline).model.start()
+
+    app = FastAPI(title="vlm", version=__version__, lifespan=_lifespan(config))
+    app.state.services, app.state.metrics, app.state.media = services, metrics, media
+    app.state.grpc = None
+    app.state.control = Control(
+        services, repositories, serve, is_enabled=config.model_control, drain_seconds=config.drain_seconds
+    )
+    _route(app, config)
+    return app
+
+
+def _lifespan(config: ServerConfig) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Returns what runs as long as the application does: engines, processes that read media, gRPC."""
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        services: Services = app.state.services
+        media: MediaPool = app.state.media
         services.start()  # a loop here would hold the last one
         if any(service.pipeline.capabilities.takes_images for service in services):
             media.start()
@@ -71,15 +90,7 @@ def create_app(
         for service in services:
             await service.close()
 
-    def serve(name: str, pipeline: Pipeline) -> None:
-        add(name, pipeline).model.start()
-
-    app = FastAPI(title="vlm", version=__version__, lifespan=lifespan)
-    app.state.services, app.state.metrics, app.state.media = services, metrics, media
-    app.state.grpc = None
-    app.state.control = Control(services, repositories, serve, config.model_control, config.drain_seconds)
-    _route(app, config)
-    return app
+    return lifespan
 
 
 async def _grpc(services: Services, control: Control, config: ServerConfig) -> GrpcServer:
@@ -125,5 +136,5 @@ async def health(http: Request) -> JSONResponse:
 
 
 async def show_metrics(http: Request) -> Response:
-    """Prometheus' text format."""
+    """Returns all metrics in Prometheus' text format."""
     return Response(generate_latest(http.app.state.metrics.registry), media_type=CONTENT_TYPE_LATEST)

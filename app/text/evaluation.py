@@ -43,8 +43,8 @@ class Run:
     def summary(self, metrics: Iterable[str], references: list[str]) -> dict[str, Any]:
         tokens = sum(map(len, self.token_ids))
         speed = {"texts_per_s": len(self.texts) / self.seconds, "tokens_per_s": tokens / self.seconds}
-        found: Scores = scores(metrics, self.texts, references)
-        return {"scores": found, "seconds": self.seconds, **speed}
+        results: Scores = scores(metrics, self.texts, references)
+        return {"scores": results, "seconds": self.seconds, **speed}
 
 
 def run_vlm(
@@ -54,17 +54,17 @@ def run_vlm(
     wrong."""
     sampling = SCORED | sampling
     items = (Item(pair.place, None, pair.text) for pair in pairs)
-    outputs, kept, errors, start = [], [], [], time.perf_counter()
+    outputs, valid, errors, start = [], [], [], time.perf_counter()
     for pair, (_, result) in zip(pairs, in_order(pipeline, items, to_input, sampling), strict=True):
         if isinstance(result, str):
             errors.append(f"{pair.place}: {result.rstrip('.')}")
         else:
             outputs.append(result)
-            kept.append(pair)
+            valid.append(pair)
     seconds = time.perf_counter() - start
-    if not kept:
+    if not valid:
         raise InputError(f"no text of the data can be given to the model; {errors[0]}.")
-    return Run([out.text for out in outputs], [out.token_ids for out in outputs], seconds), kept, errors
+    return Run([out.text for out in outputs], [out.token_ids for out in outputs], seconds), valid, errors
 
 
 def check_comparable(sampling: dict[str, Any]) -> None:
@@ -94,13 +94,13 @@ def run_hugging_face(
     request = lambda pair: pipeline.request(to_input(pair.text), **(SCORED | sampling))  # noqa: E731
     _batch(model, [request(pair) for pair in pairs[:batch_size]], pipeline)  # warm-up
     # from text to text, as ours is timed
-    found, start = [], time.perf_counter()
+    token_ids, start = [], time.perf_counter()
     requests = [request(pair) for pair in pairs]
     for at in range(0, len(requests), batch_size):
-        found += _batch(model, requests[at : at + batch_size], pipeline)
+        token_ids += _batch(model, requests[at : at + batch_size], pipeline)
     assert pipeline.tokenizer is not None  # it made the ids of the texts
-    texts = [pipeline.tokenizer.decode(tokens) for tokens in found]
-    return Run(texts, found, time.perf_counter() - start)
+    texts = [pipeline.tokenizer.decode(tokens) for tokens in token_ids]
+    return Run(texts, token_ids, time.perf_counter() - start)
 
 
 @torch.inference_mode()

@@ -96,8 +96,8 @@ class TextJob:
 def input_of(item: Item, to_input: ToInput) -> dict[str, Any]:
     """Returns what its text becomes, with what else it has; a conversation has its texts in it, and ids stand
     for one."""
-    made = {} if "messages" in item.given else to_input(item.text)
-    return {**{k: v for k, v in made.items() if k not in TEXTS or "input_ids" not in item.given}, **item.given}
+    fields = {} if "messages" in item.fields else to_input(item.text)
+    return {**{k: v for k, v in fields.items() if k not in TEXTS or "input_ids" not in item.fields}, **item.fields}
 
 
 def in_order(
@@ -105,27 +105,27 @@ def in_order(
 ) -> Iterator[tuple[Item, Output | str | None]]:
     """Yields each item with its output, with what is wrong with it, or with None if it is empty. Few are held
     at once."""
-    held: dict[int, tuple[Item, Any]] = {}  # by number
-    asked: dict[int, int] = {}  # the pipeline's number of an input -> its item's
+    pending: dict[int, tuple[Item, Any]] = {}  # by number
+    numbers: dict[int, int] = {}  # the pipeline's number of an input -> its item's
     counter = itertools.count()
 
     def inputs() -> Iterator[dict[str, Any]]:
         for number, item in enumerate(items):
-            held[number] = (item, ...)
+            pending[number] = (item, ...)
             if item.error is None and not item.is_empty:
-                asked[next(counter)] = number
+                numbers[next(counter)] = number
                 yield input_of(item, to_input)
             else:
-                held[number] = (item, item.error)
+                pending[number] = (item, item.error)
 
     turn = 0
     for index, result in pipeline.as_completed(inputs(), on_error="yield", **sampling):
-        number = asked.pop(index)
-        held[number] = (held[number][0], str(result) if isinstance(result, VlmError) else result)
-        while turn in held and held[turn][1] is not ...:
-            yield held.pop(turn)
+        number = numbers.pop(index)
+        pending[number] = (pending[number][0], str(result) if isinstance(result, VlmError) else result)
+        while turn in pending and pending[turn][1] is not ...:
+            yield pending.pop(turn)
             turn += 1
-    yield from (held[number] for number in sorted(held))
+    yield from (pending[number] for number in sorted(pending))
 
 
 def output_fields(output: Output) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def output_fields(output: Output) -> dict[str, Any]:
 
 
 def _json(item: Item, result: Output | str | None) -> str:
-    said = {name: item.given[name] for name in ("input_ids",) if name in item.given} or {"source": item.text}
-    fields: dict[str, Any] = {**said, "file": item.source or None, "line": item.line}
+    origin = {name: item.fields[name] for name in ("input_ids",) if name in item.fields} or {"source": item.text}
+    fields: dict[str, Any] = {**origin, "file": item.source or None, "line": item.line}
     fields = {name: value for name, value in fields.items() if value is not None}
     if isinstance(result, str):
         fields["error"] = result

@@ -43,11 +43,11 @@ def _sorted(items: Iterator[Item], suffix: str, limit: int | None) -> tuple[list
         if len(pairs) == limit:
             break
         if item.error or item.text.strip():
-            found = _pair(item, suffix)
-            if isinstance(found, Pair):
-                pairs.append(found)
+            pair = _pair(item, suffix)
+            if isinstance(pair, Pair):
+                pairs.append(pair)
             else:
-                errors.append(found)
+                errors.append(pair)
     return pairs, errors
 
 

@@ -24,11 +24,11 @@ def prompt_of(item: Item, raw: bool = False) -> Item:
         fields = _fields(item)
         given = {"images": _images(fields["images"])} if fields.get("images") else {}
         if "messages" not in fields:
-            return Item(item.source, item.line, _text(fields), given=given)
+            return Item(item.source, item.line, _text(fields), fields=given)
         if raw:
             raise InputError("it is a conversation, which needs the template that --raw-prompt leaves out")
         conversation = _conversation(fields["messages"])
-        return Item(item.source, item.line, conversation.messages[-1].text, given=given | {"messages": conversation})
+        return Item(item.source, item.line, conversation.messages[-1].text, fields=given | {"messages": conversation})
     except InputError as error:
         return Item(item.source, item.line, error=str(error))
 

@@ -39,8 +39,8 @@ def _bleu(outputs: list[str], references: list[str]) -> Scores:
 def _rouge(outputs: list[str], references: list[str]) -> Scores:
     names = ("rouge1", "rouge2", "rougeL")
     scorer = _library("rouge").RougeScorer(names, use_stemmer=True)
-    found = [scorer.score(reference, output) for output, reference in zip(outputs, references, strict=True)]
-    return {name: 100 * sum(f[name].fmeasure for f in found) / len(found) for name in names}
+    results = [scorer.score(reference, output) for output, reference in zip(outputs, references, strict=True)]
+    return {name: 100 * sum(f[name].fmeasure for f in results) / len(results) for name in names}
 
 
 def _library(metric: str) -> Any:

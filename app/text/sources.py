@@ -28,11 +28,11 @@ class Item:
     line: int | None  # 1 is the first; None: the text is the whole file
     text: str = ""
     error: str | None = None
-    given: Mapping[str, Any] = field(default_factory=dict)  # what else its input has, by the pipeline's names
+    fields: Mapping[str, Any] = field(default_factory=dict)  # what else its input has, by the pipeline's names
 
     @property
     def is_empty(self) -> bool:
-        return not (self.text.strip() or {"messages", "images", "input_ids"} & self.given.keys())
+        return not (self.text.strip() or {"messages", "images", "input_ids"} & self.fields.keys())
 
     @property
     def place(self) -> str:

@@ -25,7 +25,9 @@ def translation(
     """Returns what turns a text into an input of the pipeline. InputError where the model needs to be told the
     languages, or cannot be."""
     if pipeline.tokenizer is not None and pipeline.tokenizer.languages is not None:
-        return _with_codes(pipeline.tokenizer.languages.ids, source, target, prefix, truncate, suffix)
+        return _with_codes(
+            pipeline.tokenizer.languages.ids, source, target, prefix=prefix, truncate=truncate, suffix=suffix
+        )
     if pipeline.family.name == "t5" and prefix is None:
         if source is None or target is None:
             raise InputError("a T5 model is told the languages: give --src-lang en --tgt-lang de (or --prefix).")

@@ -49,21 +49,21 @@ def read_token_ids(file: Path) -> list[Item]:
 def without_padding(items: Iterable[Item], pad: int) -> Iterator[Item]:
     """Takes the model's own padding from both ends of the rows of an array."""
     for item in items:
-        if "input_ids" not in item.given or not item.source.endswith(".npy"):
+        if "input_ids" not in item.fields or not item.source.endswith(".npy"):
             yield item
             continue
-        rest = {name: value for name, value in item.given.items() if name != "input_ids"}
-        ids = _stripped(item.given["input_ids"], pad)
-        yield replace(item, given={**rest, "input_ids": ids} if ids else rest)
+        rest = {name: value for name, value in item.fields.items() if name != "input_ids"}
+        ids = _stripped(item.fields["input_ids"], pad)
+        yield replace(item, fields={**rest, "input_ids": ids} if ids else rest)
 
 
 def _item(file: Path, number: int | None, ids: list[int]) -> Item:
-    return Item(str(file), number, given={"input_ids": ids} if ids else {})
+    return Item(str(file), number, fields={"input_ids": ids} if ids else {})
 
 
 def _stripped(ids: list[int], pad: int) -> list[int]:
-    kept = [place for place, token in enumerate(ids) if token != pad]
-    return ids[kept[0] : kept[-1] + 1] if kept else []
+    places = [place for place, token in enumerate(ids) if token != pad]
+    return ids[places[0] : places[-1] + 1] if places else []
 
 
 def _text(file: Path) -> str:
@@ -114,8 +114,8 @@ def _array(file: Path) -> np.ndarray:
             if not header(data)[2].hasobject:
                 data.seek(0)
                 return np.lib.format.read_array(data, allow_pickle=False)
-            if isinstance(found := _Numbers(data).load(), np.ndarray):
-                return found
+            if isinstance(array := _Numbers(data).load(), np.ndarray):
+                return array
     except OSError:
         raise
     except Exception:  # a header and a pickle may end in any of them

@@ -51,7 +51,7 @@ INHERITED = ("embed_dim", "ffn_embed_dim")
 
 
 def convert(source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None) -> Checkpoint:
-    """A FairSeq folder, or a tar archive of one -> our checkpoint at `out`, written whole or not at all.
+    """Converts a FairSeq folder, or a tar archive of one, to our checkpoint at `out`, written whole or not at all.
 
     `tokenizer` ("moses", "none") overrules what the folder says of its texts. Raises CheckpointError for a file that is
     missing, damaged, unsafe or does not fit, ConfigError that names every option which cannot be honoured.
@@ -68,7 +68,7 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None, tokeni
     state = modern(state)
     configs = {side: parse(options, side, len(dictionaries[side]), version(state, side)) for side in MODELS}
     roles = _convert_roles(state, configs, folder)
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as scratch:
         return write_checkpoint(
             Path(out),
             family="fairseq",
@@ -76,7 +76,7 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None, tokeni
             generation=GENERATION | (tokens.generation(dictionaries["decoder"]) if tokens else {}),
             source=f"{source.resolve().name}, {weights.name}; texts: {text.summary}",
             processor_files=tokenizer_files(
-                folder, dictionaries["encoder"], dictionaries["decoder"], Path(made), text, tokens
+                folder, dictionaries["encoder"], dictionaries["decoder"], out=Path(scratch), text=text, tokens=tokens
             ),
             progress=progress,
         )
@@ -106,11 +106,11 @@ KINDS = {
 def check_kind(options: dict[str, Any], folder: Path) -> None:
     """Raises ConfigError that names a network which is no translation transformer."""
     arch = str(options.get("arch") or options.get("_name") or "transformer")
-    known = sorted((name for name in KINDS if arch.startswith(name)), key=len)
+    kinds = sorted((name for name in KINDS if arch.startswith(name)), key=len)
     if arch.startswith("mbart") and options.get("task") == MBART:
         return
-    if known or not arch.startswith("transformer"):
-        what = f", {KINDS[known[-1]]}" if known else ""
+    if kinds or not arch.startswith("transformer"):
+        what = f", {KINDS[kinds[-1]]}" if kinds else ""
         raise ConfigError(
             f"{folder} cannot be run: its arch is {arch!r}{what}; supported are translation transformers."
         )
@@ -118,12 +118,12 @@ def check_kind(options: dict[str, Any], folder: Path) -> None:
 
 def version(state: Mapping[str, Tensor], side: str) -> float:
     """Returns the version of a side's layout; a file that does not say is of the first."""
-    stored = state.get(f"{side}.version")
-    return 1.0 if stored is None or not stored.numel() else float(stored.flatten()[0])
+    tensor = state.get(f"{side}.version")
+    return 1.0 if tensor is None or not tensor.numel() else float(tensor.flatten()[0])
 
 
 def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -> BartConfig:
-    """One side's configuration; what is not said is as in FairSeq's base architecture."""
+    """Returns one side's configuration; what is not said is as in FairSeq's base architecture."""
 
     def own(name: str, default: Any) -> Any:
         default = options.get(f"encoder_{name}", default) if name in INHERITED else default
@@ -156,17 +156,17 @@ def parse(options: dict[str, Any], side: str, vocab_size: int, version: float) -
 
 
 def modern(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under the names of today's releases, projections apart."""
-    found: dict[str, Tensor] = {}
+    """Returns the tensors under the names of today's releases, projections apart."""
+    tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         for old, new in RENAMED:
             name = old.sub(new, name)
         if name.endswith(("in_proj_weight", "in_proj_bias")):
             stem, _, kind = name.rpartition("in_proj_")
-            found |= {f"{stem}{part}_proj.{kind}": x for part, x in zip("qkv", tensor.chunk(3), strict=True)}
+            tensors |= {f"{stem}{part}_proj.{kind}": x for part, x in zip("qkv", tensor.chunk(3), strict=True)}
         else:
-            found[name] = tensor
-    return found
+            tensors[name] = tensor
+    return tensors
 
 
 RENAMED = [
@@ -180,9 +180,9 @@ RENAMED = [
 
 
 def rules(config: BartConfig, side: str) -> list[Any]:
-    """Weight rules of one side."""
+    """Returns weight rules of one side."""
     ours = "attention" if side == "encoder" else "self_attention"
-    found = [
+    weight_rules = [
         Rename(f"{side}.embed_tokens.weight", "embedding.weight"),
         Drop(f"{side}.version", "a number of FairSeq's own", optional=True),
         Drop(f"{side}.embed_positions._float_tensor", "empty: it marks a type", optional=True),
@@ -190,10 +190,10 @@ def rules(config: BartConfig, side: str) -> list[Any]:
         *stack_rules(f"{side}.", {"self_attn": ours}, config),
     ]
     if side == "encoder":
-        return found
+        return weight_rules
     head, table = "decoder.output_projection.weight", "decoder.embed_tokens.weight"
     tied = Drop(head, "tied to the embedding", same_as=table, optional=True)
-    return [*found, *cross_rules("decoder."), tied if config.tied else Rename(head, "head.weight")]
+    return [*weight_rules, *cross_rules("decoder."), tied if config.tied else Rename(head, "head.weight")]
 
 
 def _convert_roles(

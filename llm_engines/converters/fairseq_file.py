@@ -27,7 +27,7 @@ MOST_KINDS = 60
 class Inert:
     """Stands for an object of another program's class: keeps its values, does nothing."""
 
-    def __init__(self, *values: Any, **named: Any):
+    def __init__(self, *values: Any, **fields: Any):
         self.values = values
 
     def __setitem__(self, name: Any, value: Any) -> None:
@@ -43,20 +43,20 @@ def weights_file(folder: Path) -> Path:
     for name in WEIGHTS:
         if (folder / name).is_file():
             return folder / name
-    found = sorted(folder.glob("*.pt"))
-    if len(found) == 1:
-        return found[0]
-    numbered = [match for path in found if (match := ENSEMBLE.fullmatch(path.name))]
-    if found and len(numbered) == len(found):
-        first = folder / min(numbered, key=lambda match: int(match[2])).string
+    paths = sorted(folder.glob("*.pt"))
+    if len(paths) == 1:
+        return paths[0]
+    matches = [match for path in paths if (match := ENSEMBLE.fullmatch(path.name))]
+    if paths and len(matches) == len(paths):
+        first = folder / min(matches, key=lambda match: int(match[2])).string
         warnings.warn(
-            f"{folder.name} is an ensemble of {len(found)} models; {first.name} alone is taken (another: a folder with"
+            f"{folder.name} is an ensemble of {len(paths)} models; {first.name} alone is taken (another: a folder with"
             " that .pt, the dictionaries and the codes).",
             VlmWarning,
             stacklevel=3,
         )
         return first
-    names = listed(p.name for p in found) or "none"
+    names = listed(p.name for p in paths) or "none"
     raise CheckpointError(f"{folder} should hold model.pt, or one .pt file; it holds {names}.")
 
 
@@ -74,8 +74,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             kind = _left_behind(error)
             if kind is None or kind in inert:
                 raise CheckpointError(_unsafe(path, error)) from None
-            made = type(kind.rpartition(".")[2], (Inert,), {})
-            inert |= dict.fromkeys((kind, f"builtins.{kind}", f"__builtin__.{kind}"), made)
+            inert_class = type(kind.rpartition(".")[2], (Inert,), {})
+            inert |= dict.fromkeys((kind, f"builtins.{kind}", f"__builtin__.{kind}"), inert_class)
         except Exception as error:  # a damaged file may end in any of them
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise CheckpointError(f"{path} is damaged or truncated ({first}); fetch it again.") from None
@@ -89,13 +89,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _left_behind(error: Exception) -> str | None:
     """Returns the name of the class that was refused, where a training leaves such objects in a file."""
-    refused = re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))
-    return refused[1] if refused and LEFT_BEHIND.fullmatch(refused[1]) else None
+    match = re.search(r"GLOBAL ([\w.]+) was not an allowed global", str(error))
+    return match[1] if match and LEFT_BEHIND.fullmatch(match[1]) else None
 
 
 def _unsafe(path: Path, error: Exception) -> str:
-    refused = re.search(r"GLOBAL ([\w.]+)", str(error))
-    what = f" of the kind {refused[1]}" if refused else ""
+    match = re.search(r"GLOBAL ([\w.]+)", str(error))
+    what = f" of the kind {match[1]}" if match else ""
     return (
         f"{path} is damaged, or holds Python objects{what} that could run code, so it is not loaded; keep its"
         ' "args" and "model" alone and save it again.'
@@ -104,16 +104,16 @@ def _unsafe(path: Path, error: Exception) -> str:
 
 def _options(path: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Returns the options of the older `args`, or of the newer `cfg`, whose task names the languages."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     cfg = plain(content.get("cfg")) or {}
     for part in _parts(cfg):
-        found |= _flat(part)
-    found |= _flat(plain(content.get("args")) or {})
-    if not found:
+        options |= _flat(part)
+    options |= _flat(plain(content.get("args")) or {})
+    if not options:
         raise CheckpointError(f'{path} does not say what it is: it has neither "args" nor "cfg".')
-    found["task"] = (cfg.get("task") or {}).get("_name") or found.get("task")
+    options["task"] = (cfg.get("task") or {}).get("_name") or options.get("task")
     # the tokenization is of the configuration as a whole: a part's fields of the same names would hide it
-    return found | {name: cfg[name] for name in ("tokenizer", "bpe") if cfg.get(name) is not None}
+    return options | {name: cfg[name] for name in ("tokenizer", "bpe") if cfg.get(name) is not None}
 
 
 def _parts(cfg: Any) -> Iterator[Mapping[str, Any]]:
@@ -123,13 +123,13 @@ def _parts(cfg: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Options as dicts, lists and scalars, out of Namespaces and OmegaConf's nodes."""
+    """Returns options as dicts, lists and scalars, out of Namespaces and OmegaConf's nodes."""
     if isinstance(value, argparse.Namespace):
         return plain(vars(value))
     if isinstance(value, Inert):
         inside = vars(value)
-        kept = next((inside[name] for name in ("_content", "_val", "values") if name in inside), None)
-        return plain(kept[0] if isinstance(kept, tuple) and len(kept) == 1 else kept)
+        content = next((inside[name] for name in ("_content", "_val", "values") if name in inside), None)
+        return plain(content[0] if isinstance(content, tuple) and len(content) == 1 else content)
     if isinstance(value, Mapping):
         return {str(name): plain(x) for name, x in value.items()}
     return [plain(x) for x in value] if isinstance(value, list | tuple) else value
@@ -137,8 +137,8 @@ def plain(value: Any) -> Any:
 
 def _flat(options: Mapping[str, Any]) -> dict[str, Any]:
     """Joins the names of what the newest releases nest: {"encoder": {"layers": 6}} -> {"encoder_layers": 6}"""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in options.items():
-        nested = isinstance(value, Mapping) and name in ("encoder", "decoder", "quant_noise")
-        found |= {f"{name}_{n}": x for n, x in value.items()} if nested else {name: value}
-    return found
+        is_nested = isinstance(value, Mapping) and name in ("encoder", "decoder", "quant_noise")
+        flat |= {f"{name}_{n}": x for n, x in value.items()} if is_nested else {name: value}
+    return flat

@@ -18,10 +18,10 @@ END_ID = 2
 
 @dataclass(frozen=True)
 class LanguageTokens:
-    """By language; `added` goes behind the dictionary's file, in this order."""
+    """By language; `extra`: tokens that go behind the dictionary's file, in this order."""
 
     tokens: dict[str, str]
-    added: list[str]
+    extra: list[str]
     place: str  # of the source's: "prefix" or "suffix"
     source: str | None  # where a request names none
     target: str | None
@@ -58,11 +58,11 @@ class LanguageTokens:
 
 
 def _codes(options: dict[str, Any]) -> list[str]:
-    said = options.get("langs")
-    if not said and (pairs := options.get("lang_pairs")):
+    langs = options.get("langs")
+    if not langs and (pairs := options.get("lang_pairs")):
         pairs = pairs.split(",") if isinstance(pairs, str) else pairs
-        said = sorted({code for pair in pairs for code in str(pair).split("-")})
-    codes = said.split(",") if isinstance(said, str) else list(said or ())
+        langs = sorted({code for pair in pairs for code in str(pair).split("-")})
+    codes = langs.split(",") if isinstance(langs, str) else list(langs or ())
     if not codes:
         raise ConfigError("this FairSeq model of many languages does not name them: its options lack langs.")
     return [str(code) for code in codes]

@@ -34,19 +34,19 @@ def _unigram(model: dict[str, Any], entries: list[str], control: set[str]) -> li
     scores = {piece: score for piece, score in model["vocab"] if piece not in control}
     unknown = model["vocab"][model["unk_id"]][0]
     worst = min(scores.values())
-    found = []
+    pieces = []
     for i, entry in enumerate(entries):
-        matched = i > UNKNOWN_ID and entry in scores and entry != unknown
-        found.append([entry, scores.pop(entry)] if matched else [f"{NEVER}{i} {entry}", worst])
-    found[UNKNOWN_ID] = [unknown, scores.pop(unknown)]
-    return [*found, *([piece, score] for piece, score in scores.items())]
+        has_score = i > UNKNOWN_ID and entry in scores and entry != unknown
+        pieces.append([entry, scores.pop(entry)] if has_score else [f"{NEVER}{i} {entry}", worst])
+    pieces[UNKNOWN_ID] = [unknown, scores.pop(unknown)]
+    return [*pieces, *([piece, score] for piece, score in scores.items())]
 
 
 def _bpe(model: dict[str, Any], entries: list[str], control: set[str]) -> dict[str, int]:
     ids = {entry: i for i, entry in reversed(list(enumerate(entries))) if i > UNKNOWN_ID}
-    known = [piece for piece in model["vocab"] if piece not in control]
-    found = {piece: ids.get(piece, len(entries) + i) for i, piece in enumerate(known)}
-    return found | {model["unk_token"]: UNKNOWN_ID}
+    pieces = [piece for piece in model["vocab"] if piece not in control]
+    vocabulary = {piece: ids.get(piece, len(entries) + i) for i, piece in enumerate(pieces)}
+    return vocabulary | {model["unk_token"]: UNKNOWN_ID}
 
 
 def target_tokenizer(entries: list[str], languages: list[str]) -> str:

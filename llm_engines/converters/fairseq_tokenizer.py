@@ -62,41 +62,41 @@ class TextFiles:
 
 
 def _name(option: Any) -> str | None:
-    """FairSeq names a class, or gives its settings with `_name`."""
-    found = option.get("_name") if isinstance(option, dict) else option
-    return None if found in (None, "", "None") else str(found)
+    """Reads a class's name: FairSeq gives it alone, or with its settings as `_name`."""
+    name = option.get("_name") if isinstance(option, dict) else option
+    return None if name in (None, "", "None") else str(name)
 
 
 def _moses(options: dict[str, Any]) -> dict[str, Any]:
-    said = options.get("tokenizer")
-    known = options | said if isinstance(said, dict) else options
+    tokenizer = options.get("tokenizer")
+    settings = options | tokenizer if isinstance(tokenizer, dict) else options
     languages = {side: str(options.get(f"{side}_lang") or "en") for side in ("source", "target")}
     return languages | {
-        "dash_splits": not known.get("moses_no_dash_splits"),
-        "escape": not known.get("moses_no_escape"),
+        "dash_splits": not settings.get("moses_no_dash_splits"),
+        "escape": not settings.get("moses_no_escape"),
     }
 
 
 def _named(folder: Path, pattern: re.Pattern[str]) -> Path | None:
-    """The file whose name matches; of several the one with the shortest name."""
-    found = [path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.is_file()]
-    return min(found, key=lambda path: (len(path.name), path.name), default=None)
+    """Returns the file whose name matches; of several the one with the shortest name."""
+    paths = [path for path in folder.iterdir() if pattern.fullmatch(path.name) and path.is_file()]
+    return min(paths, key=lambda path: (len(path.name), path.name), default=None)
 
 
 def languages(folder: Path, options: dict[str, Any]) -> dict[str, Any]:
     """Returns source_lang and target_lang: the options' own, else what the folder's name says of its dictionaries."""
     if options.get("source_lang") and options.get("target_lang"):
         return {name: options[name] for name in ("source_lang", "target_lang")}
-    known = {path.name[len("dict.") : -len(".txt")] for path in folder.glob("dict.*.txt")}
+    codes = {path.name[len("dict.") : -len(".txt")] for path in folder.glob("dict.*.txt")}
     pairs = re.findall(r"(?=(?:^|[._-])([a-zA-Z_]+)[-_]([a-zA-Z_]+?)(?:[._-]|$))", folder.name)
-    pair = next((pair for pair in pairs if set(pair) <= known), (None, None))
+    pair = next((pair for pair in pairs if set(pair) <= codes), (None, None))
     return dict(zip(("source_lang", "target_lang"), pair, strict=True))
 
 
 def read_dictionary(
     folder: Path, options: dict[str, Any], side: str, tokens: LanguageTokens | None = None
 ) -> list[str]:
-    """The entries in the order of their ids, the special ones first, the languages' last."""
+    """Returns the entries in the order of their ids, the special ones first, the languages' last."""
     language = options.get("source_lang" if side == "encoder" else "target_lang")
     path = _dictionary_file(folder, language, side)
     entries = list(SPECIAL)
@@ -109,25 +109,25 @@ def read_dictionary(
         if line.strip() and (not blank or not count.isdigit()):
             raise CheckpointError(f"{path} line {number} is no dictionary entry (a token, a blank, a count).")
         entries += [entry] if line.strip() else []
-    return [*entries, *(token for token in (tokens.added if tokens else ()) if token not in entries)]
+    return [*entries, *(token for token in (tokens.extra if tokens else ()) if token not in entries)]
 
 
 def _dictionary_file(folder: Path, language: str | None, side: str) -> Path:
-    found = sorted((*folder.glob("dict.*.txt"), *folder.glob("dict.txt")))
-    if language and (path := folder / f"dict.{language}.txt") in found:
+    paths = sorted((*folder.glob("dict.*.txt"), *folder.glob("dict.txt")))
+    if language and (path := folder / f"dict.{language}.txt") in paths:
         return path
-    if len(found) == 1:
-        return found[0]
-    names = listed(p.name for p in found) or "none"
-    wanted = f"dict.{language}.txt" if language else "dict.<language>.txt"
-    raise CheckpointError(f"{folder} lacks the {side}'s dictionary {wanted}; it holds {names}.")
+    if len(paths) == 1:
+        return paths[0]
+    names = listed(p.name for p in paths) or "none"
+    name = f"dict.{language}.txt" if language else "dict.<language>.txt"
+    raise CheckpointError(f"{folder} lacks the {side}'s dictionary {name}; it holds {names}.")
 
 
 def tokenizer_files(
     folder: Path,
     source: list[str],
     target: list[str],
-    made: Path,
+    out: Path,
     text: TextFiles | None = None,
     tokens: LanguageTokens | None = None,
 ) -> list[Path]:
@@ -135,7 +135,7 @@ def tokenizer_files(
     text = text or TextFiles.from_folder(folder, {}, "none")
     if text.sentencepiece:
         files = {"tokenizer.json": source_tokenizer(text.sentencepiece, source),
-                 "tokenizer_target.json": target_tokenizer(target, tokens.added if tokens else [])}  # fmt: skip
+                 "tokenizer_target.json": target_tokenizer(target, tokens.extra if tokens else [])}  # fmt: skip
     else:
         if not text.codes and any(entry.endswith("@@") for entry in source):
             warnings.warn(
@@ -150,8 +150,8 @@ def tokenizer_files(
     config |= {"languages": tokens.settings(source)} if tokens else {}
     files["tokenizer_config.json"] = json.dumps(config)
     for name, content in files.items():
-        (made / name).write_text(content, encoding="utf-8")
-    return [made / name for name in files]
+        (out / name).write_text(content, encoding="utf-8")
+    return [out / name for name in files]
 
 
 def read_codes(path: Path) -> list[tuple[str, str]]:
@@ -182,8 +182,8 @@ def _piece(entry: str) -> str:
 
 
 def _vocabulary(entries: list[str]) -> dict[str, int]:
-    named = [*SPECIAL, *map(_piece, entries[len(SPECIAL) :])]
-    return {piece: i for i, piece in reversed(list(enumerate(named)))}  # of equals the first counts
+    pieces = [*SPECIAL, *map(_piece, entries[len(SPECIAL) :])]
+    return {piece: i for i, piece in reversed(list(enumerate(pieces)))}  # of equals the first counts
 
 
 def _with_codes(entries: list[str], merges: list[tuple[str, str]]) -> str:

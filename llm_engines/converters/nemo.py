@@ -35,14 +35,14 @@ MODEL = "gpt2"  # of the family, too
 
 
 def convert(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:
-    """A .nemo archive or its folder -> our checkpoint at `out`, written whole or not at all.
+    """Converts a .nemo archive or its folder to our checkpoint at `out`, written whole or not at all.
 
     Raises CheckpointError for what is missing, damaged, unsafe or does not fit, ConfigError that names every field
     which cannot be honoured.
     """
-    with opened(source, out) as folder, tempfile.TemporaryDirectory() as made:
+    with opened(source, out) as folder, tempfile.TemporaryDirectory() as scratch:
         config = read_config(folder / CONFIG)
-        tokenizer = tokenizer_files(folder, config, Path(made))
+        tokenizer = tokenizer_files(folder, config, Path(scratch))
         return write_checkpoint(
             Path(out),
             family=MODEL,
@@ -56,17 +56,17 @@ def convert(source: Path, out: Path, *, progress: Progress | None = None) -> Che
 
 @contextlib.contextmanager
 def opened(source: Path, out: Path) -> Iterator[Path]:
-    """The folder itself, or one with an archive's content for as long as it is needed, beside `out`: the temporary
-    directory of the system may be small. Errors name the source."""
+    """Yields the folder itself, or one with an archive's content for as long as it is needed, beside `out`: the
+    temporary directory of the system may be small. Errors name the source."""
     if source.is_dir():
         yield source
         return
-    with _scratch(out) as unpacked:
+    with _scratch(out) as scratch:
         try:
-            _unpack(source, Path(unpacked))
-            yield Path(unpacked)
+            _unpack(source, Path(scratch))
+            yield Path(scratch)
         except VlmError as error:
-            raise type(error)(str(error).replace(unpacked, str(source))) from None
+            raise type(error)(str(error).replace(scratch, str(source))) from None
 
 
 def _scratch(out: Path) -> tempfile.TemporaryDirectory[str]:
@@ -94,7 +94,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """A GPT's configuration; CheckpointError where there is none, ConfigError for that of another network."""
+    """Reads a GPT's configuration; CheckpointError where there is none, ConfigError for that of another network."""
     import yaml
 
     try:
@@ -129,15 +129,15 @@ def _check_whole(path: Path, config: dict[str, Any]) -> None:
 
 
 def _resolved(value: Any, config: dict[str, Any]) -> Any:
-    """`${.encoder_seq_length}` is the field of that name beside it."""
+    """Resolves `${.encoder_seq_length}`: it is the field of that name beside it."""
     if isinstance(value, str) and value.startswith("${.") and value.endswith("}"):
         return config.get(value[3:-1], value)
     return value
 
 
 def _role(folder: Path, config: dict[str, Any], size: int) -> RoleWeights:
-    joined = str(config.get("activation")).startswith("fast")
-    tensors, spec = RankFiles(folder, joined, config.get("tensor_model_parallel_size")), model_spec(MODEL)
+    joined_gate = str(config.get("activation")).startswith("fast")
+    tensors, spec = RankFiles(folder, joined_gate, config.get("tensor_model_parallel_size")), model_spec(MODEL)
     network = spec.parse(config | {"model_type": "nemo_gpt", "vocab_size": _vocabulary(tensors, folder, size)})
     network = spec.config_from_weights(network, tensors)
     whole = {name: x[:size] if name in (EMBEDDING, HEAD) else x for name, x in tensors.items()}
@@ -149,7 +149,8 @@ def _role(folder: Path, config: dict[str, Any], size: int) -> RoleWeights:
 
 
 def _vocabulary(tensors: Mapping[str, Tensor], folder: Path, size: int) -> int:
-    """The embedding is padded (`make_vocab_size_divisible_by`, by the ranks): NeMo never draws such an id."""
+    """Returns the number of ids. The embedding is padded (`make_vocab_size_divisible_by`, by the ranks): NeMo never
+    draws such an id."""
     if EMBEDDING not in tensors:
         raise CheckpointError(f"the weights in {folder} lack {EMBEDDING}.")
     if (rows := len(tensors[EMBEDDING])) < size:

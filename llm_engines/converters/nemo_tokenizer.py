@@ -32,28 +32,29 @@ class TokenizerFiles:
     ids: dict[str, int]  # "bos_token_id", "eos_token_id", "pad_token_id"
 
 
-def tokenizer_files(folder: Path, config: Mapping[str, Any], made: Path) -> TokenizerFiles:
-    """Writes tokenizer.json and its settings into `made`. CheckpointError for a tokenizer that is not there, damaged or
+def tokenizer_files(folder: Path, config: Mapping[str, Any], out: Path) -> TokenizerFiles:
+    """Writes tokenizer.json and its settings into `out`. CheckpointError for a tokenizer that is not there, damaged or
     of a kind that cannot be read."""
-    said = config.get("tokenizer")
-    said = said if isinstance(said, Mapping) else {}
+    settings = config.get("tokenizer")
+    settings = settings if isinstance(settings, Mapping) else {}
     if (folder / "tokenizer.json").is_file():
         fast, ends = read_tokenizer(folder / "tokenizer.json", CheckpointError), {}
-    elif said.get("model"):
-        fast, ends = _sentencepiece(_file(folder, said["model"]))
-    elif said.get("vocab_file") and said.get("merge_file"):
-        fast, ends = _gpt2(_file(folder, said["vocab_file"]), _file(folder, said["merge_file"]), made)
+    elif settings.get("model"):
+        fast, ends = _sentencepiece(_file(folder, settings["model"]))
+    elif settings.get("vocab_file") and settings.get("merge_file"):
+        fast, ends = _gpt2(_file(folder, settings["vocab_file"]), _file(folder, settings["merge_file"]), out)
     else:
-        kind = said.get("type") or said.get("library")
+        kind = settings.get("type") or settings.get("library")
         raise CheckpointError(
             f"{folder} holds no tokenizer{f' (it names {kind})' if kind else ''}; unpack it, put the tokenizer.json of"
             " its model beside model_config.yaml and convert that folder."
         )
-    return _written(fast, ends | _added(fast, said), made)
+    return _written(fast, ends | _added(fast, settings), out)
 
 
 def _file(folder: Path, name: Any) -> Path:
-    """`nemo:0123_tokenizer.model`, or a path of the machine that trained it -> the file of that name in the archive."""
+    """Returns what `nemo:0123_tokenizer.model`, or a path of the machine that trained it, names: the file in the
+    archive."""
     path = folder / Path(str(name).removeprefix("nemo:")).name
     if not path.is_file():
         raise CheckpointError(f"{folder} lacks {path.name}, which its model_config.yaml names as its tokenizer.")
@@ -66,10 +67,10 @@ def _sentencepiece(path: Path) -> tuple[Tokenizer, dict[str, str]]:
     return tokenizer_of(model), {name: model.pieces[i].piece for name, i in ids.items() if 0 <= i < len(model.pieces)}
 
 
-def _gpt2(vocabulary: Path, merges: Path, made: Path) -> tuple[Tokenizer, dict[str, str]]:
+def _gpt2(vocabulary: Path, merges: Path, out: Path) -> tuple[Tokenizer, dict[str, str]]:
     from tokenizers import Tokenizer
 
-    parts = made / "parts"
+    parts = out / "parts"
     parts.mkdir()
     shutil.copyfile(vocabulary, parts / "vocab.json")
     shutil.copyfile(merges, parts / "merges.txt")
@@ -83,20 +84,20 @@ def _gpt2(vocabulary: Path, merges: Path, made: Path) -> tuple[Tokenizer, dict[s
     return fast, {"bos": END_OF_TEXT, "eos": END_OF_TEXT}
 
 
-def _added(fast: Tokenizer, said: Mapping[str, Any]) -> dict[str, str]:
+def _added(fast: Tokenizer, settings: Mapping[str, Any]) -> dict[str, str]:
     """Gives the tokens that a configuration adds the next ids, in their order -> those that have a part in a text."""
-    own, more = said.get("special_tokens") or {}, said.get("additional_special_tokens") or []
-    named = {str(name): str(token) for name, token in own.items()} if isinstance(own, Mapping) else {}
-    for token in [*(named.values() or own), *more]:
+    own, more = settings.get("special_tokens") or {}, settings.get("additional_special_tokens") or []
+    names = {str(name): str(token) for name, token in own.items()} if isinstance(own, Mapping) else {}
+    for token in [*(names.values() or own), *more]:
         fast.add_special_tokens([str(token)])
-    return {name.removesuffix("_token"): token for name, token in named.items()}
+    return {name.removesuffix("_token"): token for name, token in names.items()}
 
 
-def _written(fast: Tokenizer, ends: Mapping[str, str], made: Path) -> TokenizerFiles:
+def _written(fast: Tokenizer, ends: Mapping[str, str], out: Path) -> TokenizerFiles:
     ids = {f"{name}_token_id": fast.token_to_id(token) for name, token in ends.items() if name in ("bos", "eos", "pad")}
-    paths = made / "tokenizer.json", made / "tokenizer_config.json"
+    paths = out / "tokenizer.json", out / "tokenizer_config.json"
     paths[0].write_text(fast.to_str(), encoding="utf-8")
     settings = {f"{name}_token": ends[name] for name in ("bos", "eos") if name in ends}
     paths[1].write_text(json.dumps(settings), encoding="utf-8")
-    known = {name: i for name, i in ids.items() if i is not None}
-    return TokenizerFiles(paths, fast.get_vocab_size(), known)
+    known_ids = {name: i for name, i in ids.items() if i is not None}
+    return TokenizerFiles(paths, fast.get_vocab_size(), known_ids)

@@ -73,7 +73,8 @@ class RankFiles(Mapping[str, Tensor]):
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """One, or one a rank in their order; CheckpointError where they are not there or not of a kind that is read."""
+    """Returns one file, or one a rank in their order; CheckpointError where they are not there or not of a kind that is
+    read."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if any(folder.glob("tp_rank_*_pp_rank_*")):
@@ -89,10 +90,10 @@ def weight_files(folder: Path) -> list[Path]:
     ranks = sorted(folder.glob("mp_rank_*"))
     if not ranks:
         raise CheckpointError(f"{folder} holds no weights; expected are {WEIGHTS} or mp_rank_00/{WEIGHTS} and so on.")
-    wanted = [folder / f"mp_rank_{number:02d}" / WEIGHTS for number in range(len(ranks))]
-    if absent := [path.relative_to(folder) for path in wanted if not path.is_file()]:
+    paths = [folder / f"mp_rank_{number:02d}" / WEIGHTS for number in range(len(ranks))]
+    if absent := [path.relative_to(folder) for path in paths if not path.is_file()]:
         raise CheckpointError(f"{folder} lacks {listed(absent)} of its {len(ranks)} ranks.")
-    return wanted
+    return paths
 
 
 def _named_alike(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,8 +21,8 @@ def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     source_first = SOURCE_FIRST.get(str(settings.get("tokenizer_class")).removesuffix("Fast"))
     if source_first is None or (end := tokenizer.token_to_id("</s>")) is None:
         return TokenizerRules()
-    added = tokenizer.get_added_tokens_decoder()
-    codes = {token.content: i for i, token in added.items() if _is_code(token.content)}
+    tokens = tokenizer.get_added_tokens_decoder()
+    codes = {token.content: i for i, token in tokens.items() if _is_code(token.content)}
     default = settings.get("src_lang")
     return TokenizerRules(Languages(codes, end, source_first, starts_output=not source_first, default=default))
 
@@ -33,7 +33,7 @@ def _is_code(token: str) -> bool:
 
 
 def _bart(model_type: str, vocab_size: int, **fields: Any) -> dict[str, Any]:
-    """The published shapes of facebook/bart-large-cnn and facebook/mbart-large-50-*."""
+    """Returns the published shapes of facebook/bart-large-cnn and facebook/mbart-large-50-*."""
     sides = {f"{side}_{name}": n for side in ("encoder", "decoder")
              for name, n in (("layers", 12), ("ffn_dim", 4096), ("attention_heads", 16))}  # fmt: skip
     return sides | {

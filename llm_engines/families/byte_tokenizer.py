@@ -44,7 +44,7 @@ def byte_tokenizer(extra_ids: int) -> str:
 
 
 def _byte_sign(byte: int) -> str:
-    """The printable character that byte-level tokenizers write a byte as (Radford et al., GPT-2)."""
+    """Returns the printable character that byte-level tokenizers write a byte as (Radford et al., GPT-2)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     if byte in printable:
         return chr(byte)

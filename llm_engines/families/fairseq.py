@@ -30,16 +30,16 @@ CONVERTER = ConverterRef(
 def tokenizer_rules(tokenizer: Tokenizer, settings: Settings) -> TokenizerRules:
     """Returns what the converter wrote down: Moses, the dictionary's end, and the languages' tokens."""
     size, unknown = settings.get("dictionary_size"), settings.get("unk_token_id")
-    known = None if size is None or unknown is None else Dictionary(int(size), int(unknown))
-    return TokenizerRules(_languages(settings.get("languages")), Moses.from_config(settings.get("moses")), known)
+    dictionary = None if size is None or unknown is None else Dictionary(int(size), int(unknown))
+    return TokenizerRules(_languages(settings.get("languages")), Moses.from_config(settings.get("moses")), dictionary)
 
 
-def _languages(said: Any) -> Languages | None:
-    if not isinstance(said, dict):
+def _languages(settings: Any) -> Languages | None:
+    if not isinstance(settings, dict):
         return None
-    ids = {str(code): int(token_id) for code, token_id in said["ids"].items()}
-    first, default = said["place"] == "prefix", said.get("default")
-    return Languages(ids, int(said["end_id"]), first, starts_output=not first, default=default)
+    ids = {str(code): int(token_id) for code, token_id in settings["ids"].items()}
+    first, default = settings["place"] == "prefix", settings.get("default")
+    return Languages(ids, int(settings["end_id"]), first, starts_output=not first, default=default)
 
 
 FAIRSEQ = FamilySpec(

@@ -9,7 +9,7 @@ from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 
 def _gpt2(hidden: int, layers: int, heads: int, **fields: Any) -> dict[str, Any]:
-    """The published shapes of openai-community/gpt2-* and bigcode/*."""
+    """Returns the published shapes of openai-community/gpt2-* and bigcode/*."""
     return {
         "model_type": "gpt2",
         "vocab_size": 50257,

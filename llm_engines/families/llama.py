@@ -8,7 +8,7 @@ from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 
 def _llama(hidden: int, ffn: int, layers: int, heads: int, **fields: Any) -> dict[str, Any]:
-    """The published shapes of lmsys/vicuna-* and mistralai/*."""
+    """Returns the published shapes of lmsys/vicuna-* and mistralai/*."""
     return {
         "model_type": "llama",
         "vocab_size": 32000,

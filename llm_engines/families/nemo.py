@@ -15,7 +15,7 @@ def _is_nemo(path: Path) -> bool:
 
 
 def gpt_next() -> dict[str, Any]:
-    """The published shape of nvidia/GPT-2B-001, as NeMo's configuration names it."""
+    """Returns the published shape of nvidia/GPT-2B-001, as NeMo's configuration names it."""
     return {
         "model_type": "nemo_gpt",
         "vocab_size": 256000,

@@ -8,7 +8,7 @@ from vlm.registry.spec import ChatFormat, FamilySpec, Role
 
 
 def _opt(hidden: int, layers: int, heads: int) -> dict[str, Any]:
-    """The published shapes of facebook/opt-*."""
+    """Returns the published shapes of facebook/opt-*."""
     return {
         "model_type": "opt",
         "vocab_size": 50272,

@@ -9,7 +9,7 @@ from vlm.registry.spec import FamilySpec, Role
 
 
 def _t5(d_model: int, d_ff: int, layers: int, heads: int, v1_1: bool) -> dict[str, Any]:
-    """The published shapes of google-t5/t5-* and google/flan-t5-*."""
+    """Returns the published shapes of google-t5/t5-* and google/flan-t5-*."""
     return {
         "model_type": "t5",
         "is_encoder_decoder": True,

@@ -67,7 +67,7 @@ def parse_decoder(hf: dict[str, Any]) -> BartConfig:
 
 
 def parse_encoder(hf: dict[str, Any]) -> BartConfig:
-    """As `parse_decoder`, of the encoder."""
+    """Reads the encoder's configuration as `parse_decoder` does the decoder's."""
     return _parse(hf, "encoder")
 
 
@@ -190,7 +190,7 @@ class Stack(nn.Module):
 
 
 def sinusoids(rows: int, width: int) -> Tensor:
-    """FairSeq's table [rows, width]: sines of falling frequency, their cosines, a zero if the width is odd."""
+    """Returns FairSeq's table [rows, width]: sines of falling frequency, their cosines, a zero if the width is odd."""
     half = width // 2
     frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
     angles = torch.arange(rows)[:, None] * frequencies
@@ -224,26 +224,26 @@ class BartDecoder(Stack):
 
 
 def encoder_rules(config: BartConfig) -> list[Any]:
-    """Weight rules for the encoder of `(M)BartForConditionalGeneration` (names without `model.encoder.`)."""
+    """Returns weight rules for the encoder of `(M)BartForConditionalGeneration` (names without `model.encoder.`)."""
     shared = Tied("embed_tokens.weight", "embedding.weight", also=(*EMBEDDINGS[:2], "lm_head.weight"))
     return [shared, *_relics(""), *stack_rules("", {"self_attn": "attention"}, config)]
 
 
 def decoder_rules(config: BartConfig) -> list[Any]:
-    """Weight rules for all else, and for `MBartForCausalLM` (names without the role's prefix)."""
+    """Returns weight rules for all else, and for `MBartForCausalLM` (names without the role's prefix)."""
     d = "model.decoder"
     head = ("lm_head.weight",) if config.tied else ()
-    found = [
+    weight_rules = [
         Tied(EMBEDDINGS[1], "embedding.weight", also=(EMBEDDINGS[0], EMBEDDINGS[2], *head)),
         *_relics(f"{d}."),
         *stack_rules(f"{d}.", {"self_attn": "self_attention"}, config),
         *cross_rules(f"{d}."),
     ]
     if config.logits_bias:
-        found.append(Apply("final_logits_bias", "logits_bias", lambda x: x[0], "saved as one row"))
+        weight_rules.append(Apply("final_logits_bias", "logits_bias", lambda x: x[0], "saved as one row"))
     else:
-        found.append(Drop("final_logits_bias", "all zeros", optional=True))
-    return found if config.tied else [*found, Rename("lm_head.weight", "head.weight")]
+        weight_rules.append(Drop("final_logits_bias", "all zeros", optional=True))
+    return weight_rules if config.tied else [*weight_rules, Rename("lm_head.weight", "head.weight")]
 
 
 def _relics(prefix: str) -> list[Drop]:
@@ -251,20 +251,21 @@ def _relics(prefix: str) -> list[Drop]:
 
 
 def cross_rules(prefix: str) -> list[Any]:
-    """Rules for a decoder's cross-attention and its norm."""
-    cross, found = f"{prefix}layers.{{}}.encoder_attn", []
+    """Returns rules for a decoder's cross-attention and its norm."""
+    cross, weight_rules = f"{prefix}layers.{{}}.encoder_attn", []
     for kind in ("weight", "bias"):
-        found += [
+        weight_rules += [
             Rename(f"{cross}_layer_norm.{kind}", f"blocks.{{}}.cross_norm.{kind}"),
             Rename(f"{cross}.q_proj.{kind}", f"blocks.{{}}.cross_attention.q.{kind}"),
             Fuse(f"{cross}.{{k,v}}_proj.{kind}", f"blocks.{{}}.cross_attention.kv.{kind}"),
             Rename(f"{cross}.out_proj.{kind}", f"blocks.{{}}.cross_attention.out.{kind}"),
         ]
-    return found
+    return weight_rules
 
 
 def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -> list[Any]:
-    """Rules for all but the embedding and cross-attention; `attention`: their name of self-attention -> ours."""
+    """Returns rules for all but the embedding and cross-attention; `attention`: their name of self-attention ->
+    ours."""
     [(theirs, ours)] = attention.items()
     layer, mine = f"{prefix}layers.{{}}", f"blocks.{{}}.{ours}"
     names = {
@@ -278,11 +279,13 @@ def stack_rules(prefix: str, attention: Mapping[str, str], config: BartConfig) -
         names[f"{prefix}layernorm_embedding"] = "embedding_norm"
     if config.final_norm:
         names[f"{prefix}layer_norm"] = "final_norm"
-    found: list[Any] = [] if config.sinusoidal else [Rename(f"{prefix}embed_positions.weight", "positions.weight")]
+    weight_rules: list[Any] = (
+        [] if config.sinusoidal else [Rename(f"{prefix}embed_positions.weight", "positions.weight")]
+    )
     for kind in ("weight", "bias"):
-        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
-        found.append(Fuse(f"{layer}.{theirs}.{{q,k,v}}_proj.{kind}", f"{mine}.qkv.{kind}"))
-    return found
+        weight_rules += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
+        weight_rules.append(Fuse(f"{layer}.{theirs}.{{q,k,v}}_proj.{kind}", f"{mine}.qkv.{kind}"))
+    return weight_rules
 
 
 SPEC = ModelSpec("bart", BartConfig, parse_decoder, BartDecoder, decoder_rules, config_from_weights)

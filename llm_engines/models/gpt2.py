@@ -183,7 +183,7 @@ class GPT2(nn.Module):
 
 
 def rules(config: GPT2Config) -> list[Any]:
-    """Weight rules of `GPT2LMHeadModel`, `GPTBigCodeForCausalLM`, SantaCoder's own class, and NeMo's GPT."""
+    """Returns weight rules of `GPT2LMHeadModel`, `GPTBigCodeForCausalLM`, SantaCoder's own class, and NeMo's GPT."""
     return _hf_rules(config) if config.source[0] != "nemo" else _nemo_rules(config)
 
 
@@ -194,24 +194,24 @@ def _hf_rules(config: GPT2Config) -> list[Any]:
     norms = {f"{layer}.ln_1": "blocks.{}.attention_norm", f"{layer}.ln_2": "blocks.{}.ffn_norm",
              "transformer.ln_f": "final_norm"}  # fmt: skip
     qkv, ours = f"{layer}.attn.c_attn", "blocks.{}.attention.qkv"
-    found: list[Any] = [Rename("transformer.wpe.weight", "positions.weight")]
-    found += [Drop(f"{layer}.attn.{name}", "the causal mask", optional=True) for name in ("bias", "masked_bias")]
-    found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in norms.items() for kind in ("weight", "bias")]
-    found += [Rename(f"{a}.bias", f"{b}.bias") for a, b in names.items()]
-    found += [(Transpose if conv else Rename)(f"{a}.weight", f"{b}.weight") for a, b in names.items()]
+    weight_rules: list[Any] = [Rename("transformer.wpe.weight", "positions.weight")]
+    weight_rules += [Drop(f"{layer}.attn.{name}", "the causal mask", optional=True) for name in ("bias", "masked_bias")]
+    weight_rules += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in norms.items() for kind in ("weight", "bias")]
+    weight_rules += [Rename(f"{a}.bias", f"{b}.bias") for a, b in names.items()]
+    weight_rules += [(Transpose if conv else Rename)(f"{a}.weight", f"{b}.weight") for a, b in names.items()]
     if conv and config.kv_heads == 1:
         apart = f"{layer}.attn.{{q,kv}}_attn"
-        found += [
+        weight_rules += [
             Fuse(f"{apart}.weight", f"{ours}.weight", dim=1, transposed=True),
             Fuse(f"{apart}.bias", f"{ours}.bias"),
         ]
     elif conv:
-        found += [Transpose(f"{qkv}.weight", f"{ours}.weight"), Rename(f"{qkv}.bias", f"{ours}.bias")]
+        weight_rules += [Transpose(f"{qkv}.weight", f"{ours}.weight"), Rename(f"{qkv}.bias", f"{ours}.bias")]
     elif config.kv_heads == 1:
-        found += [Rename(f"{qkv}.{kind}", f"{ours}.{kind}") for kind in ("weight", "bias")]
+        weight_rules += [Rename(f"{qkv}.{kind}", f"{ours}.{kind}") for kind in ("weight", "bias")]
     else:
-        found += [_grouped(f"{qkv}.{kind}", f"{ours}.{kind}", config) for kind in ("weight", "bias")]
-    return [*found, *_head_rules(config, EMBEDDINGS[0], HEADS[0])]
+        weight_rules += [_grouped(f"{qkv}.{kind}", f"{ours}.{kind}", config) for kind in ("weight", "bias")]
+    return [*weight_rules, *_head_rules(config, EMBEDDINGS[0], HEADS[0])]
 
 
 def _nemo_rules(config: GPT2Config) -> list[Any]:
@@ -226,26 +226,26 @@ def _nemo_rules(config: GPT2Config) -> list[Any]:
         f"{layer}.post_attention_layernorm": "blocks.{}.ffn_norm",
         f"{root}.encoder.final_layernorm": "final_norm",
     }
-    found: list[Any] = [Drop(f"{root}.rotary_pos_emb.inv_freq", "follows from the configuration", optional=True)]
+    weight_rules: list[Any] = [Drop(f"{root}.rotary_pos_emb.inv_freq", "follows from the configuration", optional=True)]
     if config.rotary is None:
-        found.append(Rename(f"{root}.embedding.position_embeddings.weight", "positions.weight"))
+        weight_rules.append(Rename(f"{root}.embedding.position_embeddings.weight", "positions.weight"))
     for a, b in norms.items():
-        found.append(Rename(f"{a}.bias", f"{b}.bias"))
+        weight_rules.append(Rename(f"{a}.bias", f"{b}.bias"))
         one_more = Apply(f"{a}.weight", f"{b}.weight", lambda x: x + 1, "stored less one")
-        found.append(one_more if "layernorm1p" in config.source else Rename(f"{a}.weight", f"{b}.weight"))
+        weight_rules.append(one_more if "layernorm1p" in config.source else Rename(f"{a}.weight", f"{b}.weight"))
     for kind in ("weight", "bias") if config.bias else ("weight",):
-        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
-        found.append(
+        weight_rules += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
+        weight_rules.append(
             _grouped(f"{layer}.self_attention.query_key_value.{kind}", f"blocks.{{}}.attention.qkv.{kind}", config)
         )
         up, ours = f"{layer}.mlp.dense_h_to_4h", f"blocks.{{}}.ffn.up.{kind}"
         halves = Fuse(f"{layer}.mlp.{{dense_h_to_4h,dense_h_to_4h_2}}.{kind}", ours)
-        found.append(halves if config.gated and "apart" in config.source else Rename(f"{up}.{kind}", ours))
-    return [*found, *_head_rules(config, EMBEDDINGS[1], HEADS[1])]
+        weight_rules.append(halves if config.gated and "apart" in config.source else Rename(f"{up}.{kind}", ours))
+    return [*weight_rules, *_head_rules(config, EMBEDDINGS[1], HEADS[1])]
 
 
 def _grouped(source: str, target: str, config: GPT2Config) -> Apply:
-    """Queries, keys and values lie together a group of heads; here all queries come first."""
+    """Reorders queries, keys and values, which lie together a group of heads: here all queries come first."""
     each = config.num_heads // config.kv_heads
 
     def sort(x: Tensor) -> Tensor:

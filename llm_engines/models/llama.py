@@ -159,17 +159,17 @@ class Llama(nn.Module):
 
 
 def rules(config: LlamaConfig) -> list[Any]:
-    """Weight rules of `LlamaForCausalLM` and `MistralForCausalLM`."""
+    """Returns weight rules of `LlamaForCausalLM` and `MistralForCausalLM`."""
     layer = "model.layers.{}"
     names = {
         f"{layer}.self_attn.o_proj": "blocks.{}.attention.out",
         f"{layer}.mlp.down_proj": "blocks.{}.ffn.down",
     }
-    fused = {
+    fusions = {
         f"{layer}.self_attn.{{q,k,v}}_proj": "blocks.{}.attention.qkv",
         f"{layer}.mlp.{{gate,up}}_proj": "blocks.{}.ffn.up",
     }
-    found: list[Any] = [
+    weight_rules: list[Any] = [
         Rename(f"{layer}.input_layernorm.weight", "blocks.{}.attention_norm.weight"),
         Rename(f"{layer}.post_attention_layernorm.weight", "blocks.{}.ffn_norm.weight"),
         Rename("model.norm.weight", "final_norm.weight"),
@@ -177,11 +177,11 @@ def rules(config: LlamaConfig) -> list[Any]:
     ]
     for kind in ("weight", "bias"):
         has = {"self_attn": kind == "weight" or config.attention_bias, "mlp": kind == "weight" or config.mlp_bias}
-        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() if has[a.split(".")[3]]]
-        found += [Fuse(f"{a}.{kind}", f"{b}.{kind}") for a, b in fused.items() if has[a.split(".")[3]]]
+        weight_rules += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() if has[a.split(".")[3]]]
+        weight_rules += [Fuse(f"{a}.{kind}", f"{b}.{kind}") for a, b in fusions.items() if has[a.split(".")[3]]]
     if config.tied:
-        return [*found, Tied(EMBEDDING, "embedding.weight", also=(HEAD,))]
-    return [*found, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]
+        return [*weight_rules, Tied(EMBEDDING, "embedding.weight", also=(HEAD,))]
+    return [*weight_rules, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]
 
 
 SPEC = ModelSpec("llama", LlamaConfig, parse, Llama, rules, config_from_weights)

@@ -34,14 +34,14 @@ class _Numbers:
     errors: list[str] = field(default_factory=list)
 
     def __call__(self, name: str, default: Any = None, kind: type = int) -> Any:
-        """A number above 0. PyYAML reads 1e-5 as a text."""
+        """Reads a number above 0. PyYAML reads 1e-5 as a text."""
         value = default if self.values.get(name) is None else self.values[name]
         try:
-            found = kind(value)
+            number = kind(value)
         except (TypeError, ValueError):
-            found = 0
-        if found > 0:
-            return found
+            number = 0
+        if number > 0:
+            return number
         self.errors.append(f"{name} is missing" if value is None else f"{name} is {value!r}")
         return 1
 
@@ -73,15 +73,16 @@ def nemo_fields(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _function(config: dict[str, Any], activation: str) -> str:
-    """By our names. With biases NeMo fuses them into GELU, unless it is told not to, and that is the one by tanh."""
-    fused = config.get("bias_activation_fusion", config.get("bias_gelu_fusion", config.get("bias", True)))
-    found = ACTIVATIONS.get(activation, "gelu")
-    by_tanh = bool(config.get("openai_gelu")) or bool(fused and config.get("bias", True))
-    return "gelu_new" if found == "gelu" and by_tanh else found
+    """Returns the activation by our name. With biases NeMo fuses them into GELU, unless it is told not to, and that is
+    the one by tanh."""
+    is_fused = config.get("bias_activation_fusion", config.get("bias_gelu_fusion", config.get("bias", True)))
+    name = ACTIVATIONS.get(activation, "gelu")
+    by_tanh = bool(config.get("openai_gelu")) or bool(is_fused and config.get("bias", True))
+    return "gelu_new" if name == "gelu" and by_tanh else name
 
 
 def _layout(activation: str) -> str:
-    """How a gate and what it gates are kept."""
+    """Returns how a gate and what it gates are kept."""
     return "joined" if str(activation).startswith("fast") else "apart"
 
 
@@ -89,7 +90,7 @@ def _rotary(config: dict[str, Any], number: _Numbers, head_dim: int) -> RotaryCo
     if config.get("position_embedding_type") != "rope":
         return None
     share = number("rotary_percentage", 1.0, float)
-    turned = int(head_dim * share) if share < 1 else head_dim
+    rotary_dim = int(head_dim * share) if share < 1 else head_dim
     stretch = number("seq_len_interpolation_factor", 1.0, float)
     base = number("rotary_base", 10000.0, float)
-    return RotaryConfig(base, turned) if stretch == 1 else RotaryConfig(base, turned, "linear", stretch)
+    return RotaryConfig(base, rotary_dim) if stretch == 1 else RotaryConfig(base, rotary_dim, "linear", stretch)

@@ -114,8 +114,8 @@ class OPT(nn.Module):
         self.config, width = config, config.embedding_width
         self.embedding = Embedding(config.vocab_size, width)
         self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
-        self.projected = width != config.hidden_size
-        if self.projected:
+        self.has_projections = width != config.hidden_size
+        if self.has_projections:
             self.project_in = Linear(width, config.hidden_size, bias=False, context=context)
             self.project_out = Linear(config.hidden_size, width, bias=False, context=context)
         self.blocks = nn.ModuleList(Block(config, i, context) for i in range(config.num_layers))
@@ -126,7 +126,7 @@ class OPT(nn.Module):
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, embedding_size], final norm applied"""
         x = self.embedding(token_ids, batch)
-        x = self.project_in(x, batch) if self.projected else x
+        x = self.project_in(x, batch) if self.has_projections else x
         x, delta = x + self.positions(batch.positions + POSITION_OFFSET), None
         for block in self.blocks:
             x, delta = block(x, delta, batch)
@@ -134,7 +134,7 @@ class OPT(nn.Module):
             x = self.final_norm(x, delta)[1]
         elif delta is not None:
             x = x + delta
-        return self.project_out(x, batch) if self.projected else x
+        return self.project_out(x, batch) if self.has_projections else x
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, embedding_size] -> [R, vocab_size]"""
@@ -142,7 +142,7 @@ class OPT(nn.Module):
 
 
 def rules(config: OPTConfig) -> list[Any]:
-    """Weight rules of `OPTForCausalLM`."""
+    """Returns weight rules of `OPTForCausalLM`."""
     d, layer = "model.decoder", "model.decoder.layers.{}"
     names = {
         f"{layer}.self_attn.out_proj": "blocks.{}.attention.out",
@@ -153,24 +153,26 @@ def rules(config: OPTConfig) -> list[Any]:
         f"{layer}.self_attn_layer_norm": "blocks.{}.attention_norm",
         f"{layer}.final_layer_norm": "blocks.{}.ffn_norm",
     }
-    found: list[Any] = [
+    weight_rules: list[Any] = [
         Rename(f"{d}.embed_positions.weight", "positions.weight"),
         Drop(f"{d}.version", "which FairSeq wrote it", optional=True),
     ]
     if config.final_norm:
         norms[f"{d}.final_layer_norm"] = "final_norm"
     else:
-        found.append(Drop(f"{d}.final_layer_norm.{{weight,bias}}", "the configuration leaves it out", optional=True))
+        weight_rules.append(
+            Drop(f"{d}.final_layer_norm.{{weight,bias}}", "the configuration leaves it out", optional=True)
+        )
     for kind in ("weight", "bias"):
-        found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in norms.items()]
+        weight_rules += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in norms.items()]
         if kind == "weight" or config.bias:
-            found += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
-            found.append(Fuse(f"{layer}.self_attn.{{q,k,v}}_proj.{kind}", f"blocks.{{}}.attention.qkv.{kind}"))
+            weight_rules += [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items()]
+            weight_rules.append(Fuse(f"{layer}.self_attn.{{q,k,v}}_proj.{kind}", f"blocks.{{}}.attention.qkv.{kind}"))
     if config.embedding_width != config.hidden_size:
-        found += [Rename(f"{d}.project_{way}.weight", f"project_{way}.weight") for way in ("in", "out")]
+        weight_rules += [Rename(f"{d}.project_{way}.weight", f"project_{way}.weight") for way in ("in", "out")]
     if config.tied:
-        return [*found, Tied(EMBEDDING, "embedding.weight", also=(HEAD,))]
-    return [*found, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]
+        return [*weight_rules, Tied(EMBEDDING, "embedding.weight", also=(HEAD,))]
+    return [*weight_rules, Rename(EMBEDDING, "embedding.weight"), Rename(HEAD, "head.weight")]
 
 
 SPEC = ModelSpec("opt", OPTConfig, parse, OPT, rules, config_from_weights)

@@ -217,18 +217,18 @@ class T5Decoder(Stack):
 
 
 def encoder_rules(config: T5Config) -> list[Any]:
-    """Weight rules for the encoder of `T5ForConditionalGeneration` (names without `encoder.`)."""
-    found = _stack_rules("", {"0.SelfAttention": "attention"}, config)
+    """Returns weight rules for the encoder of `T5ForConditionalGeneration` (names without `encoder.`)."""
+    weight_rules = _stack_rules("", {"0.SelfAttention": "attention"}, config)
     others = ("shared.weight", "decoder.embed_tokens.weight", "lm_head.weight")
-    return [*found, Tied("embed_tokens.weight", "embedding.weight", also=others)]
+    return [*weight_rules, Tied("embed_tokens.weight", "embedding.weight", also=others)]
 
 
 def decoder_rules(config: T5Config) -> list[Any]:
-    """Weight rules for all else."""
+    """Returns weight rules for all else."""
     d, cross = "decoder.", "decoder.block.{}.layer.1.EncDecAttention"
-    found = _stack_rules(d, {"0.SelfAttention": "self_attention"}, config)
+    weight_rules = _stack_rules(d, {"0.SelfAttention": "self_attention"}, config)
     head = ("lm_head.weight",) if config.tied else ()
-    found += [
+    weight_rules += [
         Rename(f"{cross}.q.weight", "blocks.{}.cross_attention.q.weight"),
         Fuse(f"{cross}.{{k,v}}.weight", "blocks.{}.cross_attention.kv.weight"),
         Rename(f"{cross}.o.weight", "blocks.{}.cross_attention.out.weight"),
@@ -236,7 +236,7 @@ def decoder_rules(config: T5Config) -> list[Any]:
         Drop(f"{cross}.relative_attention_bias.weight", "a relic: cross-attention has no bias", optional=True),
         Tied("decoder.embed_tokens.weight", "embedding.weight", also=("shared.weight", EMBEDDINGS[2], *head)),
     ]
-    return found if config.tied else [*found, Rename("lm_head.weight", "head.weight")]
+    return weight_rules if config.tied else [*weight_rules, Rename("lm_head.weight", "head.weight")]
 
 
 def _stack_rules(prefix: str, attention: dict[str, str], config: T5Config) -> list[Any]:

@@ -13,7 +13,7 @@ import vlm
 from tests import tiny
 from tests.cli_kit import one_sentence
 from tests.prompted_kit import DECODERS, VOCABULARY, call, ids, pictures, saved, text, tuned_continued
-from vlm_app.cli import text_options
+from vlm_app.cli.options import texts as text_options
 
 SHORT = ("--device", "cpu", "--max-new-tokens", "12")
 PROMPTS = ["w1 w2 w3", "w40", "w7 w7 w9 w30 w2"]
@@ -309,7 +309,7 @@ def test_wrong_tables(llama, tables, tmp_path, monkeypatch):
 ])  # fmt: skip
 def test_what_is_wrong_is_said(asked, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vlm_app.cli.decoding.packaged_chat_model", lambda: None)
+    monkeypatch.setattr("vlm_app.cli.options.decoding.packaged_chat_model", lambda: None)
     (tmp_path / "prompts.txt").write_text("w1")
     result = call("generate", *asked)
     assert says in one_sentence(result) and not result.stdout

@@ -13,7 +13,7 @@ from tests.prompted_kit import call, saved
 from vlm.executor import kv_cache
 from vlm.options import flag_of
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.cli.option_groups import LOADING, SAMPLING
+from vlm_app.cli.options.groups import LOADING, SAMPLING
 
 PROMPT, OTHER = "w1 w2 w3", "w7 w8 w9 w10"
 LENGTH = {"max_new_tokens": 16}

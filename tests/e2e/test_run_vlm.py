@@ -273,7 +273,7 @@ def test_rows_before_the_text_of_an_encoder(tmp_path):
 ])  # fmt: skip
 def test_what_is_wrong_is_said(flags, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vlm_app.cli.run_inputs.packaged_chat_model", lambda: None)
+    monkeypatch.setattr("vlm_app.cli.inference.run_inputs.packaged_chat_model", lambda: None)
     Image.new("RGB", (30, 20)).save("page.png")
     result = call("run", *flags, stdin="x")
     assert says in one_sentence(result) and not result.stdout
@@ -281,7 +281,7 @@ def test_what_is_wrong_is_said(flags, says, tmp_path, monkeypatch):
 
 def test_which_model_answers(llava, images, monkeypatch):
     folder, pipe = llava
-    monkeypatch.setattr("vlm_app.cli.run_inputs.packaged_chat_model", lambda: str(folder))
+    monkeypatch.setattr("vlm_app.cli.inference.run_inputs.packaged_chat_model", lambda: str(folder))
     result = call("run", "--image", images[0], "--prompt", "w1", *SHORT)
     assert result.stdout == pipe.generate(images=[str(images[0])], prompt="w1", max_new_tokens=10).text + "\n"
     assert call("run", "--prompt", "w1", *SHORT).stdout == pipe.generate(prompt="w1", max_new_tokens=10).text + "\n"

@@ -124,7 +124,7 @@ LONG = {"model": "mini-t5", "messages": [{"role": "user", "content": TEXT}], "te
 def test_a_client_asks_again_after_429(served):
     service = served.service("mini-t5")
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="SECRET", max_retries=0) as impatient:
-        held, service.held = service.held, 64
+        held, service.num_outputs = service.num_outputs, 64
         with pytest.raises(openai.RateLimitError) as caught:
             impatient.embeddings.create(model="mini-t5", input=TEXT)
         assert caught.value.code == "rate_limit_exceeded" and caught.value.response.headers["retry-after"] == "1"
@@ -138,18 +138,18 @@ def test_a_client_that_gives_up_leaves_nothing_running(served):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="SECRET", max_retries=0, timeout=0.2) as hasty:
         with pytest.raises(openai.APITimeoutError):
             hasty.chat.completions.create(**LONG)
-        until(lambda: service.held == 0 and is_empty(service.pipeline))
+        until(lambda: service.num_outputs == 0 and is_empty(service.pipeline))
 
 
 def test_a_task_that_is_cancelled_leaves_nothing_running(served):
     async def cancelled() -> None:
         async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="SECRET", max_retries=0) as client:
             task = asyncio.ensure_future(client.chat.completions.create(**LONG))
-            while not served.service("mini-t5").held:
+            while not served.service("mini-t5").num_outputs:
                 await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
 
     asyncio.run(cancelled())
-    until(lambda: served.service("mini-t5").held == 0 and is_empty(served.service("mini-t5").pipeline))
+    until(lambda: served.service("mini-t5").num_outputs == 0 and is_empty(served.service("mini-t5").pipeline))

@@ -33,7 +33,7 @@ def served(root):
     repositories = Repositories([str(root)], Loader(LoadOptions(runtime={"device": "cpu"})))
     repositories.scan()
     with (
-        serving({name: repositories.load(name) for name in repositories.found}, repositories) as found,
+        serving({name: repositories.load(name) for name in repositories.entries}, repositories) as found,
         triton.InferenceServerClient(found.address, network_timeout=1800) as client,
     ):
         yield found, client

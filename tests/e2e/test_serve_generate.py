@@ -138,9 +138,9 @@ def test_a_stream_that_is_left_ends_its_work(served, monkeypatch):
     connection = http.client.HTTPConnection(served.address)
     connection.request("POST", "/v2/models/mini-t5/generate_stream", json.dumps({"text_input": TEXT}),
                        {"Content-Type": "application/json"})  # fmt: skip
-    until(lambda: service.held)
+    until(lambda: service.num_outputs)
     connection.close()
-    until(lambda: aborted and not service.held)
+    until(lambda: aborted and not service.num_outputs)
 
 
 def test_a_timeout_ends_a_stream_with_an_event(served, monkeypatch):

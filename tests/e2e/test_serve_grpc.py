@@ -34,7 +34,7 @@ def served():
     with serving(load(*MODELS), grpc_port=0, max_body_mb=4) as found:
         yield found
         for service in map(found.service, MODELS):
-            until(lambda service=service: service.held == 0 and is_empty(service.pipeline))
+            until(lambda service=service: service.num_outputs == 0 and is_empty(service.pipeline))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_an_asynchronous_call_answers_its_callback_and_can_be_cancelled(client, 
     until(lambda: service.pipeline.llm.has_work)
     running.cancel()
     assert code_of(answers.get()[1]) == "CANCELLED"
-    until(lambda: aborted and not service.held)
+    until(lambda: aborted and not service.num_outputs)
 
 
 def test_a_stream_holds_all_tokens_so_far(client, stream):
@@ -187,9 +187,9 @@ def test_a_stream_that_is_left_ends_its_work(client, served, monkeypatch):
     Answers(client)
     for _ in range(3):
         client.async_stream_infer("mini-t5", [text(TEXT)])
-    until(lambda: service.held == 3)
+    until(lambda: service.num_outputs == 3)
     client.stop_stream(cancel_requests=True)
-    until(lambda: len(set(aborted)) == 3 and not service.held)
+    until(lambda: len(set(aborted)) == 3 and not service.num_outputs)
 
 
 def test_a_model_that_is_not_decoupled_gives_one_response_a_request_in_order(client, served, stream, monkeypatch):
@@ -439,7 +439,9 @@ def test_what_is_not_sent_in_time_is_ended(served, monkeypatch):
 def test_a_stream_holds_no_more_bytes_than_a_message_may_have(client, served, stream, monkeypatch):
     service, held = served.service("mini-llava"), []
     step = service.pipeline.llm.step
-    monkeypatch.setattr(service.pipeline.llm, "step", lambda: (held.append(service.held), time.sleep(0.05), step())[2])
+    monkeypatch.setattr(
+        service.pipeline.llm, "step", lambda: (held.append(service.num_outputs), time.sleep(0.05), step())[2]
+    )
     picture = tensor("image", np.zeros((1, 700, 700, 3), np.uint8))  # 1.5 MB of 4
     answers = stream()
     for _ in range(5):
@@ -460,7 +462,7 @@ def test_a_deadline_ends_the_work(served, stub, monkeypatch):
     with pytest.raises(grpc.RpcError) as caught:
         stub.ModelInfer(asked, timeout=0.3)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    until(lambda: aborted and not service.held)
+    until(lambda: aborted and not service.num_outputs)
 
 
 # --- the server as a whole ---

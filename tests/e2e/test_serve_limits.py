@@ -190,7 +190,7 @@ def test_a_client_that_leaves_is_not_worked_for(served, path, body):
     until(lambda: service.pipeline.llm.scheduler.running)
     connection.sock.close()
     connection.close()
-    until(lambda: service.held == 0 and is_empty(service.pipeline))
+    until(lambda: service.num_outputs == 0 and is_empty(service.pipeline))
     assert metric(served, "vlm_outputs_total", reason="abort") == before + 1
 
 

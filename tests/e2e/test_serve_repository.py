@@ -58,7 +58,7 @@ def copied(exported: Path, folder: Path) -> Path:
 def served(*urls: str, **config):
     repositories = Repositories([str(url) for url in urls], Loader(LoadOptions(runtime={"device": "cpu"})))
     repositories.scan()
-    good = [name for name, found in repositories.found.items() if isinstance(found, Entry)]
+    good = [name for name, found in repositories.entries.items() if isinstance(found, Entry)]
     with (
         serving({name: repositories.load(name) for name in good}, repositories, **config) as found,
         triton.InferenceServerClient(found.address, network_timeout=1800) as client,
@@ -178,7 +178,7 @@ def test_what_is_asked_ends_before_its_model_goes(exported):
             until(lambda: "mini-t5" not in found.app.state.services.by_name)
             assert first and [chunk.choices[0].finish_reason for chunk in stream if chunk.choices][-1] == "length"
         gone.result()
-        assert service.held == 0 and service.pipeline.llm.scheduler.blocks.balanced
+        assert service.num_outputs == 0 and service.pipeline.llm.scheduler.blocks.balanced
 
 
 def test_control_is_for_repositories_and_must_be_allowed(exported):

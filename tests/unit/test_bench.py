@@ -14,9 +14,10 @@ from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig
 from vlm.errors import InputError, LimitError
-from vlm_app.bench import floor, measure, session, table
+from vlm_app.bench import floor, measure, table
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.csv_rows import csv_rows
+from vlm_app.bench.systems import session
 from vlm_app.cli.main import main
 
 ROOT = Path(__file__).parents[2]
@@ -76,8 +77,8 @@ def test_without_hugging_face_and_limits(arch):
 def test_both_systems_get_the_same_weights(arch, tmp_path):
     """The baseline is no straw man: greedy tokens of one image are the same."""
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm_app.bench.baselines import Baseline
-    from vlm_app.bench.subject import prepare
+    from vlm_app.bench.systems.baselines import Baseline
+    from vlm_app.bench.systems.subject import prepare
 
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")
     image = measure.random_images(EngineDir.open(subject.engine), 0)[0]

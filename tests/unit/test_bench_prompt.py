@@ -16,11 +16,11 @@ from vlm.errors import ConfigError, InputError, LimitError
 from vlm.registry.catalogs import match_family
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench import prompt as prompts
-from vlm_app.bench import session, subject
-from vlm_app.bench.baselines import PromptBaseline
 from vlm_app.bench.config import PromptBenchConfig
 from vlm_app.bench.floor import decode_floor
-from vlm_app.bench.inputs import as_inputs, random_prompts
+from vlm_app.bench.systems import session, subject
+from vlm_app.bench.systems.baselines import PromptBaseline
+from vlm_app.bench.systems.inputs import as_inputs, random_prompts
 from vlm_app.cli.main import main
 from vlm_app.reference import random_model
 from vlm_app.reference.vila import Vila
@@ -199,7 +199,7 @@ def test_every_prompt_is_new(tmp_path):
         assert len({image.numpy().tobytes() for image in images}) == 6
         assert len({tuple(ids) for batch in drawn for ids in batch.texts.tolist()}) == 6
         with session.open_pipeline(run.engine.path, CPU) as pipeline:
-            session.in_turns({"vlm": prompts._measured(pipeline, run)})
+            session.in_turns({"vlm": prompts._measure(pipeline, run)})
             cache = pipeline.llm.encoders.encoder_cache
         # warm-up of both lengths, three runs of each, and the check
         assert (cache.hits, cache.misses) == (0, 2 * 9)

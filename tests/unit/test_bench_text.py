@@ -17,13 +17,14 @@ from vlm.config import BuildConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, LimitError
 from vlm.requests.sampling_params import SamplingParams
-from vlm_app.bench import session, subject, table
-from vlm_app.bench.baselines import TextBaseline
+from vlm_app.bench import table
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.csv_rows import csv_rows
 from vlm_app.bench.floor import decode_floor
-from vlm_app.bench.inputs import random_texts
-from vlm_app.bench.subject import prepare
+from vlm_app.bench.systems import session, subject
+from vlm_app.bench.systems.baselines import TextBaseline
+from vlm_app.bench.systems.inputs import random_texts
+from vlm_app.bench.systems.subject import prepare
 from vlm_app.cli.main import main
 from vlm_app.reference import random_model
 

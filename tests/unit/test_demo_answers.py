@@ -55,7 +55,7 @@ def test_controls_left_alone_leave_it_to_the_model():
 
 def test_a_turn_is_shown_with_its_images_and_told_with_their_places():
     turn = Turn("user", "Which is larger?", ("a.png", "b.png"))
-    assert turn.shown["content"] == [{"path": "a.png"}, {"path": "b.png"}, "Which is larger?"]
+    assert turn.chat_message["content"] == [{"path": "a.png"}, {"path": "b.png"}, "Which is larger?"]
     assert turn.message.parts == (ImagePart(), ImagePart(), "Which is larger?")
 
 

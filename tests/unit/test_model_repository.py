@@ -72,7 +72,7 @@ def test_repositories_that_cannot_be_reached(tmp_path):
     repositories.scan()
     with pytest.raises(VlmError, match="neither an engine") as caught:
         repositories.load("m")
-    kept = repositories.found["m"]
+    kept = repositories.entries["m"]
     assert (type(kept), str(kept), kept.__traceback__) == (type(caught.value), str(caught.value), None)
     assert repositories.loadable == 0
 

@@ -51,7 +51,7 @@ def test_only_what_is_missing_is_read(tmp_path):
     assert run([root], out, FakePipeline(window=1, interrupt_after=3)).interrupted
     again = Counting()
     summary = run([root], out, again)
-    assert len(again.asked) == 2 and (summary.pages, summary.known, summary.documents) == (2, 2, 1)
+    assert len(again.asked) == 2 and (summary.pages, summary.ledger_pages, summary.documents) == (2, 2, 1)
     assert (out / "b.md").read_text().count("shade") == 4 and not (out / "b.partial.md").exists()
     assert run([root], out, again).skipped == 2 and len(again.asked) == 2
 
@@ -79,7 +79,7 @@ def test_a_changed_file_is_read_again_and_a_touched_one_not(tmp_path):
 def test_another_format_and_a_lost_output_cost_no_reading(tmp_path):
     path, out, counting = pages(tmp_path / "b.tif", 2), tmp_path / "out", Counting()
     run([path], out, counting)
-    assert run([path], out, counting, format="jsonl").known == 2
+    assert run([path], out, counting, format="jsonl").ledger_pages == 2
     records = [json.loads(line) for line in (out / "b.jsonl").read_text().splitlines()]
     assert [record["text"] for record in records] == ["shade 0", "shade 40"]
     (out / "b.jsonl").unlink()
@@ -98,7 +98,7 @@ def test_recompute_starts_anew_and_can_be_interrupted(tmp_path):
     path, out, counting = pages(tmp_path / "b.tif", 3), tmp_path / "out", Counting()
     run([path], out, counting)
     assert run([path], out, FakePipeline(window=1, interrupt_after=1), recompute=True).interrupted
-    assert run([path], out, counting).known == 1 and len(counting.asked) == 5
+    assert run([path], out, counting).ledger_pages == 1 and len(counting.asked) == 5
 
 
 # --- loops ---
@@ -214,7 +214,7 @@ def _seen():
 
 # --- the report ---
 def test_rates_and_prices():
-    summary = Summary(found=9, documents=2, pages=50, tokens=5000, seconds=10.0, engines=2, known=3)
+    summary = Summary(total=9, documents=2, pages=50, tokens=5000, seconds=10.0, engines=2, ledger_pages=3)
     summary.failures = [Failure(Path("a"), 1, "x", "loop"), Failure(Path("b"), None, "y", "encrypted")]
     lines = "\n".join(totals(summary, 3.6))
     assert "5.00 pages/s, 500.0 tokens/s" in lines and "3 pages had been read before" in lines

@@ -70,7 +70,7 @@ def test_a_new_document_beside_an_old_one_leaves_no_duplicate(tmp_path):
     run([root], out)
     pages(root / "a.pdf", 2)
     summary = run([root], out)
-    assert (summary.found, summary.documents, summary.skipped) == (2, 1, 1)
+    assert (summary.total, summary.documents, summary.skipped) == (2, 1, 1)
     assert outputs(out) == {"a.md", "a.pdf.md"} and text(out, "a.md") == shade(7)
 
 
@@ -88,7 +88,7 @@ def test_a_document_is_called_after_itself_and_not_after_a_link(tmp_path):
     image(root / "good.png", 7)
     (root / "again.png").symlink_to("good.png")
     (root / "zlink.png").symlink_to("good.png")
-    assert run([root], out).found == 1 and outputs(out) == {"good.md"}
+    assert run([root], out).total == 1 and outputs(out) == {"good.md"}
 
 
 def test_the_output_of_an_unfinished_document_is_not_that_of_another(tmp_path):
@@ -142,7 +142,7 @@ def _check_runs(runs):
             if interrupt_after:
                 run([root], out, FakePipeline(window=1, interrupt_after=interrupt_after))
             summary = run([root], out)
-            assert summary.done == summary.found == len(there)
+            assert summary.done == summary.total == len(there)
             refused = {failure.document for failure in summary.failures}
             assert {path.parent.name for path in refused} <= {"a.md"}  # which was a file before
             _check_outputs(out, {path: number for path, number in there.items() if path not in refused})
@@ -225,7 +225,7 @@ def test_a_file_of_the_user_stays_and_is_told_of(tmp_path):
     (out / "a.md").write_text("mine")
     summary = run([root], out)
     assert problems(summary) == [("a.png", "occupied")] and not summary.is_complete
-    assert (summary.found, summary.documents, summary.refused) == (2, 1, 1)
+    assert (summary.total, summary.documents, summary.refused) == (2, 1, 1)
     assert f"{out / 'a.md'} is there, and not known to this job; move it away" in summary.failures[0].reason
     assert text(out, "a.md") == "mine" and text(out, "b.md") == shade(9)
     assert problems(run([root], out)) == [("a.png", "occupied")]  # each time
@@ -546,7 +546,7 @@ def test_another_number_of_parts_does_not_read_again(tmp_path):
         image(root / f"{i}.png", i)
     run([root], out)
     summary = _run_part(root, out, "0-of-2")
-    assert (summary.skipped, summary.found) == (3, 3) and summary.is_complete
+    assert (summary.skipped, summary.total) == (3, 3) and summary.is_complete
     (out / "2.md").unlink()
     image(root / "1.png", 9)  # which the other ledger does not know
     summary = _run_part(root, out, "1-of-2")
@@ -574,5 +574,5 @@ def test_folders_in_folders_without_end(depths):
         folder.mkdir()
     image(folder / "b.png", 9)
     found = find_documents([root])
-    assert [source.path.name for source in found.sources] == ["a.png", "b.png"] and not found.unsearched
+    assert [source.path.name for source in found.sources] == ["a.png", "b.png"] and not found.unreadable
     assert run([root], depths / "out").is_complete

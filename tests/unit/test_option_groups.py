@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from vlm.errors import InputError
 from vlm.options import flag_of, option
 from vlm_app.cli.errors import command
-from vlm_app.cli.option_groups import Group, GroupedCommand, takes
+from vlm_app.cli.options.groups import Group, GroupedCommand, takes
 
 
 def read_pairs(text: str) -> tuple[tuple[str, float], ...]:

@@ -11,7 +11,7 @@ import pytest
 import typer.main
 
 from vlm_app.cli.main import app
-from vlm_app.cli.option_groups import LOADING
+from vlm_app.cli.options.groups import LOADING
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("vlm", "llm_engines", "visual_engines", "app")

@@ -12,7 +12,7 @@ import pytest
 
 from vlm.api.pipeline import Output
 from vlm.errors import InputError
-from vlm_app.cli import text_options
+from vlm_app.cli.options import texts as text_options
 from vlm_app.text import scores
 from vlm_app.text.evaluation import Run, agreement
 from vlm_app.text.job import TextJob, in_order
@@ -257,7 +257,7 @@ def test_agreement_counts_texts_and_tokens():
 def test_thresholds(capsys, found, asked, says):
     import typer
 
-    from vlm_app.cli.eval import _judge
+    from vlm_app.cli.evaluation.eval import _judge
 
     if says is None:
         _judge(found, asked)

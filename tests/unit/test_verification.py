@@ -15,7 +15,7 @@ from vlm.build.builder import build_engine
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
 from vlm_app.reference.teacher_forcing import Distance, Place, distances
-from vlm_app.reference.verification import Allowed, Verified, agreement
+from vlm_app.reference.verification import Tolerances, Verdict, agreement
 
 ONNX = {"backend": "onnxruntime", "quantization": "int8"}
 BUILDS = [
@@ -118,18 +118,18 @@ def test_a_divergence_is_a_near_tie_or_wrong():
     assert near.error == far.error == 0.0 and not near.same
     assert near.margin == pytest.approx(0.1 / deviation, rel=1e-4)
     assert far.margin == pytest.approx(2.1 / deviation, rel=1e-4)
-    allowed = Allowed(mean_error=0.1, agreement=90.0)
-    assert Verified("a", (near,)).beyond(allowed) == [] and Verified("a", (near,)).near_ties(allowed) == 1
-    assert Verified("a", (far, far)).beyond(allowed) == ["2 wrong tokens"]
+    tolerances = Tolerances(mean_error=0.1, agreement=90.0)
+    assert Verdict("a", (near,)).beyond(tolerances) == [] and Verdict("a", (near,)).near_ties(tolerances) == 1
+    assert Verdict("a", (far, far)).beyond(tolerances) == ["2 wrong tokens"]
 
 
 def test_errors_that_are_beyond():
-    allowed = Allowed(mean_error=0.1, agreement=90.0)
-    of = lambda *errors: Verified("a", tuple(Distance(True, error, 0.0) for error in errors))  # noqa: E731
-    assert of(0.1, 0.1).beyond(allowed) == [] and agreement([of(1.0), of(2.0)]) == 100.0
-    assert of(0.2, 0.2).beyond(allowed) == ["mean error"]
-    assert of(*[0.0] * 99, 1.1).beyond(allowed) == ["largest error"]
-    assert of(math.nan).beyond(allowed) == ["mean error", "largest error"]
+    tolerances = Tolerances(mean_error=0.1, agreement=90.0)
+    of = lambda *errors: Verdict("a", tuple(Distance(True, error, 0.0) for error in errors))  # noqa: E731
+    assert of(0.1, 0.1).beyond(tolerances) == [] and agreement([of(1.0), of(2.0)]) == 100.0
+    assert of(0.2, 0.2).beyond(tolerances) == ["mean error"]
+    assert of(*[0.0] * 99, 1.1).beyond(tolerances) == ["largest error"]
+    assert of(math.nan).beyond(tolerances) == ["mean error", "largest error"]
 
 
 def test_masked_and_forced_tokens_do_not_count():

@@ -76,7 +76,9 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
     config, tensors = (_as_llava if spec.name == "llava" else _as_vila)(root, tower)
     roles = convert_roles(tensors, spec, role_configs(spec, config), folder)
     template = TEMPLATE if spec.name == "llava" else None
-    with processor_files(root, tower.folder, root.config, tower.config.get("image_size", 224), template) as files:
+    with processor_files(
+        root, tower.folder, root.config, image_size=tower.config.get("image_size", 224), template=template
+    ) as files:
         return write_checkpoint(
             Path(out),
             family=spec.name,
@@ -101,9 +103,9 @@ def find_tower(root: HFFolder) -> Tower:
     inside = _part(root, INNER_TOWER)
     beside = _beside(root.path, name)
     if inside:
-        described = vision_config(HFFolder(beside).config) if beside else root.config.get("vision_tower_cfg")
-        if described := described or KNOWN_TOWERS.get(str(name)):
-            return Tower(described, inside, beside)
+        config = vision_config(HFFolder(beside).config) if beside else root.config.get("vision_tower_cfg")
+        if config := config or KNOWN_TOWERS.get(str(name)):
+            return Tower(config, inside, beside)
     folder = beside or _download(root.path, name)
     other = HFFolder(folder)
     return Tower(vision_config(other.config), inside or _visual_tensors(other), folder)
@@ -166,8 +168,8 @@ def _as_llava(root: HFFolder, tower: Tower) -> tuple[dict[str, Any], Mapping[str
         "text_config": _decoder(root.config),
     }
     layers = {"0": "linear_1", "2": "linear_2"}
-    named = ((name.partition("."), tensor) for name, tensor in _part(root, PROJECTOR).items())
-    projector = {f"{layers.get(layer, layer)}.{kind}": tensor for (layer, _, kind), tensor in named}
+    pairs = ((name.partition("."), tensor) for name, tensor in _part(root, PROJECTOR).items())
+    projector = {f"{layers.get(layer, layer)}.{kind}": tensor for (layer, _, kind), tensor in pairs}
     parts = {"vision_tower.": tower.tensors, "multi_modal_projector.": projector, "language_model.": _language(root)}
     return config, MergedView(parts)
 
@@ -194,16 +196,16 @@ def processor_files(
     """Yields the tokenizer's files, the tower's image processor, changed to what is done with a picture's shape, and
     where the folder has no template of a conversation this one."""
     files = [path for path in language.processor_files if path.name != "preprocessor_config.json"]
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as scratch:
         if not any(path.name == "tokenizer.json" for path in files) and (text := make_tokenizer(language.path)):
-            files.append(_written(Path(made) / "tokenizer.json", text))
+            files.append(_written(Path(scratch) / "tokenizer.json", text))
         places = [folder / "preprocessor_config.json" for folder in (tower, language.path) if folder is not None]
-        found = next((read_json(path, CheckpointError, WHAT) for path in places if path.is_file()), None)
-        settings = found or {"image_processor_type": "CLIPImageProcessor", "size": image_size, "crop_size": image_size}
-        shaped = _shaped(settings, root.get("image_aspect_ratio"))
-        files.append(_written(Path(made) / "preprocessor_config.json", json.dumps(shaped)))
+        own = next((read_json(path, CheckpointError, WHAT) for path in places if path.is_file()), None)
+        settings = own or {"image_processor_type": "CLIPImageProcessor", "size": image_size, "crop_size": image_size}
+        image_settings = _shaped(settings, root.get("image_aspect_ratio"))
+        files.append(_written(Path(scratch) / "preprocessor_config.json", json.dumps(image_settings)))
         if template is not None and read_template(language.path) is None:
-            files.append(_written(Path(made) / "chat_template.jinja", template))
+            files.append(_written(Path(scratch) / "chat_template.jinja", template))
         yield files
 
 

@@ -28,7 +28,8 @@ def _is_blip2(*text_types: str) -> Any:
 
 
 def _blip2(text: dict[str, Any], vocab_size: int) -> dict[str, Any]:
-    """The published shapes of Salesforce/blip2-*: ViT-g and a Q-Former of 12 layers, both Hugging Face's defaults."""
+    """Returns the published shapes of Salesforce/blip2-*: ViT-g and a Q-Former of 12 layers, both Hugging Face's
+    defaults."""
     return {
         "model_type": "blip-2",
         "num_query_tokens": 32,

@@ -12,7 +12,7 @@ from vlm.registry.spec import ChatFormat, ConverterRef, FamilySpec, Role
 
 
 def is_llava(folder: Path) -> bool:
-    """LLaVA's own form, which llava-hf's folders do not have. VILA names itself so too."""
+    """Recognizes LLaVA's own form, which llava-hf's folders do not have. VILA names itself so too."""
     try:
         config = load_json(folder / "config.json")
     except (OSError, ValueError):
@@ -25,7 +25,7 @@ def is_llava(folder: Path) -> bool:
 
 
 def _llava(hidden: int, ffn: int, layers: int, heads: int) -> dict[str, Any]:
-    """The published shapes of llava-hf/llava-1.5-*."""
+    """Returns the published shapes of llava-hf/llava-1.5-*."""
     return {
         "model_type": "llava",
         "image_token_index": 32000,

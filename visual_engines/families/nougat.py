@@ -8,6 +8,22 @@ from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from visual_engines.families.nougat_markdown import to_markdown
 from vlm.registry.spec import FamilySpec, Role
 
+ENCODER = {
+    "model_type": "donut-swin",
+    "image_size": [896, 672],
+    "patch_size": 4,
+    "num_channels": 3,
+    "embed_dim": 128,
+    "depths": [2, 2, 14, 2],
+    "num_heads": [4, 8, 16, 32],
+    "window_size": 7,
+    "mlp_ratio": 4.0,
+    "qkv_bias": True,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+}
+TOKENS = {"decoder_start_token_id": 0, "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+
 
 def _is_nougat(config: dict[str, Any]) -> bool:
     parts = [config.get(part) or {} for part in ("encoder", "decoder")]
@@ -15,50 +31,35 @@ def _is_nougat(config: dict[str, Any]) -> bool:
     return config.get("model_type") in ("vision-encoder-decoder", "nougat") and types == ["donut-swin", "mbart"]
 
 
+def _decoder(layers: int, max_positions: int) -> dict[str, Any]:
+    return {
+        "model_type": "mbart",
+        "is_decoder": True,
+        "add_cross_attention": True,
+        "is_encoder_decoder": False,
+        "vocab_size": 50000,
+        "d_model": 1024,
+        "decoder_layers": layers,
+        "encoder_layers": layers,
+        "decoder_attention_heads": 16,
+        "decoder_ffn_dim": 4096,
+        "max_position_embeddings": max_positions,
+        "activation_function": "gelu",
+        "scale_embedding": True,
+        "add_final_layer_norm": True,
+        "tie_word_embeddings": True,
+        **TOKENS,
+    }
+
+
 def _nougat(decoder_layers: int, max_positions: int) -> dict[str, Any]:
-    """The published shapes of facebook/nougat-*, which share their encoder."""
+    """Returns the published shapes of facebook/nougat-*, which share their encoder."""
     return {
         "model_type": "vision-encoder-decoder",
-        "decoder_start_token_id": 0,
-        "bos_token_id": 0,
-        "pad_token_id": 1,
-        "eos_token_id": 2,
+        **TOKENS,
         "tie_word_embeddings": False,
-        "encoder": {
-            "model_type": "donut-swin",
-            "image_size": [896, 672],
-            "patch_size": 4,
-            "num_channels": 3,
-            "embed_dim": 128,
-            "depths": [2, 2, 14, 2],
-            "num_heads": [4, 8, 16, 32],
-            "window_size": 7,
-            "mlp_ratio": 4.0,
-            "qkv_bias": True,
-            "hidden_act": "gelu",
-            "layer_norm_eps": 1e-5,
-        },
-        "decoder": {
-            "model_type": "mbart",
-            "is_decoder": True,
-            "add_cross_attention": True,
-            "is_encoder_decoder": False,
-            "vocab_size": 50000,
-            "d_model": 1024,
-            "decoder_layers": decoder_layers,
-            "encoder_layers": decoder_layers,
-            "decoder_attention_heads": 16,
-            "decoder_ffn_dim": 4096,
-            "max_position_embeddings": max_positions,
-            "activation_function": "gelu",
-            "scale_embedding": True,
-            "add_final_layer_norm": True,
-            "tie_word_embeddings": True,
-            "bos_token_id": 0,
-            "pad_token_id": 1,
-            "eos_token_id": 2,
-            "decoder_start_token_id": 0,
-        },
+        "encoder": dict(ENCODER),
+        "decoder": _decoder(decoder_layers, max_positions),
     }
 
 

@@ -17,8 +17,8 @@ def _load(name: str, settings: Settings) -> Transform:
         def crop_margin(self, image: Tensor, gray_threshold: int = 200) -> Tensor:
             """Cuts the same box; keeps the margin where nothing but a sliver would be left, which cannot be scaled to
             the frame."""
-            cropped = _without_margin(image, gray_threshold)
-            return image if is_sliver(*cropped.shape[-2:]) else cropped
+            crop = _without_margin(image, gray_threshold)
+            return image if is_sliver(*crop.shape[-2:]) else crop
 
     return transform_by(Processor, settings)
 
@@ -40,9 +40,9 @@ def _without_margin(image: Tensor, threshold: int) -> Tensor:
     return image[:, top : bottom + 1, left : right + 1]
 
 
-def _ends(marked: Tensor) -> tuple[int, int]:
+def _ends(mask: Tensor) -> tuple[int, int]:
     """Returns the first and the last index that is marked."""
-    places = marked.nonzero()[:, 0]
+    places = mask.nonzero()[:, 0]
     return int(places[0]), int(places[-1])
 
 

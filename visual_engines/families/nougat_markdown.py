@@ -59,7 +59,7 @@ _MARKDOWN = [
 
 
 def to_markdown(text: str) -> str:
-    """A page as Nougat wrote it -> tidy markdown, without blanks at its ends."""
+    """Makes of a page as Nougat wrote it tidy markdown, without blanks at its ends."""
     text = _apply(_BEFORE_LISTS, text.strip())
     text = _without_dangling_title(text)
     text = truncate_repetition(text)
@@ -85,13 +85,13 @@ def _with_fences_on_lines(text: str) -> str:
 
 
 def _without_dangling_title(text: str) -> str:
-    """A heading at the very end, with nothing below it, is most likely made up."""
+    """Drops a heading at the very end, with nothing below it: it is most likely made up."""
     body, _, last = text.rpartition("\n")
     return body.rstrip() if body.strip() and re.match(r"#+ ", last) else text
 
 
 def truncate_repetition(text: str) -> str:
-    """Text that repeats itself at its end, by `MIN_REPETITION` characters or more, keeps the first turn alone."""
+    """Keeps the first turn alone of text that repeats itself at its end, by `MIN_REPETITION` characters or more."""
     lower = text.lower()
     lengths = range(MIN_REPETITION, len(lower) // 2 + 1)
     length = next((n for n in lengths if lower[-n:] == lower[-2 * n : -n]), None)
@@ -104,27 +104,27 @@ def truncate_repetition(text: str) -> str:
 
 
 def mark_hallucinated_lines(text: str) -> str:
-    """A long run of lines that are equal but for their numbers (references that never end) becomes a mark."""
+    """Replaces a long run of lines that are equal but for their numbers (references that never end) by a mark."""
     lines = text.split("\n")
-    cleaned = [re.sub(r"[\d_]|\*\*", "", line).strip() for line in lines]
-    kept, at = [], 0
+    texts = [re.sub(r"[\d_]|\*\*", "", line).strip() for line in lines]
+    result, at = [], 0
     while at < len(lines):
-        end = _run_end(cleaned, at)
+        end = _run_end(texts, at)
         if end - at > MIN_RUN:
-            kept += ["", MISSING, ""]
+            result += ["", MISSING, ""]
         else:
-            kept += lines[at:end]
+            result += lines[at:end]
         at = end
-    return re.sub(r"## References\n+(\[MISSING_PAGE_POST\])", r"\n\n\1", "\n".join(kept))
+    return re.sub(r"## References\n+(\[MISSING_PAGE_POST\])", r"\n\n\1", "\n".join(result))
 
 
-def _run_end(cleaned: list[str], start: int) -> int:
-    """The line after the run of near-equal lines that begins at `start`; blank lines inside it do not count."""
+def _run_end(texts: list[str], start: int) -> int:
+    """Returns the line after the run of near-equal lines that begins at `start`; blank lines inside it do not count."""
     last = start
-    for i in range(start + 1, len(cleaned)):
-        if not cleaned[i]:
+    for i in range(start + 1, len(texts)):
+        if not texts[i]:
             continue
-        if not _alike(cleaned[last], cleaned[i]):
+        if not _alike(texts[last], texts[i]):
             break
         last = i
     return last + 1
@@ -137,7 +137,7 @@ def _alike(a: str, b: str) -> bool:
 
 
 def _split_run_on_list(line: str) -> str:
-    """`- one - two - three` on one line -> a line an item, deeper by the dots of its number."""
+    """Splits `- one - two - three` on one line -> a line an item, deeper by the dots of its number."""
     sign = line[:2]
     if sign not in ("- ", "* ") or f" {sign}" not in line:
         return line
@@ -147,19 +147,19 @@ def _split_run_on_list(line: str) -> str:
 
 def _outside_formulas(parts: list[str], separator: str) -> list[str]:
     """Joins again what was split inside a formula: the dash of `\\(a - b\\)` begins no item."""
-    joined = [parts[0]]
+    items = [parts[0]]
     for part in parts[1:]:
-        if joined[-1].count("\\(") > joined[-1].count("\\)"):
-            joined[-1] += separator + part
+        if items[-1].count("\\(") > items[-1].count("\\)"):
+            items[-1] += separator + part
         else:
-            joined.append(part)
-    return joined
+            items.append(part)
+    return items
 
 
 def _level(item: str) -> int:
     number, _, rest = item.partition(" ")
-    numbered = rest and re.fullmatch(r"[\dixv]+(?:\.[\dixv]+)*", number, flags=re.IGNORECASE)
-    return number.count(".") if numbered else 0
+    has_number = rest and re.fullmatch(r"[\dixv]+(?:\.[\dixv]+)*", number, flags=re.IGNORECASE)
+    return number.count(".") if has_number else 0
 
 
 def correct_tables(text: str) -> str:

@@ -11,7 +11,7 @@ from vlm.registry.spec import ChatFormat, ConverterRef, FamilySpec, Role
 
 
 def _vila_3b() -> dict[str, Any]:
-    """The published shape of Efficient-Large-Model/VILA1.5-3b: SigLIP at 384 pixels, Sheared LLaMA 2.7B."""
+    """Returns the published shape of Efficient-Large-Model/VILA1.5-3b: SigLIP at 384 pixels, Sheared LLaMA 2.7B."""
     return {
         "model_type": "vila",
         "visual": {

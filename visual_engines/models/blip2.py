@@ -100,10 +100,10 @@ class Attention(nn.Module):
         self.out = Linear(width, width, axis="row", context=context)
         self.norm = LayerNorm(width, eps=config.norm_eps)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        """x [n, Q, C], seen [n, T, source] -> [n, Q, C]"""
+    def forward(self, x: Tensor, features: Tensor) -> Tensor:
+        """x [n, Q, C], features [n, T, source] -> [n, Q, C]"""
         q = self._heads(self.q(x))
-        k, v = (self._heads(part) for part in self.kv(seen).chunk(2, -1))
+        k, v = (self._heads(part) for part in self.kv(features).chunk(2, -1))
         y = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         return self.norm(x, self.out(y))[1]
 
@@ -161,7 +161,7 @@ def _rules(config: Blip2VisionConfig, prefix: str) -> list[Any]:
     names = {f"{prefix}qformer.layernorm": "query_norm", f"{prefix}language_projection": "projection",
              f"{layer}.intermediate_query.dense": "layers.{}.up", f"{layer}.output_query.dense": "layers.{}.down",
              f"{layer}.output_query.LayerNorm": "layers.{}.norm"}  # fmt: skip
-    found: list[Any] = [
+    weight_rules: list[Any] = [
         Apply(f"{prefix}query_tokens", "queries", lambda x: x[0], "saved as of one image", optional=True),
         *(Drop(f"{prefix}qformer.{name}", TEXTS, optional=True) for name in QFORMER_TEXTS),
         *vit.rules(config.tower, f"{prefix}vision_model."),
@@ -171,9 +171,9 @@ def _rules(config: Blip2VisionConfig, prefix: str) -> list[Any]:
         names |= {f"{inner}.attention.query": f"{own}.q", f"{inner}.output.dense": f"{own}.out",
                   f"{inner}.output.LayerNorm": f"{own}.norm"}  # fmt: skip
         for kind in ("weight", "bias"):
-            found.append(Fuse(f"{inner}.attention.{{key,value}}.{kind}", f"{own}.kv.{kind}", optional=True))
+            weight_rules.append(Fuse(f"{inner}.attention.{{key,value}}.{kind}", f"{own}.kv.{kind}", optional=True))
     pairs = [(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() for kind in ("weight", "bias")]
-    return found + [Rename(a, b, optional=True) for a, b in pairs]
+    return weight_rules + [Rename(a, b, optional=True) for a, b in pairs]
 
 
 SPEC = ModelSpec("blip2-vision", Blip2VisionConfig, parse, Blip2Vision, rules)

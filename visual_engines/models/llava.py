@@ -85,11 +85,11 @@ class LlavaVision(nn.Module):
 
 def rules(config: LlavaVisionConfig) -> list[Any]:
     """Returns weight rules of `LlavaForConditionalGeneration`'s visual part, under the names of its releases."""
-    found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
+    weight_rules = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
     for theirs, ours in (("linear_1", "up"), ("linear_2", "down")):
         for kind in ("weight", "bias") if config.bias else ("weight",):
-            found.append(Rename(f"multi_modal_projector.{theirs}.{kind}", f"{ours}.{kind}"))
-    return found
+            weight_rules.append(Rename(f"multi_modal_projector.{theirs}.{kind}", f"{ours}.{kind}"))
+    return weight_rules
 
 
 SPEC = ModelSpec("llava-vision", LlavaVisionConfig, parse, LlavaVision, rules)

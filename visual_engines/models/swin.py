@@ -45,11 +45,11 @@ class SwinConfig(VisionConfig):
     def grids(self) -> list[tuple[int, int]]:
         """Returns (rows, columns) of each stage; odd grids are padded when they are merged."""
         height, width = (-(-size // patch) for size, patch in zip(self.image_size, self.patch_size, strict=True))
-        found = [(height, width)]
+        grids = [(height, width)]
         for _ in self.depths[1:]:
             height, width = (height + 1) // 2, (width + 1) // 2
-            found.append((height, width))
-        return found
+            grids.append((height, width))
+        return grids
 
     @property
     def num_features(self) -> int:
@@ -107,15 +107,15 @@ def _malformed(config: SwinConfig) -> list[str]:
 
 
 def _contradictions(config: SwinConfig) -> list[str]:
-    found = []
+    errors = []
     if len(config.depths) != len(config.num_heads):
-        found.append(f"depths has {len(config.depths)} stages, num_heads {len(config.num_heads)}")
+        errors.append(f"depths has {len(config.depths)} stages, num_heads {len(config.num_heads)}")
     for stage, heads in enumerate(config.num_heads):
         if (width := config.embed_dim * 2**stage) % heads:
-            found.append(f"stage {stage} has {width} channels, no multiple of its {heads} heads")
+            errors.append(f"stage {stage} has {width} channels, no multiple of its {heads} heads")
     if smallest := [grid for grid in config.grids if min(grid) < config.window_size]:
-        found.append(f"a stage's grid {smallest[0]} is smaller than the window of {config.window_size}")
-    return found
+        errors.append(f"a stage's grid {smallest[0]} is smaller than the window of {config.window_size}")
+    return errors
 
 
 class WindowAttention(nn.Module):
@@ -285,7 +285,7 @@ class SwinEncoder(nn.Module):
 def rules(config: SwinConfig) -> list[Any]:
     """Returns weight rules of `DonutSwinModel` (names without the role's prefix)."""
     stage, block = "encoder.layers.{}", "encoder.layers.{}.blocks.{}"
-    renamed = {
+    names = {
         "embeddings.patch_embeddings.projection": "patch_embed.proj",
         "embeddings.norm": "patch_embed.norm",
         f"{block}.layernorm_before": "stages.{}.blocks.{}.norm1",
@@ -294,19 +294,21 @@ def rules(config: SwinConfig) -> list[Any]:
         f"{block}.intermediate.dense": "stages.{}.blocks.{}.mlp.fc1",
         f"{block}.output.dense": "stages.{}.blocks.{}.mlp.fc2",
     }
-    found: list[Any] = [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in renamed.items() for kind in ("weight", "bias")]
-    merged = len(config.depths) == 1  # a single stage merges nothing
+    weight_rules: list[Any] = [
+        Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() for kind in ("weight", "bias")
+    ]
+    is_single = len(config.depths) == 1  # a single stage merges nothing
     for name in ("reduction.weight", "norm.weight", "norm.bias"):
-        found.append(Rename(f"{stage}.downsample.{name}", f"stages.{{}}.downsample.{name}", optional=merged))
+        weight_rules.append(Rename(f"{stage}.downsample.{name}", f"stages.{{}}.downsample.{name}", optional=is_single))
     for kind in ("weight", "bias") if config.qkv_bias else ("weight",):
         source = f"{block}.attention.self.{{query,key,value}}.{kind}"
-        found.append(Fuse(source, f"stages.{{}}.blocks.{{}}.attention.qkv.{kind}"))
+        weight_rules.append(Fuse(source, f"stages.{{}}.blocks.{{}}.attention.qkv.{kind}"))
     table = "relative_position_bias_table"
-    found.append(Rename(f"{block}.attention.self.{table}", f"stages.{{}}.blocks.{{}}.attention.{table}"))
+    weight_rules.append(Rename(f"{block}.attention.self.{table}", f"stages.{{}}.blocks.{{}}.attention.{table}"))
     index = f"{block}.attention.self.relative_position_index"
-    found.append(Drop(index, "follows from the window size", optional=True))
-    found.append(Drop(f"{block}.attn_mask", "follows from the window and image size", optional=True))
-    return found
+    weight_rules.append(Drop(index, "follows from the window size", optional=True))
+    weight_rules.append(Drop(f"{block}.attn_mask", "follows from the window and image size", optional=True))
+    return weight_rules
 
 
 SPEC = ModelSpec("donut-swin", SwinConfig, parse, SwinEncoder, rules)

@@ -54,8 +54,8 @@ def _window_attention(
     # Triton's reductions are tensors here; their types say more
     weights = tl.exp(scores - tl.max(scores, 1)[:, None])  # pyright: ignore[reportCallIssue, reportArgumentType]
     weights = weights / tl.sum(weights, 1)[:, None]  # pyright: ignore[reportArgumentType]
-    found = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-    tl.store(out_ptr + token[:, None] * C + channel[None, :], found.to(out_ptr.dtype.element_ty), mask=there)
+    context = tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+    tl.store(out_ptr + token[:, None] * C + channel[None, :], context.to(out_ptr.dtype.element_ty), mask=there)
 
 
 def padded_area(window: int) -> int:
@@ -71,10 +71,10 @@ def window_attention(qkv: Tensor, fill: Tensor | None, bias: Tensor, window: int
     assert qkv.is_contiguous() and bias.is_contiguous() and bias.shape[1:] == (window**2, padded_area(window))
     out = qkv.new_empty(images, height, width, channels)
     area, dim = padded_area(window), channels // heads
-    padded = (rows * window, columns * window) != (height, width)
+    is_padded = (rows * window, columns * window) != (height, width)
     _window_attention[(images * rows * columns * heads,)](
         qkv, bias if fill is None else fill, bias, out, height, width, rows, columns, dim**-0.5,
-        HEADS=heads, DIM=dim, WINDOW=window, SHIFT=shift, FILL=padded and fill is not None,
+        HEADS=heads, DIM=dim, WINDOW=window, SHIFT=shift, FILL=is_padded and fill is not None,
         T=area, D=max(16, triton.next_power_of_2(dim)), num_warps=4 if area <= 64 else 8,
     )  # fmt: skip
     return out

@@ -109,8 +109,8 @@ class VilaVision(nn.Module):
 
 
 def cells(x: Tensor, side: int) -> Tensor:
-    """A square's rows [n, side², C] -> its 2 × 2 cells [n, ceil(side / 2)², 4 C], column by column; an odd side gets a
-    border of zeros."""
+    """Regroups a square's rows [n, side², C] into its 2 × 2 cells [n, ceil(side / 2)², 4 C], column by column; an odd
+    side gets a border of zeros."""
     n, _, width = x.shape
     even = -(-side // 2) * 2
     x = F.pad(x.view(n, side, side, width), (0, 0, 0, even - side, 0, even - side))
@@ -120,14 +120,16 @@ def cells(x: Tensor, side: int) -> Tensor:
 
 def rules(config: VilaVisionConfig) -> list[Any]:
     """Returns weight rules, names beginning with `vision_tower.` and `mm_projector.layers`."""
-    found = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
+    weight_rules = [rule for prefix in TOWERS for rule in vit.rules(config.tower, prefix)]
     down = config.projector == DOWNSAMPLE
     names = {"mm_projector.layers.1": "norm"} if down else {}
     for i in range(config.linears):
         # a sequence holds the activations too, and the regrouping and norm before
         place = "" if config.projector == "linear" else f".{2 * i + (2 if down else 0)}"
         names[f"mm_projector.layers{place}"] = f"linears.{i}"
-    return found + [Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() for kind in ("weight", "bias")]
+    return weight_rules + [
+        Rename(f"{a}.{kind}", f"{b}.{kind}") for a, b in names.items() for kind in ("weight", "bias")
+    ]
 
 
 SPEC = ModelSpec("vila-vision", VilaVisionConfig, parse, VilaVision, rules)

@@ -86,8 +86,8 @@ def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str =
     kind = fields.choice("model_type", KINDS, default=kind)
     width, ffn, depth, heads, image, patch, activation, eps = DEFAULTS.get(kind, DEFAULTS[KINDS[0]])
     depth = fields.size("num_hidden_layers", depth)
-    taken = [depth] if layers is None else [layers] if isinstance(layers, int) else list(layers)
-    counted = tuple(depth + 1 + layer if layer < 0 else layer for layer in taken)
+    feature_layers = [depth] if layers is None else [layers] if isinstance(layers, int) else list(layers)
+    layer_indices = tuple(depth + 1 + layer if layer < 0 else layer for layer in feature_layers)
     config = ViTConfig(
         image_size=_pair(fields.get("image_size", image)),
         num_channels=fields.size("num_channels", 3) if kind != KINDS[2] else 3,
@@ -98,12 +98,12 @@ def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str =
         num_heads=fields.size("num_attention_heads", heads),
         activation=fields.choice("hidden_act", ACTIVATIONS, default=activation),
         norm_eps=fields.get("layer_norm_eps", eps),
-        layers=counted,
+        layers=layer_indices,
         kind=kind,
         qkv_bias=bool(fields.get("qkv_bias", True)) if kind == KINDS[2] else True,
         final_norm=layers is None,
     )
-    if invalid := [layer for layer, n in zip(taken, counted, strict=True) if not 0 <= n <= depth]:
+    if invalid := [layer for layer, n in zip(feature_layers, layer_indices, strict=True) if not 0 <= n <= depth]:
         fields.errors.append(f"feature layer {invalid[0]} does not exist: there are {depth} layers")
     fields.multiple("hidden_size", config.width, "num_attention_heads", config.num_heads)
     fields.raise_errors()
@@ -111,7 +111,7 @@ def parse(hf: dict[str, Any], layers: int | list[int] | None = None, kind: str =
 
 
 def _pair(value: int | list[int] | tuple[int, ...]) -> tuple[int, int]:
-    """(height, width)"""
+    """Reads (height, width)."""
     return (value[0], value[1]) if isinstance(value, list | tuple) else (value, value)
 
 
@@ -167,14 +167,14 @@ class ViT(nn.Module):
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, H, W] -> [n, num_features, hidden_size]"""
         x, delta = self._embedded(pixel_values), None
-        found = {0: x}
+        states = {0: x}
         for i, block in enumerate(self.blocks, 1):
             x, delta = block(x, delta)
             if i in self.config.layers and not self.config.final_norm:
-                found[i] = x + delta
+                states[i] = x + delta
         if self.config.final_norm:
             return self.final_norm(x, delta)[1]
-        rows = [found[i] for i in self.config.layers]
+        rows = [states[i] for i in self.config.layers]
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
     def _embedded(self, pixel_values: Tensor) -> Tensor:
@@ -189,28 +189,28 @@ def rules(config: ViTConfig, prefix: str, to: str = "tower.") -> list[Any]:
     """Returns weight rules of `CLIPVisionModel`, `SiglipVisionModel` or `Blip2VisionModel`, named `prefix`…"""
     row = "the class token's row is kept as a vector"
     e = f"{prefix}embeddings"
-    found: list[Any] = [Drop(f"{e}.position_ids", "they are counted", optional=True)]
+    weight_rules: list[Any] = [Drop(f"{e}.position_ids", "they are counted", optional=True)]
     if config.kind == "blip_2_vision_model":
-        found += [
+        weight_rules += [
             Apply(f"{e}.class_embedding", f"{to}class_token", lambda x: x.flatten(), row, optional=True),
             Apply(f"{e}.position_embedding", f"{to}positions", lambda x: x[0], "saved as of one image", optional=True),
         ]
     else:
-        found += _optional({f"{e}.class_embedding": f"{to}class_token"} if config.class_token else {}, ("",))
-        found += _optional({f"{e}.position_embedding": f"{to}positions"}, (".weight",), ("",))
-    found += _optional({f"{e}.patch_embedding": f"{to}patch_embed.proj"})
+        weight_rules += _optional({f"{e}.class_embedding": f"{to}class_token"} if config.class_token else {}, ("",))
+        weight_rules += _optional({f"{e}.position_embedding": f"{to}positions"}, (".weight",), ("",))
+    weight_rules += _optional({f"{e}.patch_embedding": f"{to}patch_embed.proj"})
     if config.embedding_norm:
-        found += _optional({f"{prefix}pre_layrnorm": f"{to}embedding_norm"})
+        weight_rules += _optional({f"{prefix}pre_layrnorm": f"{to}embedding_norm"})
     if config.final_norm:
-        found += _optional({f"{prefix}post_layernorm": f"{to}final_norm"})
+        weight_rules += _optional({f"{prefix}post_layernorm": f"{to}final_norm"})
     else:
-        found += _dropped(f"{prefix}post_layernorm.{{}}", "features are taken before it", ("weight", "bias"))
+        weight_rules += _dropped(f"{prefix}post_layernorm.{{}}", "features are taken before it", ("weight", "bias"))
     if config.kind == "siglip_vision_model":
-        found += _dropped(f"{prefix}head.{{}}", "it pools features, which are taken before it", SIGLIP_HEAD)
+        weight_rules += _dropped(f"{prefix}head.{{}}", "it pools features, which are taken before it", SIGLIP_HEAD)
     for i in range(config.num_layers):
         layer = f"{prefix}encoder.layers.{i}."
-        found += _layer_rules(layer, f"{to}blocks.{i}.") if i < config.depth else _unused(layer)
-    return found
+        weight_rules += _layer_rules(layer, f"{to}blocks.{i}.") if i < config.depth else _unused(layer)
+    return weight_rules
 
 
 SIGLIP_HEAD = (
@@ -227,11 +227,11 @@ LAYER = {"layer_norm1": "norm1", "layer_norm2": "norm2", "mlp.fc1": "mlp.fc1", "
 
 
 def _layer_rules(layer: str, ours: str) -> list[Any]:
-    found = _optional({f"{layer}{a}": f"{ours}{b}" for a, b in LAYER.items()})
+    weight_rules = _optional({f"{layer}{a}": f"{ours}{b}" for a, b in LAYER.items()})
     for kind in ("weight", "bias"):
-        fused = Fuse(f"{layer}self_attn.{{q,k,v}}_proj.{kind}", f"{ours}attention.qkv.{kind}", optional=True)
-        found.append(fused)
-    return found
+        qkv = Fuse(f"{layer}self_attn.{{q,k,v}}_proj.{kind}", f"{ours}attention.qkv.{kind}", optional=True)
+        weight_rules.append(qkv)
+    return weight_rules
 
 
 def _unused(layer: str) -> list[Any]:

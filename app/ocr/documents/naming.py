@@ -41,9 +41,9 @@ class Document:
 
 def name_all(sources: Iterable[Source]) -> list[Document]:
     """Returns the sources with their names. Which these are does not depend on the order."""
-    named = [_Names.of_source(source) for source in sources]
-    taken = _Taken.by_all(named)
-    return [Document(names.path, tuple(taken.allowed(names))) for names in named]
+    all_names = [_Names.of_source(source) for source in sources]
+    used_names = _UsedNames.by_all(all_names)
+    return [Document(names.path, tuple(used_names.allowed(names))) for names in all_names]
 
 
 def folded(name: str) -> str:
@@ -66,12 +66,17 @@ class _Names:
         folder = PurePosixPath(*(_fitting(part, LONGEST) for part in source.below.parts))
         full, mark = source.path.name, f".{_hash(key(source.path))}"
         unique = _fitting(full, LONGEST_STEM - len(mark)) + mark
-        names = (_fitting(source.path.stem, LONGEST_STEM), _fitting(full, LONGEST_STEM), unique)
-        return cls(source.path, folder, *(str(folder / name) for name in names))
+        return cls(
+            source.path,
+            folder,
+            stem=str(folder / _fitting(source.path.stem, LONGEST_STEM)),
+            full=str(folder / _fitting(full, LONGEST_STEM)),
+            unique=str(folder / unique),
+        )
 
 
 @dataclass
-class _Taken:
+class _UsedNames:
     """What documents of a run may need: a name is free for one when no other could come to have it."""
 
     stems: Counter[str] = field(default_factory=Counter)
@@ -79,13 +84,13 @@ class _Taken:
     folders: set[str] = field(default_factory=set)
 
     @classmethod
-    def by_all(cls, named: Iterable[_Names]) -> _Taken:
-        taken = cls()
-        for names in named:
-            taken.stems[folded(names.stem)] += names.stem != names.full
-            taken.full[folded(names.full)] += 1
-            taken.folders.update(folded(str(folder)) for folder in (names.folder, *names.folder.parents))
-        return taken
+    def by_all(cls, all_names: Iterable[_Names]) -> _UsedNames:
+        used_names = cls()
+        for names in all_names:
+            used_names.stems[folded(names.stem)] += names.stem != names.full
+            used_names.full[folded(names.full)] += 1
+            used_names.folders.update(folded(str(folder)) for folder in (names.folder, *names.folder.parents))
+        return used_names
 
     def allowed(self, names: _Names) -> Iterator[str]:
         stem, full = folded(names.stem), folded(names.full)

@@ -55,12 +55,12 @@ class InProcess:
     ahead = 0
 
     def open(self, path: Path) -> Future[Pages]:
-        opened: Future[Pages] = Future()
+        future: Future[Pages] = Future()
         try:
-            opened.set_result(OpenDocument(path))
+            future.set_result(OpenDocument(path))
         except VlmError as error:
-            opened.set_exception(error)
-        return opened
+            future.set_exception(error)
+        return future
 
     def close(self) -> None:
         """Has nothing to close."""
@@ -98,8 +98,8 @@ class OpenDocument:
         except VlmError:
             raise
         except MemoryError:
-            told = f"{self.path} page {page + 1} takes more memory than there is; print it to a new one."
-            raise DocumentError(told, "memory") from None
+            reason = f"{self.path} page {page + 1} takes more memory than there is; print it to a new one."
+            raise DocumentError(reason, "memory") from None
         except Exception as error:  # whatever a renderer trips over costs this page, not the job
             raise DocumentError(f"{self.path} page {page + 1} cannot be rendered: {error}.") from error
 
@@ -139,12 +139,12 @@ class PageInput(Mapping[str, Any]):
 
 def opening(renderer: Renderer, works: Iterable[Work]) -> Iterator[tuple[Work, Future[Pages]]]:
     """Yields works in order, the next few documents being opened meanwhile."""
-    waiting: deque[tuple[Work, Future[Pages]]] = deque()
+    pending: deque[tuple[Work, Future[Pages]]] = deque()
     for work in works:
-        waiting.append((work, renderer.open(work.path)))
-        if len(waiting) > renderer.ahead:
-            yield waiting.popleft()
-    yield from waiting
+        pending.append((work, renderer.open(work.path)))
+        if len(pending) > renderer.ahead:
+            yield pending.popleft()
+    yield from pending
 
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ class FolderSearch:
     """Walks through folders; each is entered once, however many links lead to it."""
 
     def __init__(self) -> None:
-        self.failed: list[tuple[Path, str]] = []  # folders that cannot be read, and why
+        self.unreadable: list[tuple[Path, str]] = []  # folders that cannot be read, and why
 
     def files(self, root: Path) -> Iterator[tuple[Path, Path]]:
         """Yields files and the folder of each below `root`; sorted, hidden ones left out.
@@ -19,18 +19,18 @@ class FolderSearch:
         Links to folders are followed after all else, but those to a folder that holds the link: what lies around
         `root` was not asked for.
         """
-        entered: set[str] = set()
-        waiting, links = [(root, os.path.realpath(root))], list[Path]()
-        while waiting or links:
-            folder, real = waiting.pop() if waiting else _followed(links.pop(0))
-            if real in entered:
+        real_paths: set[str] = set()
+        pending, links = [(root, os.path.realpath(root))], list[Path]()
+        while pending or links:
+            folder, real = pending.pop() if pending else _followed(links.pop(0))
+            if real in real_paths:
                 continue
-            entered.add(real)
-            names, folders, linked = self._listed(folder)
+            real_paths.add(real)
+            names, folders, link_names = self._listed(folder)
             yield from ((folder / name, folder.relative_to(root)) for name in names)
             # the next is taken from the end
-            waiting += [(folder / name, os.path.join(real, name)) for name in reversed(folders)]
-            links += [folder / name for name in linked if not _holds(folder / name, real)]
+            pending += [(folder / name, os.path.join(real, name)) for name in reversed(folders)]
+            links += [folder / name for name in link_names if not _holds(folder / name, real)]
 
     def _listed(self, folder: Path) -> tuple[list[str], list[str], list[str]]:
         """Returns files, folders and links to folders, by name; none for a folder that cannot be read."""
@@ -41,7 +41,7 @@ class FolderSearch:
                     is_folder = _is_folder(entry)
                     (files if not is_folder else links if entry.is_symlink() else folders).append(entry.name)
         except OSError as error:
-            self.failed.append((folder, error.strerror or str(error)))
+            self.unreadable.append((folder, error.strerror or str(error)))
         return _visible(files), _visible(folders), _visible(links)
 
 

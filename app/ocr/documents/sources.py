@@ -15,11 +15,11 @@ from vlm_app.ocr.documents.search import FolderSearch
 
 
 @dataclass
-class Found:
+class SearchResult:
     """What lies below the paths that were given."""
 
     sources: list[Source] = field(default_factory=list)
-    unsearched: list[tuple[Path, str]] = field(default_factory=list)  # folders that cannot be read, and why
+    unreadable: list[tuple[Path, str]] = field(default_factory=list)  # folders that cannot be read, and why
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Shard:
     count: int
 
     @classmethod
-    def parse(cls, given: str) -> Shard:
+    def parse(cls, text: str) -> Shard:
         """Reads `0/4`; InputError for what is none."""
-        match = re.fullmatch(r"(\d+)/(\d+)", given)
+        match = re.fullmatch(r"(\d+)/(\d+)", text)
         if not match or int(match[1]) >= int(match[2]):
-            raise InputError(f"--shard is {given!r}; write 0/4, 1/4, 2/4 or 3/4 for a part of four.")
+            raise InputError(f"--shard is {text!r}; write 0/4, 1/4, 2/4 or 3/4 for a part of four.")
         return cls(int(match[1]), int(match[2]))
 
     @property
@@ -50,7 +50,7 @@ class Shard:
         return int.from_bytes(hashlib.sha256(key(document.source).encode()).digest()[:8])
 
 
-def find_documents(paths: Iterable[str | Path]) -> Found:
+def find_documents(paths: Iterable[str | Path]) -> SearchResult:
     """Finds files as they are given, and searches folders for images and PDFs; sorted, each once.
 
     Raises InputError for a path that does not exist, and when there is nothing to read.
@@ -66,9 +66,9 @@ def find_documents(paths: Iterable[str | Path]) -> Found:
             if name not in sources or (_is_link(sources[name]) and not _is_link(source)):  # called after itself
                 sources[name] = source
     if not sources:
-        failed = "".join(f" ({folder} cannot be searched: {reason})" for folder, reason in search.failed[:1])
-        raise InputError(f"there is no document in {listed(paths)}{failed}; read are {supported_suffixes()}.")
-    return Found(list(sources.values()), search.failed)
+        reasons = "".join(f" ({folder} cannot be searched: {reason})" for folder, reason in search.unreadable[:1])
+        raise InputError(f"there is no document in {listed(paths)}{reasons}; read are {supported_suffixes()}.")
+    return SearchResult(list(sources.values()), search.unreadable)
 
 
 def _is_link(source: Source) -> bool:

@@ -109,9 +109,9 @@ class Ledger:
             for statement in ("DELETE FROM pages", "DELETE FROM job", RESET, OUTDATE):
                 self._database.execute(statement)
 
-    def register(self, path: str, seen: FileState) -> int:
+    def register(self, path: str, state: FileState) -> int:
         """Enters a document that is to be read; returns its number."""
-        values = (path, seen.stamp, seen.modified)
+        values = (path, state.stamp, state.modified)
         return self._database.insert("INSERT INTO documents (path, stamp, created) VALUES (?, ?, ?)", values)
 
     def find(self, path: str) -> Record | None:
@@ -131,10 +131,10 @@ class Ledger:
         pages = values["pages"] and tuple(json.loads(values["pages"]))
         return Record(**{**values, "pages": pages})
 
-    def restamp(self, document: int, seen: FileState) -> None:
+    def restamp(self, document: int, state: FileState) -> None:
         """Notes that the file was written again."""
         change = "UPDATE documents SET stamp = ?, created = ? WHERE id = ?"
-        self._database.execute(change, (seen.stamp, seen.modified, document))
+        self._database.execute(change, (state.stamp, state.modified, document))
 
     def forget(self, document: int) -> None:
         """Forgets all of a document but that it is to be read."""
@@ -177,8 +177,8 @@ class Ledger:
         """Writes what an attempt at a page gave: of these columns the values, NULL of the others."""
         better = ", ".join(f"{name} = excluded.{name}" for name in OUTCOME)
         with self.at_once():
-            known = self._database.row("SELECT state FROM pages WHERE document = ? AND page = ?", (document, page))
-            keep = known and known[0] == LOOPED and row["state"] != DONE
+            previous = self._database.row("SELECT state FROM pages WHERE document = ? AND page = ?", (document, page))
+            keep = previous and previous[0] == LOOPED and row["state"] != DONE
             self._database.execute(
                 f"INSERT INTO pages (document, page, {', '.join(OUTCOME)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 f" ON CONFLICT DO UPDATE SET attempts = attempts + 1{'' if keep else ', ' + better}",

@@ -56,9 +56,9 @@ def _upgrade() -> Iterator[str]:
 def _take_over_outputs(database: Database, root: str) -> None:
     """Notes outputs that stood as `/out/a.md all`. Where two documents tell of one, the later has written it."""
     owners: dict[str, tuple[int, str, str]] = {}
-    written = "SELECT id, written FROM documents WHERE written IS NOT NULL ORDER BY id"
+    query = "SELECT id, written FROM documents WHERE written IS NOT NULL ORDER BY id"
     pattern = re.compile(rf"{re.escape(root.rstrip('/'))}/((.*)\.(?:{'|'.join(FORMATS)})) (.*)", re.DOTALL)
-    for document, text in database.rows(written):
+    for document, text in database.rows(query):
         if match := pattern.fullmatch(text):
             owners[folded(match[2])] = (document, match[1], match[3])
     for name_key, (document, file, holds) in owners.items():

@@ -25,12 +25,12 @@ class Siblings:
 
     @cached_property
     def _outputs(self) -> dict[tuple[str, str], dict[str, str]]:
-        found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+        outputs: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
         for path in sorted(self._ledger.parent.glob("ledger*.sqlite")):
             if path.name != self._ledger.name:
                 for source, stamp, file, holds in _rows(path, self._settings()):
-                    found[source, stamp][file] = holds
-        return found
+                    outputs[source, stamp][file] = holds
+        return outputs
 
 
 def _rows(ledger: Path, settings: Any) -> list[tuple[str, str, str, str]]:

@@ -57,21 +57,21 @@ class Snapshots:
             self.save(ledger)
 
     def save(self, ledger: Ledger) -> None:
-        started = time.monotonic()
+        start = time.monotonic()
         ledger.put({"job": ledger.get("job") or uuid.uuid4().hex, "copies": (ledger.get("copies") or 0) + 1})
         with tempfile.TemporaryDirectory(dir=self._local.parent) as folder, reaching(self._remote):
             copy = Path(folder, "copy")
             ledger.save_as(copy)
             self._remote.fs.put_file(str(copy), self._remote.path)
-        took = time.monotonic() - started
+        took = time.monotonic() - start
         self._due = time.monotonic() + max(SECONDS_BETWEEN, took / SHARE)
 
     def _goes_on_from(self, copy: Path) -> bool:
         """Says whether the ledger here is the one that was copied, or what became of it."""
         if not self._local.exists():
             return False
-        (job, copies), (copied_job, copied) = _mark(self._local, self._root), _mark(copy, self._root)
-        return job == copied_job and copies >= copied
+        (job, copies), (other_job, other_copies) = _mark(self._local, self._root), _mark(copy, self._root)
+        return job == other_job and copies >= other_copies
 
 
 def _mark(path: Path, root: str) -> tuple[str | None, int]:

@@ -77,11 +77,11 @@ class RayReader:
     def _data(self, rows: list[Row], sampling: Mapping[str, Any]) -> Any:
         import ray
 
-        rendered = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
+        pages = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
             _rendered, num_cpus=min(1.0, self._cores), concurrency=self._engine.workers or None
         )
         share: dict[str, Any] = {"num_gpus": 1} if self._on_gpu else {"num_cpus": min(1.0, self._cores / self.engines)}
-        return rendered.map_batches(
+        return pages.map_batches(
             _Engine,
             fn_constructor_args=(self._engine, dict(sampling)),
             batch_size=BATCH * self._engine.batch_size,
@@ -92,17 +92,17 @@ class RayReader:
 
 def _opened_first(events: Iterable[Event]) -> Iterator[Event]:
     """Holds pages until their document is known: Ray gives back what is ready first."""
-    opened: set[int] = set()
-    held: dict[int, list[Event]] = defaultdict(list)
+    documents: set[int] = set()
+    pending: dict[int, list[Event]] = defaultdict(list)
     for event in events:
         if isinstance(event, Opened):
-            opened.add(event.document)
+            documents.add(event.document)
             yield event
-            yield from held.pop(event.document, ())
-        elif isinstance(event, Unreadable) or event.document in opened:
+            yield from pending.pop(event.document, ())
+        elif isinstance(event, Unreadable) or event.document in documents:
             yield event
         else:
-            held[event.document].append(event)
+            pending[event.document].append(event)
 
 
 # --- in tasks ---
@@ -117,7 +117,7 @@ def _rendered(row: Row) -> Iterator[Row]:
         return
     yield _event_row(Opened(work.document, document.num_pages, pages, document.digest))
     for page in pages:
-        if page not in work.done:
+        if page not in work.done_pages:
             try:
                 picture = document.begin(page)()
             except VlmError as error:

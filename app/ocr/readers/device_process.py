@@ -19,7 +19,7 @@ READY, ROUND_DONE = "ready", "round done"
 
 
 def serve(pipe: Connection, engine: EngineConfig, device: str) -> None:
-    """Rounds: sampling options, works, None; ends when the other side has gone."""
+    """Serves rounds (sampling options, works, None); ends when the other side has gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     messages: queue.Queue[Any] = queue.Queue()
     threading.Thread(target=_receive, args=(pipe, messages), daemon=True).start()

@@ -51,12 +51,12 @@ class DeviceReader:
     def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
         for device in self._devices:
             device.begin(dict(sampling))
-        for given in self._given(works):
-            if not isinstance(given, tuple):
-                yield given
+        for item in self._chunks(works):
+            if not isinstance(item, tuple):
+                yield item
                 continue
-            work, document = given
-            while not (device := min(self._devices, key=lambda each: each.held)).has_room:
+            work, document = item
+            while not (device := min(self._devices, key=lambda each: each.num_pages)).has_room:
                 yield from self._answers()
             self._documents[work.document] = document
             device.hand_out(work)
@@ -71,7 +71,7 @@ class DeviceReader:
         for device in self._devices:
             device.stop()
 
-    def _given(self, works: Iterable[Work]) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
+    def _chunks(self, works: Iterable[Work]) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
         """Yields documents as chunks of their pages, each after the news that it is open."""
         for work, future in opening(self._opener, works):
             try:
@@ -81,7 +81,7 @@ class DeviceReader:
                 yield Unreadable(work.document, error.kind, str(error))
                 continue
             yield Opened(work.document, document.num_pages, pages, document.digest)
-            due = [page for page in pages if page not in work.done]
+            due = [page for page in pages if page not in work.done_pages]
             for start in range(0, len(due), CHUNK):
                 numbers = ",".join(str(page + 1) for page in due[start : start + CHUNK])
                 yield Work(work.document, document.local, numbers), document
@@ -128,12 +128,12 @@ class _Device:
         return cls(name, process, pipe, AHEAD * engine.batch_size)
 
     @property
-    def held(self) -> int:
+    def num_pages(self) -> int:
         return sum(map(len, self.pages.values()))
 
     @property
     def has_room(self) -> bool:
-        return self.held < self.most
+        return self.num_pages < self.most
 
     def begin(self, sampling: dict[str, Any]) -> None:
         self.busy = True

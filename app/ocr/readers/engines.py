@@ -58,8 +58,8 @@ class EngineConfig:
         if "max_batch_size" not in options.build and on == "cuda" and locate(model).kind != "engine":
             options = options.overridden_by(LoadOptions({"max_batch_size": cls.CUDA_BATCH_SIZE}))
         path = options.resolve(model, on, progress)
-        built = EngineDir.open(path, verify=False).build
-        options = options.overridden_by(LoadOptions({"dtype": built.dtype, "backend": built.backend}))
+        build_config = EngineDir.open(path, verify=False).build
+        options = options.overridden_by(LoadOptions({"dtype": build_config.dtype, "backend": build_config.backend}))
         return cls(path, model, options, devices, workers)
 
     def here(self) -> EngineConfig:

@@ -60,7 +60,7 @@ class PipelineReader:
                 continue
             events.append(Opened(work.document, document.num_pages, pages, document.digest))
             for page in pages:
-                if page not in work.done:
+                if page not in work.done_pages:
                     under_way[count] = (work.document, page)
                     count += 1
                     yield PageInput(document, page)
@@ -69,7 +69,14 @@ class PipelineReader:
 def page_event(document: int, page: int, result: Output | VlmError) -> PageRead | PageFailed:
     if isinstance(result, VlmError):
         return PageFailed(document, page, result.kind, str(result))
-    return PageRead(document, page, result.text, result.raw_text, result.finish_reason, len(result.token_ids))
+    return PageRead(
+        document,
+        page,
+        result.text,
+        raw_text=result.raw_text,
+        finish_reason=result.finish_reason,
+        tokens=len(result.token_ids),
+    )
 
 
 def _drained(events: deque[Event]) -> Iterator[Event]:

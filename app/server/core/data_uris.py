@@ -38,9 +38,9 @@ def _decode(content: str) -> bytes:
         for code, letter in _ESCAPES.items() if b"%" in letters else ():
             letters = letters.replace(code, letter).replace(code.lower(), letter)
         letters = letters.translate(_URL_SAFE, _BLANKS).rstrip(b"=")
-        found = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
+        content_bytes = base64.b64decode(letters + b"=" * (-len(letters) % 4), validate=True)
     except (binascii.Error, ValueError):
         raise InputError("an image's base64 is damaged; encode the file's bytes again.") from None
-    if not found:
+    if not content_bytes:
         raise InputError("a data URI is empty; encode the file's bytes again.")
-    return found
+    return content_bytes

@@ -58,8 +58,8 @@ _STATUS = {
 def status_of(error: Exception) -> int:
     if isinstance(error, HTTPException):
         return error.status_code
-    found = [status for kind, status in _STATUS.items() if isinstance(error, kind)]
-    return found[0] if found else 400 if isinstance(error, VlmError | RequestValidationError) else 500
+    statuses = [status for kind, status in _STATUS.items() if isinstance(error, kind)]
+    return statuses[0] if statuses else 400 if isinstance(error, VlmError | RequestValidationError) else 500
 
 
 def sentence(error: Exception) -> str:
@@ -69,8 +69,8 @@ def sentence(error: Exception) -> str:
     elif isinstance(error, HTTPException):
         text = f"{error.detail}".rstrip(".") + "."
     else:
-        said = getattr(error, "for_clients", str(error))
-        text = said if isinstance(error, VlmError) else "the server failed; its log says where."
+        message = getattr(error, "for_clients", str(error))
+        text = message if isinstance(error, VlmError) else "the server failed; its log says where."
     if len(text) > MAX_CHARACTERS:  # it may quote what was sent
         text = f"{text[: MAX_CHARACTERS - 2]}…."
     return text.encode("utf-8", "replace").decode()
@@ -100,8 +100,8 @@ def _said(error: Exception, path: str) -> str:
 
 def _code(error: Exception) -> str | None:
     """Returns a word or none: many clients do not read numbers there."""
-    known = [code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)]
-    return known[0] if known else _CODES.get(status_of(error))
+    codes = [code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)]
+    return codes[0] if codes else _CODES.get(status_of(error))
 
 
 def _param(error: Exception) -> str | None:
@@ -119,8 +119,8 @@ def _param(error: Exception) -> str | None:
 def response(error: Exception, path: str) -> JSONResponse:
     status = status_of(error)
     headers = {429: {"Retry-After": "1"}, 401: {"WWW-Authenticate": "Bearer"}}.get(status, {})
-    allowed = getattr(error, "headers", None) or {}  # 405 says what is allowed
-    return JSONResponse(body(error, path), status, {**allowed, **headers})
+    own_headers = getattr(error, "headers", None) or {}  # 405 says what is allowed
+    return JSONResponse(body(error, path), status, {**own_headers, **headers})
 
 
 def install(app: FastAPI) -> None:

@@ -25,12 +25,12 @@ async def merge_streams(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGene
 
     tasks = [asyncio.create_task(drain(number, stream)) for number, stream in enumerate(streams)]
     try:
-        left = len(tasks)
-        while left:
+        running = len(tasks)
+        while running:
             result = await results.get()
             if isinstance(result, Exception):
                 raise result
-            left -= result is None
+            running -= result is None
             if result is not None:
                 yield result
     finally:

@@ -16,12 +16,12 @@ IMAGES = {"image_url": "image_url", "input_image": "image_url"}
 
 
 def read_chat(
-    pipeline: Pipeline, messages: list[dict[str, Any]], *, continued: bool = False, truncate: bool | int = False
+    pipeline: Pipeline, messages: list[dict[str, Any]], *, continue_final: bool = False, truncate: bool | int = False
 ) -> tuple[dict[str, Any], list[bytes]]:
     """Reads a conversation; a model without a template for them takes one message of the user as its whole input.
 
-    `continued`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation is
-    cut. Raises InputError with one sentence.
+    `continue_final`: the last message, of the assistant, is gone on with; `truncate`: an input that is no conversation
+    is cut. Raises InputError with one sentence.
     """
     check_messages(messages, pipeline.capabilities.max_prompt_tokens)
     files: list[bytes] = []
@@ -29,7 +29,7 @@ def read_chat(
     if pipeline.capabilities.supports_chat:
         if truncate:
             raise InputError("conversations are not cut; leave truncate_prompt_tokens out, and messages if need be.")
-        return {"messages": Conversation(turns), "continue_final_message": continued or None}, files
+        return {"messages": Conversation(turns), "continue_final_message": continue_final or None}, files
     family = pipeline.family
     if len(turns) != 1 or turns[0].role != "user":
         raise InputError(f"{family.name} does not converse; send one message, of the user.")
@@ -49,8 +49,8 @@ def verbatim(pipeline: Pipeline, prompt: str | list[int], truncate: bool | int =
     """Returns a text or token ids as the model reads them: in no template. `truncate`: a text is cut to so many tokens,
     ids to the last ones."""
     if isinstance(prompt, list):
-        kept = prompt if isinstance(truncate, bool) else prompt[-truncate:]
-        return {pipeline.capabilities.id_field: kept}
+        ids = prompt if isinstance(truncate, bool) else prompt[-truncate:]
+        return {pipeline.capabilities.id_field: ids}
     return {("raw_prompt" if pipeline.capabilities.takes_prompt else "text"): prompt, **_cut(truncate)}
 
 
@@ -62,8 +62,8 @@ def _turn(number: int, message: dict[str, Any], files: list[bytes]) -> Message:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InputError(f"message {number} is of role {str(role)[:40]!r}; send system, user and assistant messages.")
-    if called := [name for name in ("tool_calls", "function_call", "audio") if message.get(name)]:
-        raise InputError(f"message {number} has {called[0]}, which is not supported; send its content as text.")
+    if names := [name for name in ("tool_calls", "function_call", "audio") if message.get(name)]:
+        raise InputError(f"message {number} has {names[0]}, which is not supported; send its content as text.")
     if content is None and role == "assistant":  # it called a tool, or refused
         content = message.get("refusal") or ""
     if isinstance(content, str):
@@ -80,8 +80,8 @@ def _part(number: int, part: dict[str, Any] | str, files: list[bytes]) -> str | 
     if kind in TEXTS and isinstance(text := part.get(TEXTS[kind]), str):
         return text
     if kind in IMAGES:
-        given = part.get(IMAGES[kind])
-        files.append(decode_data_uri(given.get("url") if isinstance(given, dict) else given))
+        value = part.get(IMAGES[kind])
+        files.append(decode_data_uri(value.get("url") if isinstance(value, dict) else value))
     elif kind == "file":
         files.append(decode_data_uri(_file_data(number, part.get("file"))))
     else:

@@ -24,16 +24,16 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        made = {"labelnames": ("model",), "registry": registry}
+        options = {"labelnames": ("model",), "registry": registry}
         self.first_token = Histogram(
-            "vlm_time_to_first_token_seconds", "From a request's arrival.", buckets=FIRST_TOKEN, **made
+            "vlm_time_to_first_token_seconds", "From a request's arrival.", buckets=FIRST_TOKEN, **options
         )
-        self.token = Histogram("vlm_inter_token_seconds", "Between tokens of an output.", buckets=TOKEN, **made)
-        self.prompt_tokens = Counter("vlm_prompt_tokens", "Tokens and image rows read.", **made)
-        self.tokens = Counter("vlm_generated_tokens", "Tokens generated; their rate is tokens a second.", **made)
-        self.preemptions = Counter("vlm_preemptions", "Outputs put back because the KV cache was full.", **made)
-        self.loop_stops = Counter("vlm_loop_stops", "Outputs ended because they repeated themselves.", **made)
-        self.rejected = Counter("vlm_rejected_requests", "Requests refused with 429.", **made)
+        self.token = Histogram("vlm_inter_token_seconds", "Between tokens of an output.", buckets=TOKEN, **options)
+        self.prompt_tokens = Counter("vlm_prompt_tokens", "Tokens and image rows read.", **options)
+        self.tokens = Counter("vlm_generated_tokens", "Tokens generated; their rate is tokens a second.", **options)
+        self.preemptions = Counter("vlm_preemptions", "Outputs put back because the KV cache was full.", **options)
+        self.loop_stops = Counter("vlm_loop_stops", "Outputs ended because they repeated themselves.", **options)
+        self.rejections = Counter("vlm_rejected_requests", "Requests refused with 429.", **options)
         self.outputs = Counter("vlm_outputs", "Outputs ended.", ("model", "reason"), registry=registry)
 
     def ended(self, model: str, completion: Completion) -> None:
@@ -83,8 +83,8 @@ class _Occupancy(Collector):
         yield _gauge("vlm_running_outputs", "Outputs being decoded.", ("model",), running)
         waiting = ((name, usage.waiting) for name, usage in usages.items())
         yield _gauge("vlm_waiting_outputs", "Outputs in the queue.", ("model",), waiting)
-        used = ((name, kind, part) for name, usage in usages.items() for kind, part in usage.cache.items())
-        yield _gauge("vlm_kv_cache_used_ratio", "Part of the KV cache in use.", ("model", "attention"), used)
+        ratios = ((name, kind, part) for name, usage in usages.items() for kind, part in usage.cache.items())
+        yield _gauge("vlm_kv_cache_used_ratio", "Part of the KV cache in use.", ("model", "attention"), ratios)
 
 
 class _Workers(Collector):

@@ -54,12 +54,12 @@ class Hosts:
     """Refuses names that are not this machine's own: one that an attacker's name server points here (DNS rebinding).
     An address is no name, and nobody else can point it."""
 
-    def __init__(self, allowed: Collection[str]):
-        self._allowed = {hostname(name) for name in allowed}
+    def __init__(self, hosts: Collection[str]):
+        self._hosts = {hostname(name) for name in hosts}
 
     def __call__(self, scope: Scope, headers: Headers) -> HTTPException | None:
         name = hostname(headers.get("host", "localhost"))
-        if name in self._allowed or name == "localhost" or name.endswith(".localhost") or is_address(name):
+        if name in self._hosts or name == "localhost" or name.endswith(".localhost") or is_address(name):
             return None
         return HTTPException(403, f"the host {name[:80]!r} is not served here; start the server with --allowed-host")
 
@@ -68,12 +68,12 @@ class Origins:
     """Refuses what a web page of another host sends, as a browser says in Origin and Sec-Fetch-Site; programs say
     nothing. The rules are those of Go's http.CrossOriginProtection."""
 
-    def __init__(self, allowed: Collection[str]):
-        self._allowed = {origin.rstrip("/").lower() for origin in allowed}
+    def __init__(self, origins: Collection[str]):
+        self._origins = {origin.rstrip("/").lower() for origin in origins}
 
     def __call__(self, scope: Scope, headers: Headers) -> HTTPException | None:
         origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-        if ANY in self._allowed or site in ("same-origin", "none") or (origin or "").lower() in self._allowed:
+        if ANY in self._origins or site in ("same-origin", "none") or (origin or "").lower() in self._origins:
             return None
         if origin is None and (site is None or scope["method"] in SAFE):
             return None

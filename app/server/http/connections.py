@@ -49,15 +49,15 @@ class Pace:
     """The time that a transfer may take: so many seconds, and one more for every MIN_RATE bytes that have moved."""
 
     def __init__(self, seconds: float):
-        self._left = seconds
+        self._seconds = seconds
 
     def moved(self, count: int) -> None:
-        self._left += count / MIN_RATE
+        self._seconds += count / MIN_RATE
 
     def is_over(self, seconds: float) -> bool:
         """Takes off the seconds that have passed."""
-        self._left -= seconds
-        return self._left < 0
+        self._seconds -= seconds
+        return self._seconds < 0
 
 
 class Connection(H11Protocol):
@@ -102,10 +102,10 @@ class Connection(H11Protocol):
         if self.stage is not Stage.BODY:
             super().data_received(data)
             return
-        held = len(self.cycle.body)
+        length = len(self.cycle.body)
         super().data_received(data)
         if self.stage is Stage.BODY and not self.cycle.response_complete:
-            body = len(self.cycle.body) - held
+            body = len(self.cycle.body) - length
             self._reading.moved(len(data))
             self._framing += len(data) - body - body // 8
             if self._framing > MAX_FRAMING:
@@ -187,9 +187,9 @@ class Connection(H11Protocol):
         others = [
             each for each in timed_connections(self.connections) if each is not self and not each.transport.is_closing()
         ]
-        waiting = [each for each in others if each.stage is not Stage.ANSWER]
-        if waiting:
-            min(waiting, key=lambda each: (each.stage, each.since)).cut_off(FULL)
+        idle = [each for each in others if each.stage is not Stage.ANSWER]
+        if idle:
+            min(idle, key=lambda each: (each.stage, each.since)).cut_off(FULL)
         else:
             self.refuse(503, FULL)
 

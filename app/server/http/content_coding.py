@@ -28,9 +28,9 @@ class ContentDecoding:
         if coding in ("", "identity"):
             await self._app(scope, receive, send)
         elif coding not in CODINGS:
-            accepted = {"Accept-Encoding": "gzip, deflate"}
-            said = f"the body is coded as {coding[:80]!r}; send it as gzip, deflate or as it is"
-            refusal = HTTPException(415, said, accepted)
+            advice = {"Accept-Encoding": "gzip, deflate"}
+            reason = f"the body is coded as {coding[:80]!r}; send it as gzip, deflate or as it is"
+            refusal = HTTPException(415, reason, advice)
             await response(refusal, scope["path"])(scope, receive, send)
         else:
             without = (b"content-encoding", b"content-length")
@@ -44,7 +44,7 @@ class Decoded:
     def __init__(self, receive: Receive, limit: int):
         self._receive, self._limit = receive, limit
         self._decoder = zlib.decompressobj(GZIP_OR_ZLIB)
-        self._coded, self._received = b"", 0
+        self._input, self._size = b"", 0
         self._more_to_decode, self._more_to_receive = False, True
 
     async def __call__(self) -> Message:
@@ -62,20 +62,20 @@ class Decoded:
         return self._more_to_decode or self._more_to_receive
 
     def _take(self, message: Message) -> None:
-        self._coded, self._more_to_receive = message.get("body", b""), message.get("more_body", False)
-        self._received += len(self._coded)
-        if self._received > self._limit:
+        self._input, self._more_to_receive = message.get("body", b""), message.get("more_body", False)
+        self._size += len(self._input)
+        if self._size > self._limit:
             raise HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
 
     def _decode(self) -> bytes:
         try:
-            body = self._decoder.decompress(self._coded, PIECE)
+            body = self._decoder.decompress(self._input, PIECE)
         except zlib.error:
             raise HTTPException(400, "the body is not coded as its Content-Encoding says") from None
-        self._coded = self._decoder.unconsumed_tail
+        self._input = self._decoder.unconsumed_tail
         if self._decoder.unused_data:  # gzip files may follow one another
-            self._coded, self._decoder = self._decoder.unused_data, zlib.decompressobj(GZIP_OR_ZLIB)
-        self._more_to_decode = bool(self._coded) or len(body) == PIECE
-        if self._received and not self._more and not self._decoder.eof:
+            self._input, self._decoder = self._decoder.unused_data, zlib.decompressobj(GZIP_OR_ZLIB)
+        self._more_to_decode = bool(self._input) or len(body) == PIECE
+        if self._size and not self._more and not self._decoder.eof:
             raise HTTPException(400, "the body ends before what its Content-Encoding says does")
         return body

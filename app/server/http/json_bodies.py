@@ -20,8 +20,8 @@ FEW = 2**16  # bytes that are parsed where they are
 
 def parse_json(body: bytes) -> Any:
     """Raises LimitError for more values than are parsed, InputError for what is no JSON."""
-    nested, fields = body.count(b"[") + body.count(b"{"), body.count(b":")
-    if body.count(b",") > MAX_VALUES or max(nested, fields) > MAX_NESTED:
+    containers, fields = body.count(b"[") + body.count(b"{"), body.count(b":")
+    if body.count(b",") > MAX_VALUES or max(containers, fields) > MAX_NESTED:
         raise LimitError(
             f"the body's JSON may have {MAX_VALUES:,} values and {MAX_NESTED:,} lists, objects and fields; send fewer,"
             " or KServe's tensors in binary (Inference-Header-Content-Length)."
@@ -39,10 +39,10 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_parsed(request: Request) -> Response:
-            parsed = _Parsed(request.scope, request.receive)
+            json_request = _Parsed(request.scope, request.receive)
             if request.method == "POST" and "json" in request.headers.get("content-type", "").lower():
-                await parsed.parse()
-            return await handle(parsed)
+                await json_request.parse()
+            return await handle(json_request)
 
         return handle_parsed
 

@@ -38,33 +38,33 @@ class BodyLimit:
     """Refuses bodies over `limit` bytes, announced or not, and any while all that are held are BODIES times as many."""
 
     def __init__(self, app: ASGIApp, limit: int):
-        self._app, self._limit, self._held = app, limit, 0
+        self._app, self._limit, self._size = app, limit, 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if announced.isdigit() and int(announced) > self._limit:
+        length = dict(scope["headers"]).get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._limit:
             await response(self._too_large(), scope["path"])(scope, receive, send)
             return
-        received = 0
+        total = 0
 
         async def counted() -> Message:
-            nonlocal received
+            nonlocal total
             message = await receive()
-            received += (size := len(message.get("body", b"")))
-            self._held += size
-            if received > self._limit:
+            total += (size := len(message.get("body", b"")))
+            self._size += size
+            if total > self._limit:
                 raise self._too_large()
-            if self._held > BODIES * self._limit:
+            if self._size > BODIES * self._limit:
                 raise HTTPException(429, "the server holds as many bodies as it may; ask again later")
             return message
 
         try:
             await self._app(scope, counted, send)
         finally:
-            self._held -= received
+            self._size -= total
 
     def _too_large(self) -> HTTPException:
         return HTTPException(413, f"the body is over {self._limit:,} bytes; send smaller or fewer images")
@@ -72,16 +72,16 @@ class BodyLimit:
 
 async def cancel_on_disconnect(http: Request, work: Awaitable[T]) -> T:
     """Returns what `work` gives; it is cancelled when the client goes. Raises ClientDisconnected."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
+    task, disconnection = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(http))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnection), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientDisconnected
     finally:
-        for each in (task, gone):
+        for each in (task, disconnection):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, disconnection, return_exceptions=True)
 
 
 async def _disconnect(http: Request) -> None:

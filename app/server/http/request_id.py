@@ -22,12 +22,12 @@ class RequestId:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(HEADER, b"")
-        known = given.decode() if _ALLOWED.fullmatch(given) else uuid.uuid4().hex
+        header = dict(scope["headers"]).get(HEADER, b"")
+        request_id = header.decode() if _ALLOWED.fullmatch(header) else uuid.uuid4().hex
 
-        async def named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[HEADER.decode()] = known
+                MutableHeaders(scope=message)[HEADER.decode()] = request_id
             await send(message)
 
-        await self._app(scope, receive, named)
+        await self._app(scope, receive, send_with_id)

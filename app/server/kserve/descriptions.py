@@ -29,21 +29,21 @@ def find(services: Services, name: str, version: str | None) -> Service:
 
 def model_metadata(service: Service) -> dict[str, Any]:
     inputs, outputs = specs(service)
-    shown = {"inputs": [spec.metadata() for spec in inputs], "outputs": [spec.metadata() for spec in outputs]}
-    return {"name": service.name, "versions": [service.version], "platform": "vlm", **shown}
+    tensors = {"inputs": [spec.metadata() for spec in inputs], "outputs": [spec.metadata() for spec in outputs]}
+    return {"name": service.name, "versions": [service.version], "platform": "vlm", **tensors}
 
 
 def model_config(service: Service) -> dict[str, Any]:
     """Returns a ModelConfig's fields. `decoupled`: streams hold a response a burst; other requests get one anyway."""
     inputs, outputs = specs(service)
-    made = config_fields(service.name, service.pipeline.capabilities.max_batch_size, inputs=inputs, outputs=outputs)
-    return {"backend": "vlm", **made, "model_transaction_policy": {"decoupled": service.decoupled}}
+    fields = config_fields(service.name, service.pipeline.capabilities.max_batch_size, inputs=inputs, outputs=outputs)
+    return {"backend": "vlm", **fields, "model_transaction_policy": {"decoupled": service.decoupled}}
 
 
 def model_statistics(services: Services, name: str | None, version: str | None) -> dict[str, Any]:
     """Returns the statistics of one model, or of all of them."""
-    chosen = [find(services, name, version)] if name else services
-    return {"model_stats": [service.statistics.as_json(service.name, service.version) for service in chosen]}
+    selection = [find(services, name, version)] if name else services
+    return {"model_stats": [service.statistics.as_json(service.name, service.version) for service in selection]}
 
 
 def specs(service: Service) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:

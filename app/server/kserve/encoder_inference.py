@@ -34,24 +34,24 @@ class EncoderInference(Inference):
             raise InputError("stop is for models that write, this one is an encoder alone; leave it out.")
         self.parameters, self._service = check(request.parameters), service
         inputs = without_neutral(with_options(request.inputs, self.parameters.options))
-        self._wanted = request.wanted or {}
+        self._output_names = request.outputs or {}
         tensors = _checked(inputs)
         self._width = tensors["input_ids"].shape[1] if "input_ids" in tensors else None
         count = len(next(iter(tensors.values())))
         self._rows = [_source({name: array[i] for name, array in tensors.items()}) for i in range(count)]
         flag = tensors.get("is_return_attentions")
-        self._attentions = ATTENTIONS in self._wanted or (flag is not None and bool(flag.any()))
+        self._attentions = ATTENTIONS in self._output_names or (flag is not None and bool(flag.any()))
         if self._attentions:
             _check_size(service, count, self._width or service.pipeline.capabilities.max_encoder_input_len)
 
     async def outputs(self) -> Tensors:
         """Returns the states, padded as the ids are, and attentions where the flag or their name asks for them."""
-        found: list[Encoding] = []
+        encodings: list[Encoding] = []
         with self._service.statistics.request(len(self._rows)):
             async with self._within(time.monotonic()):
                 for rows in encoder_batches(self._rows):
-                    found += await self._service.encode(rows, [[] for _ in rows], self._attentions)
-        return await asyncio.to_thread(self._padded, found)
+                    encodings += await self._service.encode(rows, [[] for _ in rows], self._attentions)
+        return await asyncio.to_thread(self._padded, encodings)
 
     async def responses(self) -> AsyncGenerator[Response, None]:
         """Yields the one response that there is."""
@@ -63,11 +63,11 @@ class EncoderInference(Inference):
         width = self._width or max(len(each.last_hidden_state) for each in encodings)
         states = [each.last_hidden_state.float().numpy() for each in encodings]
         hidden = _padded(states, (width, states[0].shape[-1]), datatype)
-        found = dict.fromkeys((specs[0].name, *(name for name in HIDDEN if name in self._wanted)), hidden)
+        tensors = dict.fromkeys((specs[0].name, *(name for name in HIDDEN if name in self._output_names)), hidden)
         if self._attentions:
             weights = [np.stack([layer.float().numpy() for layer in each.attentions or ()]) for each in encodings]
-            found[ATTENTIONS] = _padded(weights, (*weights[0].shape[:2], width, width), datatype)
-        return found
+            tensors[ATTENTIONS] = _padded(weights, (*weights[0].shape[:2], width, width), datatype)
+        return tensors
 
 
 def _checked(inputs: Tensors) -> Tensors:

@@ -42,7 +42,7 @@ async def generate(name: str, http: Request, version: str | None = None) -> Http
     generation = await _read_generation(http, name, version)
     if generation.stream:
         raise InputError("the parameter stream is true; send the request to generate_stream.")
-    return JSONResponse(generation.shown(await cancel_on_disconnect(http, generation.inference.outputs())))
+    return JSONResponse(generation.to_json(await cancel_on_disconnect(http, generation.inference.outputs())))
 
 
 @router.post("/generate_stream")
@@ -63,49 +63,49 @@ class Generation:
 
     def __init__(self, service: Service, body: bytes):
         self._service = service
-        given = _read(body)
-        self._id = given.pop("id", None)
-        self.stream = _switch(given, "stream")
-        if _switch(given, "details"):
+        fields = _read(body)
+        self._id = fields.pop("id", None)
+        self.stream = _switch(fields, "stream")
+        if _switch(fields, "details"):
             raise InputError("the parameter details is true; ask for log-probabilities with is_return_log_probs.")
-        stop = _stop(given.pop("stop", None))
-        self.inference = read_inference(service, request_from(self._head(given), memoryview(b"")), stop=stop)
+        stop = _stop(fields.pop("stop", None))
+        self.inference = read_inference(service, request_from(self._head(fields), memoryview(b"")), stop=stop)
 
     async def responses(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yields what there is after each burst; with `stream` false, and of models that are not decoupled, once."""
         if self.stream is False:
-            yield self.shown(await self.inference.outputs())
+            yield self.to_json(await self.inference.outputs())
             return
         async with aclosing(self.inference.responses()) as responses:
             async for response in responses:
-                yield self.shown(response.outputs)
+                yield self.to_json(response.outputs)
 
-    def shown(self, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def to_json(self, outputs: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Returns flat lists, and single values as they are."""
         own = {} if self._id is None else {"id": self._id}
         values = {name: _flat(array) for name, array in outputs.items()}
         return {**own, "model_name": self._service.name, "model_version": self._service.version, **values}
 
-    def _head(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _head(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Returns the same as a request of the inference protocol."""
         inputs = {spec.name: spec for spec in specs(self._service)[0] if spec.name not in SCALARS}
-        options = {name: value for name, value in given.items() if name not in inputs}
+        options = {name: value for name, value in fields.items() if name not in inputs}
         if options.get("temperature") and not any(name in options for name in DRAWS):
             options["runtime_top_p"] = 1.0  # FasterTransformer draws by top-k or top-p alone
-        tensors = [_tensor(inputs[name], value) for name, value in given.items() if name in inputs]
+        tensors = [_tensor(inputs[name], value) for name, value in fields.items() if name in inputs]
         return {"id": self._id, "parameters": options, "inputs": tensors}
 
 
 def _read(body: bytes) -> dict[str, Any]:
     """Returns the object's fields and those of its `parameters`, by their names here."""
-    given = parse_json(body)
-    inner = given.pop("parameters", None) or {} if isinstance(given, dict) else None
+    content = parse_json(body)
+    inner = content.pop("parameters", None) or {} if isinstance(content, dict) else None
     if not isinstance(inner, dict):
         raise InputError('the request must be an object: {"text_input": …, "parameters": {…}}.')
-    names = [_own_name(name) for name in (*given, *inner)]
+    names = [_own_name(name) for name in (*content, *inner)]
     if twice := min((name for name, count in Counter(names).items() if count > 1), default=None):
         raise InputError(f"{twice} is given twice; give it once.")
-    return {_own_name(name): value for name, value in (given | inner).items()}
+    return {_own_name(name): value for name, value in (content | inner).items()}
 
 
 def _own_name(name: str) -> str:
@@ -117,23 +117,23 @@ def _tensor(spec: TensorSpec, value: Any) -> dict[str, Any]:
     values = value if isinstance(value, list) else [value]
     if any(isinstance(each, list | dict) for each in values):
         raise InputError(f"{spec.name} is nested; give one value or a flat list.")
-    shape, left = [-1, *spec.shape], len(values)
+    shape, rest = [-1, *spec.shape], len(values)
     for size in spec.shape:
-        left //= size if size > 0 else 1
+        rest //= size if size > 0 else 1
     innermost = max(place for place, size in enumerate(shape) if size < 0)
-    shape = [left if place == innermost else abs(size) for place, size in enumerate(shape)]
+    shape = [rest if place == innermost else abs(size) for place, size in enumerate(shape)]
     return {"name": spec.name, "datatype": spec.datatype, "shape": shape, "data": values}
 
 
-def _switch(given: dict[str, Any], name: str) -> bool | None:
-    value = given.pop(name, None)
+def _switch(fields: dict[str, Any], name: str) -> bool | None:
+    value = fields.pop(name, None)
     if value is not None and not isinstance(value, bool):
         raise InputError(f"the parameter {name} must be true or false.")
     return value
 
 
-def _stop(given: Any) -> tuple[str, ...]:
-    words = [given] if isinstance(given, str) else given or []
+def _stop(value: Any) -> tuple[str, ...]:
+    words = [value] if isinstance(value, str) else value or []
     if not isinstance(words, list) or not all(isinstance(word, str) and word for word in words):
         raise InputError("the parameter stop must be a text or a list of texts.")
     return tuple(words)

@@ -41,7 +41,7 @@ class Inference:
         self._service, self._processor = service, service.pipeline.processor
         inputs = with_options(request.inputs, self.parameters.options)
         self._left_out = _left_out(request, inputs)
-        self._typed = partial(service.tensors.typed, inputs=inputs, wanted=request.wanted)
+        self._cast = partial(service.tensors.cast, inputs=inputs, names=request.outputs)
         rows = read_batch(self._processor, inputs)
         self.items = [replace(row, sampling={**row.sampling, **sampling}) for row in rows]
 
@@ -56,18 +56,18 @@ class Inference:
         if not self._service.decoupled:
             yield Response(await self.outputs(), last=True)
             return
-        began, found = time.monotonic(), PartialOutputs(self.items)
+        began, partial_outputs = time.monotonic(), PartialOutputs(self.items)
         async with aclosing(self._service.stream_all(self.items)) as deltas:
-            while not found.ended:
+            while not partial_outputs.ended:
                 async with self._within(began):  # each step has a task of its own
                     number, delta = await anext(deltas)
-                if found.take(number, delta):
-                    yield Response(self._written(found.rows), last=found.ended)
+                if partial_outputs.take(number, delta):
+                    yield Response(self._written(partial_outputs.rows), last=partial_outputs.ended)
             await anext(deltas, None)  # so that it counts as a success
 
     def _written(self, outputs: list[list[Output]]) -> Tensors:
-        found = write_batch(self._processor, self.items, outputs)
-        return self._typed({name: array for name, array in found.items() if name not in self._left_out})
+        tensors = write_batch(self._processor, self.items, outputs)
+        return self._cast({name: array for name, array in tensors.items() if name not in self._left_out})
 
     @asynccontextmanager
     async def _within(self, began: float) -> AsyncIterator[None]:
@@ -88,5 +88,5 @@ def _left_out(request: InferRequest, inputs: Tensors) -> set[str]:
     """Returns the outputs that were neither asked for by name nor by a flag."""
     texts = {"text_output"} if {"input_ids", "pixel_values"} & inputs.keys() else set()
     flag = inputs.get("is_return_log_probs")
-    flagged = request.wanted is not None or (flag is not None and flag.any())
-    return texts if flagged else texts | set(WITH_LOGPROBS)
+    wants_logprobs = request.outputs is not None or (flag is not None and flag.any())
+    return texts if wants_logprobs else texts | set(WITH_LOGPROBS)

@@ -31,7 +31,7 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
     service = services_of(http)[body.model]
-    how = {"continued": bool(body.continue_final_message), "truncate": body.truncate}
+    how = {"continue_final": bool(body.continue_final_message), "truncate": body.truncate}
     source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
     texts = Texts(service, [GenerationInput(source, files, body.sampling())], _answer(body, "chat.completion"))
     texts.wants_logprobs = bool(body.logprobs)
@@ -70,7 +70,7 @@ class Texts:
         self._logprobs: dict[int, LogProbs] = {}
         self.wants_logprobs = self.names_ids = False
         self.echoes: list[str] | None = None  # of each input what stands before its outputs
-        self.kept: int | None = None  # of each input so many of its outputs, the likeliest; None: all
+        self.num_best: int | None = None  # of each input so many of its outputs, the likeliest; None: all
 
     def check_logprobs(self) -> None:
         """Raises LimitError for more log-probabilities than are held for one answer."""
@@ -109,12 +109,12 @@ class Texts:
         ])  # fmt: skip
 
     async def chunks(self, options: StreamOptions) -> AsyncGenerator[dict[str, Any], None]:
-        opened, usage = set(), self.answer.usage
+        begun, usage = set(), self.answer.usage
         more = {"usage": None} if options.include_usage else {}
         async with aclosing(self.deltas()) as deltas:
             async for index, delta, logprobs in deltas:
-                opening = [] if index in opened else self.answer.opening(index, self._echo(index))
-                opened.add(index)
+                opening = [] if index in begun else self.answer.opening(index, self._echo(index))
+                begun.add(index)
                 more = {"usage": usage.as_json()} if options.include_usage and options.continuous_usage_stats else more
                 for choice in (*opening, self.answer.part(index, delta.text, logprobs, delta.output)):
                     yield self.answer.chunk([choice]) | more
@@ -123,11 +123,11 @@ class Texts:
 
     def _best(self, outputs: dict[int, Output]) -> list[int]:
         """Returns the choices to show, in order: of more candidates the ones whose tokens are likeliest on average."""
-        if self.kept is None:
+        if self.num_best is None:
             return sorted(outputs)
         mean = lambda i: outputs[i].cumulative_logprob / max(1, len(outputs[i].logprobs))  # noqa: E731
         rows = [range(n * self._count, (n + 1) * self._count) for n in range(len(self._items))]
-        return [index for row in rows for index in sorted(row, key=mean, reverse=True)[: self.kept]]
+        return [index for row in rows for index in sorted(row, key=mean, reverse=True)[: self.num_best]]
 
     @property
     def _count(self) -> int:
@@ -146,7 +146,7 @@ async def _answered(http: Request, body: Sampling, texts: Texts) -> Response:
     if texts.wants_logprobs:
         texts.check_logprobs()
     texts.names_ids = bool(body.return_tokens_as_token_ids)
-    texts.kept = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
+    texts.num_best = body.outputs if (body.best_of or 1) > body.outputs and not body.searches else None
     if not body.stream:
         return await asyncio.to_thread(JSONResponse, await cancel_on_disconnect(http, texts.whole()))
     return await event_stream(http, texts.chunks(body.stream_options or StreamOptions()), last="[DONE]")
@@ -165,11 +165,11 @@ def _text(service: Service, prompt: str | list[int]) -> str:
     return tokenizer.decode(prompt)
 
 
-def _joined(known: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
+def _joined(earlier: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, Any] | None:
     """Returns log-probabilities of an output's deltas, list by list."""
-    if known is None or new is None:
+    if earlier is None or new is None:
         return new
-    return {key: known[key] + value if isinstance(value, list) else value for key, value in new.items()}
+    return {key: earlier[key] + value if isinstance(value, list) else value for key, value in new.items()}
 
 
 def _model(service: Service) -> dict[str, Any]:

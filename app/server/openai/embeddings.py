@@ -27,22 +27,22 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 async def embeddings(body: EmbeddingBody, http: Request) -> dict[str, Any]:
     """The mean of an input's encoder rows, at unit length; a data URI of an image stands for the image."""
     service = services_of(http)[body.model]
-    found = await cancel_on_disconnect(http, _vectors(service, body))
-    rows = [_row(i, _shortened(vector, body), body.encoding_format) for i, (vector, _) in enumerate(found)]
-    read = sum(count for _, count in found)
-    usage = {"prompt_tokens": read, "total_tokens": read}
+    vectors = await cancel_on_disconnect(http, _vectors(service, body))
+    rows = [_row(i, _shortened(vector, body), body.encoding_format) for i, (vector, _) in enumerate(vectors)]
+    num_rows = sum(count for _, count in vectors)
+    usage = {"prompt_tokens": num_rows, "total_tokens": num_rows}
     return {"object": "list", "model": body.model, "data": rows, "usage": usage}
 
 
 async def _vectors(service: Service, body: EmbeddingBody) -> list[tuple[Tensor, int]]:
     """Returns each input's vector and the rows that it was read as."""
-    found: list[tuple[Tensor, int]] = []
+    vectors: list[tuple[Tensor, int]] = []
     with service.statistics.request(len(body.inputs)):
         for inputs in encoder_batches(body.inputs):
             sources, files = await asyncio.to_thread(_read, service, inputs, body.truncate)
             encodings = await service.encode(sources, files)
-            found += [(_vector(each), len(each.last_hidden_state)) for each in encodings]
-    return found
+            vectors += [(_vector(each), len(each.last_hidden_state)) for each in encodings]
+    return vectors
 
 
 def _read(service: Service, inputs: list[str | list[int]], truncate: bool | int) -> tuple[list[Any], list[list[bytes]]]:
@@ -51,8 +51,8 @@ def _read(service: Service, inputs: list[str | list[int]], truncate: bool | int)
     return [{} if own else verbatim(service.pipeline, each, truncate) for own, each in texts], files
 
 
-def _is_image(given: str | list[int]) -> bool:
-    return isinstance(given, str) and is_data_uri(given, "image/")
+def _is_image(value: str | list[int]) -> bool:
+    return isinstance(value, str) and is_data_uri(value, "image/")
 
 
 def _shortened(vector: Tensor, body: EmbeddingBody) -> Tensor:
@@ -78,5 +78,5 @@ def _unit(vector: Tensor) -> Tensor:
 
 def _row(index: int, vector: Tensor, form: str) -> dict[str, Any]:
     little_endian = vector.numpy().astype("<f4")
-    shown = vector.tolist() if form == "float" else base64.b64encode(little_endian.tobytes()).decode()
-    return {"object": "embedding", "index": index, "embedding": shown}
+    data = vector.tolist() if form == "float" else base64.b64encode(little_endian.tobytes()).decode()
+    return {"object": "embedding", "index": index, "embedding": data}

@@ -33,23 +33,23 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 NOTHING = (None, "", [], {})
 
 
-def accepted(values: Mapping[str, Any], known: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a body that its schema reads (`known`): null is as if a field were left out.
+def accepted(values: Mapping[str, Any], schema: Mapping[str, Any], neutral: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a body that its schema reads (`schema`): null is as if a field were left out.
 
     `neutral`: values of refused fields that mean nothing to this route. Raises PydanticCustomError, which names the
     field, for one that would be ignored.
     """
-    found = {}
+    fields = {}
     for name, value in values.items():
-        if name in known:
-            found |= {} if value is None else {name: value}
+        if name in schema:
+            fields |= {} if value is None else {name: value}
         elif name in REFUSED or name in neutral:
             if not _is_one_of(value, (*NOTHING, *neutral.get(name, REFUSED.get(name, ())))):
                 raise refusal(name, f"{name} {_shown(value)}is not supported; leave it out.")
         elif name not in IGNORED and value is not None:
-            shown = name[:60].encode("utf-8", "replace").decode()
-            raise refusal(shown, f"{shown!r} is no field of this route; leave it out.")
-    return found
+            text = name[:60].encode("utf-8", "replace").decode()
+            raise refusal(text, f"{text!r} is no field of this route; leave it out.")
+    return fields
 
 
 def refusal(name: str, sentence: str) -> PydanticCustomError:
@@ -57,9 +57,9 @@ def refusal(name: str, sentence: str) -> PydanticCustomError:
     return PydanticCustomError("refused", "{sentence}", {"sentence": sentence, "param": name})
 
 
-def _is_one_of(value: Any, allowed: tuple[Any, ...]) -> bool:
+def _is_one_of(value: Any, alternatives: tuple[Any, ...]) -> bool:
     """Says whether a value is one of these; True is no 1 and 0 is not False here."""
-    return any(type(value) is type(each) and value == each for each in allowed)
+    return any(type(value) is type(each) and value == each for each in alternatives)
 
 
 def _shown(value: Any) -> str:

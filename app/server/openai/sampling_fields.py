@@ -17,11 +17,11 @@ Bias = Annotated[float, Field(ge=-MAX_LOGIT_BIAS, le=MAX_LOGIT_BIAS)]
 Word = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def _few_biases(given: Any) -> Any:
+def _few_biases(value: Any) -> Any:
     """Refuses too many biases at once: each wrong one would be an error of its own."""
-    if isinstance(given, dict) and len(given) > MAX_STOP_IDS:
-        raise ValueError(f"logit_bias has {len(given):,} entries; give at most {MAX_STOP_IDS}.")
-    return given
+    if isinstance(value, dict) and len(value) > MAX_STOP_IDS:
+        raise ValueError(f"logit_bias has {len(value):,} entries; give at most {MAX_STOP_IDS}.")
+    return value
 
 
 # what JSON has in place of a setting's type
@@ -37,23 +37,23 @@ def offered(completions: bool) -> dict[str, tuple[str, Offer]]:
     """Returns (name in the body, how it is offered) of each setting that a route takes, /v1/completions or
     /v1/chat/completions."""
     offers = {name: own.openai for name, own in options_of(SamplingParams).items() if own.openai is not None}
-    called = lambda name, offer: (completions and offer.completions) or offer.name or name  # noqa: E731
-    return {name: (called(name, offer), offer) for name, offer in offers.items()}
+    name_in_body = lambda name, offer: (completions and offer.completions) or offer.name or name  # noqa: E731
+    return {name: (name_in_body(name, offer), offer) for name, offer in offers.items()}
 
 
 def body_fields(completions: bool) -> dict[str, Any]:
     """Returns what pydantic makes a route's fields of: each may be left out."""
     hints, options = typing.get_type_hints(SamplingParams), options_of(SamplingParams)
     return {
-        called: (_annotation(name, hints[name], options[name]) | None, None)
-        for name, (called, _) in offered(completions).items()
+        field: (_annotation(name, hints[name], options[name]) | None, None)
+        for name, (field, _) in offered(completions).items()
     }
 
 
 def settings_of(body: Any, completions: bool) -> dict[str, Any]:
     """Returns the settings that a body names."""
-    sent = {name: (getattr(body, called), offer.read) for name, (called, offer) in offered(completions).items()}
-    return {name: read(value) if read else value for name, (value, read) in sent.items() if value is not None}
+    values = {name: (getattr(body, field), offer.read) for name, (field, offer) in offered(completions).items()}
+    return {name: read(value) if read else value for name, (value, read) in values.items() if value is not None}
 
 
 def _annotation(name: str, hint: Any, option: Option) -> Any:

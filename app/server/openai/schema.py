@@ -79,12 +79,12 @@ class Sampling(Body):
     def sampling(self) -> dict[str, Any]:
         """Returns the options of a pipeline; what was not said is the model's own."""
         candidates = max(self.outputs, self.best_of or 1)
-        said = settings_of(self, self.completions)
+        settings = settings_of(self, self.completions)
         if self.use_beam_search:  # vLLM's is as wide as there are outputs, or candidates for them
-            said = {"num_beams": candidates, "temperature": 0.0} | said
+            settings = {"num_beams": candidates, "temperature": 0.0} | settings
         elif candidates > 1 and not self.searches:
-            said = {"temperature": 1.0} | said  # several outputs are drawn, as OpenAI has it
-        return said | {"num_return_sequences": self.outputs if self.searches else candidates}
+            settings = {"temperature": 1.0} | settings  # several outputs are drawn, as OpenAI has it
+        return settings | {"num_return_sequences": self.outputs if self.searches else candidates}
 
 
 class ChatBody(create_model("ChatSampling", __base__=Sampling, **body_fields(completions=False))):
@@ -165,5 +165,5 @@ class EmbeddingBody(Body):
         return _several(self.input)
 
 
-def _several(given: str | list) -> list[str | list[int]]:
-    return [given] if isinstance(given, str) or isinstance(given[0], int) else list(given)
+def _several(value: str | list) -> list[str | list[int]]:
+    return [value] if isinstance(value, str) or isinstance(value[0], int) else list(value)

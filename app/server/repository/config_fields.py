@@ -30,34 +30,38 @@ GROUP_FIELDS = ("rate_limiter", "secondary_devices", "profile", "passive", "host
 
 def errors(config: Any) -> list[str]:
     """Returns what a ModelConfig asks for and cannot be had."""
-    found = []
+    reasons = []
     if config.backend not in BACKENDS:
-        found.append(f"backend is {config.backend!r}; it must be {BACKEND}, python (of vlm export-triton) or left out")
+        reasons.append(
+            f"backend is {config.backend!r}; it must be {BACKEND}, python (of vlm export-triton) or left out"
+        )
     if config.platform not in ("", "ensemble"):
-        found.append(f"platform is {config.platform!r}; it must be ensemble or left out")
+        reasons.append(f"platform is {config.platform!r}; it must be ensemble or left out")
     if config.HasField("sequence_batching"):
-        found.append("sequence_batching is set; no state is kept between requests: send all of a conversation in each")
-    return found
+        reasons.append(
+            "sequence_batching is set; no state is kept between requests: send all of a conversation in each"
+        )
+    return reasons
 
 
 def notes(config: Any) -> list[str]:
     """Returns what it asks for that is not applied, for whoever starts the server."""
     present = {field.name for field, _ in config.ListFields()}
-    found = [f"{name} is not applied: {why}" for name, why in UNAPPLIED.items() if name in present]
+    lines = [f"{name} is not applied: {why}" for name, why in UNAPPLIED.items() if name in present]
     queues = {field.name for field, _ in config.dynamic_batching.ListFields()}
-    found += [
+    lines += [
         f"dynamic_batching.{name} is not applied: requests wait in one queue" for name in QUEUES if name in queues
     ]
     policy = config.version_policy
     if policy.HasField("all") or policy.latest.num_versions > 1 or len(policy.specific.versions) > 1:
-        found.append("version_policy asks for several versions: the latest of them is served")
+        lines.append("version_policy asks for several versions: the latest of them is served")
     if sum(group.count or 1 for group in config.instance_group) > 1:
-        found.append("instance_group asks for several instances: one is loaded, which decodes max_batch_size sequences"
+        lines.append("instance_group asks for several instances: one is loaded, which decodes max_batch_size sequences"
                      " at once")  # fmt: skip
     if any(len(group.gpus) > 1 for group in config.instance_group):
-        found.append("instance_group names several gpus: the first is used; start a server for each of the others")
-    grouped = {field.name for group in config.instance_group for field, _ in group.ListFields()}
-    return [*found, *(f"instance_group.{name} is not applied" for name in GROUP_FIELDS if name in grouped)]
+        lines.append("instance_group names several gpus: the first is used; start a server for each of the others")
+    group_fields = {field.name for group in config.instance_group for field, _ in group.ListFields()}
+    return [*lines, *(f"instance_group.{name} is not applied" for name in GROUP_FIELDS if name in group_fields)]
 
 
 def device(config: Any) -> str | None:

@@ -27,31 +27,31 @@ class Repositories:
 
     urls: Sequence[str]
     loader: Loader
-    found: dict[str, Entry | VlmError] = field(default_factory=dict)
-    loaded: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, Entry | VlmError] = field(default_factory=dict)
+    loaded_entries: dict[str, Entry] = field(default_factory=dict)
 
     def scan(self) -> None:
         """Raises InputError for one that cannot be reached, and for a name that two have."""
-        found: dict[str, Entry | VlmError] = {}
+        entries: dict[str, Entry | VlmError] = {}
         for url in self.urls:
             models = scan(url)
-            if both := sorted(models.keys() & found.keys()):
+            if both := sorted(models.keys() & entries.keys()):
                 raise InputError(f"two model repositories hold {listed(both)}; rename one of the folders.")
-            found |= models
-        self.found = found
+            entries |= models
+        self.entries = entries
 
     @property
     def loadable(self) -> int:
-        """How many of what was found may load."""
-        return sum(isinstance(entry, Entry) for entry in self.found.values())
+        """Returns how many of the entries may load."""
+        return sum(isinstance(entry, Entry) for entry in self.entries.values())
 
     def entry(self, name: str) -> Entry:
         """Raises a VlmError that says why it cannot be served."""
-        if name not in self.found:
-            raise ModelNotFoundError(f"model {name!r} is in no repository here; there is {listed(self.found)}.")
-        if isinstance(found := self.found[name], VlmError):
-            raise found
-        return found
+        if name not in self.entries:
+            raise ModelNotFoundError(f"model {name!r} is in no repository here; there is {listed(self.entries)}.")
+        if isinstance(entry := self.entries[name], VlmError):
+            raise entry
+        return entry
 
     def load(self, name: str) -> Pipeline:
         """Raises a VlmError with one sentence, which is kept for the index."""
@@ -59,9 +59,9 @@ class Repositories:
         try:
             pipeline = self.loader.entry(entry)
         except VlmError as error:
-            self.found[name] = copy.copy(error)  # without its traceback, whose frames hold half a model
+            self.entries[name] = copy.copy(error)  # without its traceback, whose frames hold half a model
             raise
-        self.loaded[name] = entry
+        self.loaded_entries[name] = entry
         return pipeline
 
 
@@ -73,16 +73,16 @@ class Control:
         services: Services,
         repositories: Repositories | None,
         serve: Callable[[str, Pipeline], None],
-        allowed: bool,
+        is_enabled: bool,
         drain_seconds: int,
     ):
         """`serve` puts a loaded model among the services."""
         self._services, self._repositories, self._serve = services, repositories, serve
-        self._allowed, self._drain_seconds, self._lock = allowed, drain_seconds, asyncio.Lock()
+        self._is_enabled, self._drain_seconds, self._lock = is_enabled, drain_seconds, asyncio.Lock()
 
     def index(self, only_ready: bool) -> list[dict[str, str]]:
         rows = [_row(s.name, s.version, s.ready, "the engine has broken") for s in self._services]
-        for name, entry in self._repositories.found.items() if self._repositories else ():
+        for name, entry in self._repositories.entries.items() if self._repositories else ():
             if name not in self._services.by_name:
                 broken = isinstance(entry, VlmError)
                 rows.append(_row(name, "" if broken else entry.version, False, str(entry) if broken else "unloaded"))
@@ -95,7 +95,7 @@ class Control:
             await asyncio.to_thread(repositories.scan)
             entry = repositories.entry(name)  # one that cannot be served takes nobody's place
             if name in self._services.by_name:
-                if entry.stamp == repositories.loaded[name].stamp:
+                if entry.stamp == repositories.loaded_entries[name].stamp:
                     return
                 await self._unload(repositories, name)
             pipeline = await asyncio.to_thread(repositories.load, name)
@@ -108,15 +108,17 @@ class Control:
             await self._unload(repositories, name)
 
     def _checked(self, name: str) -> Repositories:
-        if not self._allowed:
+        if not self._is_enabled:
             raise Forbidden("models are not loaded and unloaded here; start the server with --model-control.")
-        if self._repositories is None or (name in self._services.by_name and name not in self._repositories.loaded):
+        if self._repositories is None or (
+            name in self._services.by_name and name not in self._repositories.loaded_entries
+        ):
             raise InputError(f"model {name!r} is not of a model repository; it stays as the server was started.")
         return self._repositories
 
     async def _unload(self, repositories: Repositories, name: str) -> None:
         service = self._services.remove(name)
-        del repositories.loaded[name]
+        del repositories.loaded_entries[name]
         await service.close(self._drain_seconds)
         del service
         await asyncio.to_thread(repositories.loader.freed)

@@ -32,15 +32,15 @@ NEUTRAL = {
 
 def errors(parameters: Mapping[str, str]) -> list[str]:
     """Returns what is wrong with FasterTransformer's parameters among these."""
-    found = [
+    reasons = [
         f"{name} is {parameters[name]!r}; {remedy}"
-        for name, (allowed, remedy) in NEUTRAL.items()
-        if name in parameters and parameters[name].strip() not in allowed
+        for name, (values, remedy) in NEUTRAL.items()
+        if name in parameters and parameters[name].strip() not in values
     ]
-    for name, allowed in (("data_type", DTYPES), ("model_type", FAMILIES)):
-        if parameters.get(name) and parameters[name] not in allowed:
-            found.append(f"{name} is {parameters[name]!r}; allowed are {listed(allowed)}")
-    return found
+    for name, values in (("data_type", DTYPES), ("model_type", FAMILIES)):
+        if parameters.get(name) and parameters[name] not in values:
+            reasons.append(f"{name} is {parameters[name]!r}; allowed are {listed(values)}")
+    return reasons
 
 
 def families_of(parameters: Mapping[str, str], backend: str) -> tuple[str, ...]:

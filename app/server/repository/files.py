@@ -68,9 +68,9 @@ class Tree:
 
     def _fetch(self, at: PurePosixPath, draft: Path, progress: Progress | None) -> None:
         names = [file.relative_to(at) for file in self.stamps if file.is_relative_to(at)]
-        for done, name in enumerate(names):
+        for index, name in enumerate(names):
             if progress:
-                progress(f"Fetching {at.parts[0]}", done, len(names))
+                progress(f"Fetching {at.parts[0]}", index, len(names))
             source, target = self.root.joinpath(*at.parts, *name.parts), draft / name
             target.parent.mkdir(parents=True, exist_ok=True)
             assert is_remote(source)

@@ -31,13 +31,13 @@ class Loader:
     ):
         """`warm` None: on CUDA, where graphs are captured."""
         self._options = options or LoadOptions()
-        self._left, self._progress = 1, progress
+        self._num_expected, self._progress = 1, progress
         self._warm = warm
         self._unfinished = False  # has the last one not loaded, and left memory behind?
 
     def expect(self, count: int) -> None:
         """Notes how many models are to load now."""
-        self._left = count
+        self._num_expected = count
 
     def model(self, model: str | Path, own: LoadOptions | None = None) -> Pipeline:
         """Loads a model; what it says of its `own` loading comes first. Raises a VlmError with one sentence."""
@@ -45,34 +45,34 @@ class Loader:
             self.freed()
         self._unfinished = True
         options = self._options if own is None else self._options.overridden_by(own)
-        fraction = options.runtime_config().kv_cache_free_gpu_memory_fraction / self._left
+        fraction = options.runtime_config().kv_cache_free_gpu_memory_fraction / self._num_expected
         options = options.overridden_by(LoadOptions(runtime={"kv_cache_free_gpu_memory_fraction": fraction}))
-        self._left = max(1, self._left - 1)  # whether it loads or not
+        self._num_expected = max(1, self._num_expected - 1)  # whether it loads or not
         with device_lock(resolve_device(options.device)):
-            loaded = options.load(model, self._progress)
-            if self._warm or (self._warm is None and loaded.device.type == "cuda"):
-                warm_up(loaded, self._progress)
+            pipeline = options.load(model, self._progress)
+            if self._warm or (self._warm is None and pipeline.device.type == "cuda"):
+                warm_up(pipeline, self._progress)
         self._unfinished = False
-        return loaded
+        return pipeline
 
     def entry(self, entry: Entry) -> Pipeline:
         """Loads a model of a repository. Raises a VlmError, ConfigError where it is not what its configuration says."""
         for note in entry.config.notes:
             warnings.warn(note, VlmWarning, stacklevel=2)
-        loaded = self.model(entry.fetched(self._progress), self._without_device(entry))
+        pipeline = self.model(entry.fetched(self._progress), self._without_device(entry))
         self._unfinished = True
-        entry.config.check_family(loaded.family.name, entry.where)
+        entry.config.check_family(pipeline.family.name, entry.where)
         self._unfinished = False
-        return loaded
+        return pipeline
 
     def _without_device(self, entry: Entry) -> LoadOptions:
         """Returns the options: a device of the command line comes before that of the instance group."""
-        options, given = entry.options, self._options.runtime.get("device")
+        options, device = entry.options, self._options.runtime.get("device")
         own = options.runtime.get("device")
-        if given is None or own is None:
+        if device is None or own is None:
             return options
-        if own != given:
-            warnings.warn(f"{entry.where}: its instance_group is for {own}; --device {given} is taken.", VlmWarning,
+        if own != device:
+            warnings.warn(f"{entry.where}: its instance_group is for {own}; --device {device} is taken.", VlmWarning,
                           stacklevel=3)  # fmt: skip
         runtime = {name: value for name, value in options.runtime.items() if name != "device"}
         return replace(options, runtime=runtime)

@@ -25,14 +25,14 @@ def parse(text: str, where: object) -> Any:
     from google.protobuf import text_format
 
     try:
-        found = text_format.Parse(text, model_config, allow_unknown_field=True)
+        message = text_format.Parse(text, model_config, allow_unknown_field=True)
     except text_format.ParseError as error:
         raise ConfigError(f"{where} is no model configuration of Triton's: {error}.") from None
     try:
         text_format.Parse(text, schema().ModelConfig())
     except text_format.ParseError as error:
         warnings.warn(f"{where}: a field is unknown here and not applied: {error}.", VlmWarning, stacklevel=2)
-    return found
+    return message
 
 
 def schema() -> ModuleType:

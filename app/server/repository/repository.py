@@ -39,12 +39,12 @@ class Entry:
 
     @property
     def options(self) -> LoadOptions:
-        """What its configuration says of its loading."""
+        """Returns what its configuration says of its loading."""
         return self.config.options
 
     @property
-    def described(self) -> dict[str, Any]:
-        """What a Service is told of it."""
+    def service_options(self) -> dict[str, Any]:
+        """Returns what a Service is told of it."""
         config = self.config
         return {"version": self.version, "decoupled": config.decoupled, "datatypes": config.datatypes}
 
@@ -73,9 +73,9 @@ def scan(url: str) -> dict[str, Entry | VlmError]:
     return {name: _tried(lambda name=name: _entry(tree, name, configs)) for name in whole}
 
 
-def _tried(made: Any) -> Any:
+def _tried(make: Any) -> Any:
     try:
-        return made()
+        return make()
     except VlmError as error:
         return error
 
@@ -102,9 +102,9 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
             ServedConfig.from_proto(config, tree.root / name / CONFIG)
         version = _version(tree, name, config)
         return _single(tree, name, version, config)
-    found = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
-    engines = [entry for entry in found if isinstance(entry, Entry)]
-    if errors := [error for error in found if isinstance(error, ConfigError)]:
+    outcomes = [_tried(lambda step=step: _step(tree, step, configs)) for step in steps]
+    engines = [entry for entry in outcomes if isinstance(entry, Entry)]
+    if errors := [error for error in outcomes if isinstance(error, ConfigError)]:
         raise errors[0]
     if len(engines) != 1:
         raise ModelNotFoundError(
@@ -112,7 +112,7 @@ def _entry(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
         )
     [engine] = engines
     whole = engine.config.within(ServedConfig.from_proto(config, tree.root / name / CONFIG))
-    return Entry(name, _version(tree, name, config), engine.place, tree, whole)
+    return Entry(name, _version(tree, name, config), engine.place, tree=tree, config=whole)
 
 
 def _single(tree: Tree, name: str, version: str, config: Any) -> Entry:
@@ -121,8 +121,8 @@ def _single(tree: Tree, name: str, version: str, config: Any) -> Entry:
     where, folder = tree.root / name / CONFIG, PurePosixPath(name, version)
     filename = "" if config is None else config.default_model_filename
     place = folder if _names_checkpoint(config) else _place(tree, folder, filename or FOLDER)
-    served = ServedConfig() if config is None else ServedConfig.from_proto(config, where)
-    return Entry(name, version, place, tree, served)
+    served_config = ServedConfig() if config is None else ServedConfig.from_proto(config, where)
+    return Entry(name, version, place, tree=tree, config=served_config)
 
 
 def _names_checkpoint(config: Any) -> bool:
@@ -138,14 +138,14 @@ def _step(tree: Tree, name: str, configs: dict[str, Any]) -> Entry:
 
 def _version(tree: Tree, name: str, config: Any) -> str:
     """Returns the latest of those that the model's policy allows."""
-    found = [v for v in tree.folders(PurePosixPath(name)) if v.isdecimal() and not v.startswith("0")]
+    versions = [v for v in tree.folders(PurePosixPath(name)) if v.isdecimal() and not v.startswith("0")]
     if config is not None and config.version_policy.WhichOneof("policy_choice") == "specific":
-        found = [v for v in found if int(v) in config.version_policy.specific.versions]
-    if not found and config is not None and _names_checkpoint(config) and not config.HasField("version_policy"):
+        versions = [v for v in versions if int(v) in config.version_policy.specific.versions]
+    if not versions and config is not None and _names_checkpoint(config) and not config.HasField("version_policy"):
         return "1"  # its folder may be empty, and is not seen then
-    if not found:
+    if not versions:
         raise ModelNotFoundError(f"{tree.root / name} holds no version to serve; put the model into {name}/1/.")
-    return max(found, key=int)
+    return max(versions, key=int)
 
 
 def _place(tree: Tree, version: PurePosixPath, filename: str) -> PurePosixPath:

@@ -90,27 +90,27 @@ def _batch_size(config: Any) -> int:
 
 
 def _unknown_parameters(words: Mapping[str, str], backend: str) -> list[str]:
-    known = {
+    names = {
         *PARAMETERS,
         *fastertransformer.NAMES,
         *fastertransformer.NEUTRAL,
         *(PYTHON if backend == "python" else ()),
     }
-    unknown = sorted(words.keys() - known)
-    return [f"{listed(unknown)} is no parameter here; there are {listed(sorted(known), 40)}"] if unknown else []
+    unknown = sorted(words.keys() - names)
+    return [f"{listed(unknown)} is no parameter here; there are {listed(sorted(names), 40)}"] if unknown else []
 
 
 def _unknown_tensors(config: Any) -> list[str]:
-    batched = [target for each in config.batch_input for target in each.target_name]
+    targets = [target for each in config.batch_input for target in each.target_name]
     return [
         *_unknown("input", (each.name for each in config.input), KNOWN_INPUTS | ft_tensors.INPUTS.keys()),
-        *_unknown("batch_input", batched, set(ft_tensors.BATCH_INPUTS)),
+        *_unknown("batch_input", targets, set(ft_tensors.BATCH_INPUTS)),
         *_unknown("output", (each.name for each in config.output), KNOWN_OUTPUTS | ft_tensors.OUTPUTS.keys()),
     ]
 
 
-def _unknown(what: str, names: Iterable[str], known: set[str]) -> list[str]:
-    unknown = [name for name in names if name not in known]
+def _unknown(what: str, names: Iterable[str], allowed_names: set[str]) -> list[str]:
+    unknown = [name for name in names if name not in allowed_names]
     return [f"{what} names {listed(unknown)}, which no model here has"] if unknown else []
 
 
@@ -125,22 +125,22 @@ def _datatype(tensor: Any) -> str:
 
 
 def _notes(config: Any, options: LoadOptions) -> list[str]:
-    found = config_fields.notes(config)
+    lines = config_fields.notes(config)
     if not options.encoder_only and config.backend == fastertransformer.BACKEND and not _batch_size(config):
-        found.append(
+        lines.append(
             f"max_batch_size is {config.max_batch_size}: as many sequences are decoded at once as --max-batch-size says"
             f" (by default {BuildConfig.max_batch_size}), the others wait"
         )
-    declared = [output.name for output in config.output if output.name in ft_tensors.OUTPUTS]
-    return [*found, *(f"output {name}: {ft_tensors.OUTPUTS[name]}" for name in declared)]
+    names = [output.name for output in config.output if output.name in ft_tensors.OUTPUTS]
+    return [*lines, *(f"output {name}: {ft_tensors.OUTPUTS[name]}" for name in names)]
 
 
 def checked_path(path: str, where: object) -> Path:
     """Returns model_checkpoint_path as a folder or file that is there. Raises ConfigError."""
-    found = Path(path).expanduser()
-    if not found.exists():
+    file = Path(path).expanduser()
+    if not file.exists():
         raise ConfigError(
             f"{where}: {fastertransformer.CHECKPOINT} is {path}, which is not there from {Path.cwd()}; give the path of"
             " an engine, a checkpoint or a Hugging Face folder."
         )
-    return found
+    return file

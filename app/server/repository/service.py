@@ -48,7 +48,7 @@ class Service:
         self.name, self.version, self._metrics, self._max = name, version, metrics, max_requests
         self.created = int(time.time())
         self.tensors = ModelTensors.from_processor(pipeline.processor, pipeline.engine.build.dtype, datatypes)
-        self.held = 0  # outputs running or waiting
+        self.num_outputs = 0  # outputs running or waiting
         self.decoupled = decoupled
         self.statistics = Statistics()
         self.model = AsyncPipeline(
@@ -70,7 +70,7 @@ class Service:
     async def close(self, drain_seconds: float = 0) -> None:
         """Ends when what runs has ended, or ends it once this time is over."""
         end = time.monotonic() + drain_seconds
-        while self.held and time.monotonic() < end:
+        while self.num_outputs and time.monotonic() < end:
             await asyncio.sleep(0.02)
         await self.model.close()
 
@@ -79,43 +79,43 @@ class Service:
         """Holds room for so many outputs. Raises Busy where there is none now, LimitError where there never is."""
         if count > self._max:
             raise LimitError(f"{count} outputs were asked for at once; {self.name} holds {self._max} at most.")
-        if self.held + count > self._max:
-            self._metrics.rejected.labels(self.name).inc()
-            raise Busy(f"{self.name} holds {self.held} requests of {self._max} at most; ask again later.")
-        self.held += count
+        if self.num_outputs + count > self._max:
+            self._metrics.rejections.labels(self.name).inc()
+            raise Busy(f"{self.name} holds {self.num_outputs} requests of {self._max} at most; ask again later.")
+        self.num_outputs += count
         try:
             yield
         finally:
-            self.held -= count
+            self.num_outputs -= count
 
     async def stream_all(self, items: list[GenerationInput]) -> AsyncGenerator[tuple[int, TextDelta], None]:
         """Yields (number of the input, delta) of a request's inputs as they come. Raises Busy and the errors of
         AsyncPipeline."""
         with self.statistics.request(len(items)) as times:
             async with aclosing(merge_streams([self._stream(each, times) for each in items])) as deltas:
-                async for numbered in deltas:
-                    yield numbered
+                async for numbered_delta in deltas:
+                    yield numbered_delta
 
     async def _stream(self, item: GenerationInput, times: RequestTimes) -> AsyncGenerator[TextDelta, None]:
         watch = Stopwatch(self._metrics, self.name)
         with self.acquire_slot(item.count):
             request = await self.model.request(item.source, item.files, **item.sampling)
-            prepared = times.prepared()
+            start = times.prepared()
             async with aclosing(self.model.stream(request)) as deltas:
                 async for delta in deltas:
                     watch.observe(delta)
                     if delta.update and delta.update.completion:
-                        times.ended(prepared, delta.update.completion, delta.update.time)
+                        times.ended(start, delta.update.completion, delta.update.time)
                     yield delta
 
     async def outputs(self, items: list[GenerationInput]) -> list[list[Output]]:
         """Returns each input's outputs, when all have ended."""
-        found: list[dict[int, Output]] = [{} for _ in items]
+        by_index: list[dict[int, Output]] = [{} for _ in items]
         async with aclosing(self.stream_all(items)) as deltas:
             async for number, delta in deltas:
                 if delta.output is not None:
-                    found[number][delta.index] = delta.output
-        return [[outputs[index] for index in sorted(outputs)] for outputs in found]
+                    by_index[number][delta.index] = delta.output
+        return [[outputs[index] for index in sorted(outputs)] for outputs in by_index]
 
     async def encode(
         self, sources: list[dict[str, Any]], files: list[list[Any]], attentions: bool = False

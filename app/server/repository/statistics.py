@@ -38,7 +38,7 @@ class RequestTimes:
     def __init__(self) -> None:
         self.began = time.perf_counter()
         self.input = self.queue = 0.0
-        self.computed = 0.0  # time.perf_counter() when the engine was done with it
+        self.compute_end = 0.0  # time.perf_counter() when the engine was done with it
 
     def prepared(self) -> float:
         """Notes that a row has been read and its images decoded. Returns when that was."""
@@ -46,10 +46,10 @@ class RequestTimes:
         self.input = max(self.input, now - self.began)
         return now
 
-    def ended(self, prepared: float, completion: Completion, time: float) -> None:
+    def ended(self, start: float, completion: Completion, time: float) -> None:
         """Notes that a row has been generated, as the host read at this time.perf_counter()."""
-        self.queue = max(self.queue, completion.first_scheduled_time - prepared)
-        self.computed = max(self.computed, time)
+        self.queue = max(self.queue, completion.first_scheduled_time - start)
+        self.compute_end = max(self.compute_end, time)
 
 
 class Statistics:
@@ -99,9 +99,9 @@ class Statistics:
 
     def _succeeded(self, times: RequestTimes) -> None:
         now = time.perf_counter()
-        computed = times.computed or now
+        compute_end = times.compute_end or now
         self._parts["success"].add(now - times.began)
         self._parts["compute_input"].add(times.input)
         self._parts["queue"].add(times.queue)
-        self._parts["compute_infer"].add(computed - times.began - times.input - times.queue)
-        self._parts["compute_output"].add(now - computed)
+        self._parts["compute_infer"].add(compute_end - times.began - times.input - times.queue)
+        self._parts["compute_output"].add(now - compute_end)

@@ -26,13 +26,13 @@ _WORDS = {"true": True, "false": False}
 
 def parameters_of(options: LoadOptions) -> dict[str, dict[str, str]]:
     """Returns the parameters of a Triton configuration that say the same."""
-    given = {**options.build, **options.runtime}
-    return {name: {"string_value": str(given[name])} for name in PARAMETERS if name in given}
+    values = {**options.build, **options.runtime}
+    return {name: {"string_value": str(values[name])} for name in PARAMETERS if name in values}
 
 
-def options_from_words(written: Mapping[str, str]) -> LoadOptions:
+def options_from_words(words: Mapping[str, str]) -> LoadOptions:
     """Reads parameters by name. Raises ConfigError for a value that is not allowed."""
-    return LoadOptions.from_dict({name: _value(name, word) for name, word in written.items()})
+    return LoadOptions.from_dict({name: _value(name, word) for name, word in words.items()})
 
 
 def _value(name: str, word: str) -> Any:
@@ -43,8 +43,8 @@ def _value(name: str, word: str) -> Any:
     try:
         return read(word)
     except ValueError:
-        wanted = "true or false" if kind is bool else "a number"
-        raise ConfigError(f"the parameter {name} is {word!r}; it must be {wanted}.") from None
+        expected = "true or false" if kind is bool else "a number"
+        raise ConfigError(f"the parameter {name} is {word!r}; it must be {expected}.") from None
 
 
 def _switch(word: str) -> bool:

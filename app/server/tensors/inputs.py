@@ -130,24 +130,24 @@ def _sampling(row: Row) -> dict[str, Any]:
     for name in SCALARS.keys() & row.keys():
         if row[name].dtype.kind == "f" and not np.isfinite(row[name]):
             raise InputError(f"input {name} is {row[name]}; give a number that is finite.")
-    given = settings_of(row)
-    beams, temperature = given.setdefault("num_beams", 1), given.pop("temperature", 1.0)
-    top_k, top_p = given.pop("top_k", 0), given.pop("top_p", 0.0)
-    drawn = beams == 1 and (top_k > 1 or (top_k == 0 and top_p > 0))
+    settings = settings_of(row)
+    beams, temperature = settings.setdefault("num_beams", 1), settings.pop("temperature", 1.0)
+    top_k, top_p = settings.pop("top_k", 0), settings.pop("top_p", 0.0)
+    do_sample = beams == 1 and (top_k > 1 or (top_k == 0 and top_p > 0))
     # greedy whatever the model's own temperature is
-    given |= {"num_return_sequences": beams, "temperature": temperature if drawn else 0.0}
-    if drawn:
-        given |= {"top_k": top_k, "top_p": top_p or 1.0}
+    settings |= {"num_return_sequences": beams, "temperature": temperature if do_sample else 0.0}
+    if do_sample:
+        settings |= {"top_k": top_k, "top_p": top_p or 1.0}
     if "end_id" in row:
-        given |= {"stop_token_ids": (int(row["end_id"]),), "ignore_eos": True}
+        settings |= {"stop_token_ids": (int(row["end_id"]),), "ignore_eos": True}
     for name, field in (("stop_words_list", "stop_words_ids"), ("bad_words_list", "bad_words_ids")):
         if name in row:
-            given[field] = _words(name, row[name])
-    return given
+            settings[field] = _words(name, row[name])
+    return settings
 
 
 def _words(name: str, table: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    """[2, n]: the words' tokens one after the other, and where each word ends; -1 pads."""
+    """Reads [2, n]: the words' tokens one after the other, and where each word ends; -1 pads."""
     tokens, ends = table[0].tolist(), [int(end) for end in table[1] if end > 0]
     begins = [0, *ends][: len(ends)]
     if any(begin >= end for begin, end in zip(begins, ends, strict=True)) or max(ends, default=0) > len(tokens):

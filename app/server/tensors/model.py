@@ -37,51 +37,56 @@ class ModelTensors:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    declared: Mapping[str, str] = field(default_factory=dict)  # types of outputs that its config.pbtxt names
+    datatypes: Mapping[str, str] = field(default_factory=dict)  # types of outputs that its config.pbtxt names
 
     @classmethod
     def from_processor(
-        cls, processor: Processor, dtype: str = "float32", declared: Mapping[str, str] | None = None
+        cls, processor: Processor, dtype: str = "float32", datatypes: Mapping[str, str] | None = None
     ) -> ModelTensors:
         """Ids where the model reads tokens, texts where it has a tokenizer. `dtype`: the engine's."""
-        declared = declared or {}
+        datatypes = datatypes or {}
         if not processor.generates:
-            return cls._of_encoder(processor, dtype, declared)
+            return cls._of_encoder(processor, dtype, datatypes)
         texts = specs_of(processor, TEXT_IN) if processor.tokenizer else ()
         inputs = {spec.name: spec for spec in (*specs_of(processor, IDS_IN), *texts)}
-        outputs = (*(TEXT_OUT if processor.tokenizer else IDS_OUT), *(LENGTHS_OUT if INPUT_LENGTHS in declared else ()))
-        typed = (replace(s, datatype=declared.get(s.name, s.datatype)) for s in output_specs(processor, outputs))
-        return cls(tuple(inputs.values()), tuple(typed), declared)
+        outputs = (
+            *(TEXT_OUT if processor.tokenizer else IDS_OUT),
+            *(LENGTHS_OUT if INPUT_LENGTHS in datatypes else ()),
+        )
+        output_tensors = (
+            replace(s, datatype=datatypes.get(s.name, s.datatype)) for s in output_specs(processor, outputs)
+        )
+        return cls(tuple(inputs.values()), tuple(output_tensors), datatypes)
 
     @classmethod
-    def _of_encoder(cls, processor: Processor, dtype: str, declared: Mapping[str, str]) -> ModelTensors:
+    def _of_encoder(cls, processor: Processor, dtype: str, datatypes: Mapping[str, str]) -> ModelTensors:
         datatype = "FP16" if dtype == "float16" else "FP32"  # the protocol's JSON has no bfloat16
-        hidden = next((name for name in HIDDEN if name in declared), HIDDEN[0])
+        hidden = next((name for name in HIDDEN if name in datatypes), HIDDEN[0])
         outputs = (
             TensorSpec(hidden, datatype, (-1, processor.config.hidden_size)),
             TensorSpec(ATTENTIONS, datatype, (-1, -1, -1, -1)),
         )
         texts = ENCODER_TEXT_IN if processor.tokenizer else ()
         optional = tuple(replace(spec, optional=True) for spec in ENCODER_IN) if texts else ENCODER_IN
-        return cls((*optional, *texts), outputs, declared)
+        return cls((*optional, *texts), outputs, datatypes)
 
-    def typed(self, outputs: Tensors, inputs: Tensors, wanted: Collection[str] | None) -> Tensors:
+    def cast(self, outputs: Tensors, inputs: Tensors, names: Collection[str] | None) -> Tensors:
         """Returns the outputs in their types; ids come as those of a request do, where no configuration declares them.
-        `wanted`: by name; None: all but what only a name brings."""
+        `names`: by name; None: all but what only a name brings."""
         kinds = {spec.name: spec.datatype for spec in self.outputs}
         ids = inputs.get("input_ids")
         if ids is not None and ids.dtype == np.int32:
-            kinds |= {name: "INT32" for name in FOLLOW_IDS if name not in self.declared}
-        left_out = {INPUT_LENGTHS} - kinds.keys() if wanted is None else set()
-        cast = lambda name, array: array.astype(DTYPES[kinds[name]], copy=False) if name in kinds else array  # noqa: E731
-        return {name: cast(name, array) for name, array in outputs.items() if name not in left_out}
+            kinds |= {name: "INT32" for name in FOLLOW_IDS if name not in self.datatypes}
+        left_out = {INPUT_LENGTHS} - kinds.keys() if names is None else set()
+        to_type = lambda name, array: array.astype(DTYPES[kinds[name]], copy=False) if name in kinds else array  # noqa: E731
+        return {name: to_type(name, array) for name, array in outputs.items() if name not in left_out}
 
 
-def type_errors(declared: Mapping[str, str]) -> list[str]:
+def type_errors(datatypes: Mapping[str, str]) -> list[str]:
     """Returns what is wrong with the types that a configuration declares. An encoder's outputs are of its own type,
     whatever is declared, as FasterTransformer has it."""
     return [
-        f"output {name} is declared as {declared[name]}; it must be {' or '.join(allowed)}"
-        for name, allowed in TYPES.items()
-        if name in declared and declared[name] not in allowed
+        f"output {name} is declared as {datatypes[name]}; it must be {' or '.join(types)}"
+        for name, types in TYPES.items()
+        if name in datatypes and datatypes[name] not in types
     ]

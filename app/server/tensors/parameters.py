@@ -31,40 +31,40 @@ class Parameters:
     options: dict[str, Any]  # values for all rows of the tensors of these names
 
 
-def check(given: dict[str, Any]) -> Parameters:
+def check(parameters: dict[str, Any]) -> Parameters:
     """Raises InputError for a parameter that is unknown, or that asks for what is not done here."""
-    unknown = [name for name in given if name not in (*ALLOWED, *SWITCHES, *SCALARS)]
+    unknown = [name for name in parameters if name not in (*ALLOWED, *SWITCHES, *SCALARS)]
     if unknown:
         raise InputError(
             f"the parameter {listed(unknown)} is unknown here; allowed are {listed((*ALLOWED, *SCALARS), 40)}."
         )
     for name in SWITCHES:
-        if not isinstance(given.get(name, False), bool):
-            raise InputError(f"the parameter {name} is {_short(given[name])}; it must be true or false.")
-    _check_sequence(given)
-    if (priority := given.get("priority", 0)) != 0 or isinstance(priority, bool):
+        if not isinstance(parameters.get(name, False), bool):
+            raise InputError(f"the parameter {name} is {_short(parameters[name])}; it must be true or false.")
+    _check_sequence(parameters)
+    if (priority := parameters.get("priority", 0)) != 0 or isinstance(priority, bool):
         raise InputError(
             f"the parameter priority is {_short(priority)}; requests are served as they come: leave it at 0."
         )
-    options = {name: value for name, value in given.items() if name in SCALARS}
-    return Parameters(_timeout(given.get("timeout", 0)), given.get(EMPTY_FINAL, False), options)
+    options = {name: value for name, value in parameters.items() if name in SCALARS}
+    return Parameters(_timeout(parameters.get("timeout", 0)), parameters.get(EMPTY_FINAL, False), options)
 
 
 def read_parameters(entry: dict[str, Any], where: str) -> dict[str, Any]:
     """Returns an object's parameters. InputError where they are no object."""
-    found = entry.get("parameters")
-    if found is not None and not isinstance(found, dict):
+    parameters = entry.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
         raise InputError(f"the parameters of {where} must be an object of names and values.")
-    return found or {}
+    return parameters or {}
 
 
 def check_tensors(head: dict[str, Any]) -> None:
     """Raises InputError for parameters of a request's tensors that ask for what is not done here."""
-    for kind, allowed in (("input", OF_INPUTS), ("output", OF_OUTPUTS)):
+    for kind, names in (("input", OF_INPUTS), ("output", OF_OUTPUTS)):
         entries = head.get(f"{kind}s")
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict):
-                _check_tensor(f"{kind} {entry.get('name')}", entry, allowed)
+                _check_tensor(f"{kind} {entry.get('name')}", entry, names)
 
 
 def with_options(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -78,36 +78,40 @@ def with_options(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> dict
     return {**inputs, **{name: _filled(name, value, batch) for name, value in options.items()}}
 
 
-def _check_sequence(given: dict[str, Any]) -> None:
+def _check_sequence(parameters: dict[str, Any]) -> None:
     """Refuses sequences: requests are independent of each other."""
-    if given.get("sequence_id", 0) not in (0, "") or given.get("sequence_start") or given.get("sequence_end"):
+    if (
+        parameters.get("sequence_id", 0) not in (0, "")
+        or parameters.get("sequence_start")
+        or parameters.get("sequence_end")
+    ):
         raise InputError("the parameter sequence_id is given; models keep no state between requests, so leave it out.")
 
 
-def _timeout(given: Any) -> float | None:
-    if type(given) is not int or not 0 <= given <= LONGEST:
+def _timeout(value: Any) -> float | None:
+    if type(value) is not int or not 0 <= value <= LONGEST:
         raise InputError(
-            f"the parameter timeout is {_short(given)}; it must be microseconds, a whole number from 0 on."
+            f"the parameter timeout is {_short(value)}; it must be microseconds, a whole number from 0 on."
         )
-    return given / 1e6 or None
+    return value / 1e6 or None
 
 
-def _check_tensor(where: str, entry: dict[str, Any], allowed: tuple[str, ...]) -> None:
-    given = read_parameters(entry, where)
-    if any(name.startswith("shared_memory") for name in given):
+def _check_tensor(where: str, entry: dict[str, Any], names: tuple[str, ...]) -> None:
+    parameters = read_parameters(entry, where)
+    if any(name.startswith("shared_memory") for name in parameters):
         raise InputError(f"{where} lies in shared memory, which is not served; send it in the request.")
-    if unknown := [name for name in given if name not in allowed]:
-        raise InputError(f"{where} has the parameter {listed(unknown)}; allowed are {listed(allowed)}.")
-    if given.get("classification", 0) != 0:
+    if unknown := [name for name in parameters if name not in names]:
+        raise InputError(f"{where} has the parameter {listed(unknown)}; allowed are {listed(names)}.")
+    if parameters.get("classification", 0) != 0:
         raise InputError(f"{where} asks for classification; these models give no classes.")
-    if not isinstance(given.get("binary_data", False), bool):
-        raise InputError(f"{where} has binary_data {_short(given['binary_data'])}; it must be true or false.")
+    if not isinstance(parameters.get("binary_data", False), bool):
+        raise InputError(f"{where} has binary_data {_short(parameters['binary_data'])}; it must be true or false.")
 
 
 def _filled(name: str, value: Any, batch: int) -> np.ndarray:
     kind = SCALARS[name]
-    allowed = {"BOOL": (bool,), "FP32": (int, float)}.get(kind, (int,))
-    if not isinstance(value, allowed) or (kind != "BOOL" and isinstance(value, bool)):
+    types = {"BOOL": (bool,), "FP32": (int, float)}.get(kind, (int,))
+    if not isinstance(value, types) or (kind != "BOOL" and isinstance(value, bool)):
         raise InputError(f"the parameter {name} is {_short(value)}; it must be {kind}.")
     try:
         with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse

@@ -29,8 +29,8 @@ def datatypes() -> dict[str, str]:
 
 def settings_of(row: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Returns the settings that one row of tensors holds, by their fields."""
-    sent = {field: (row[name].item(), offer.read) for name, (field, offer) in OFFERED.items() if name in row}
-    return {field: read(value) if read else value for field, (value, read) in sent.items()}
+    values = {field: (row[name].item(), offer.read) for name, (field, offer) in OFFERED.items() if name in row}
+    return {field: read(value) if read else value for field, (value, read) in values.items()}
 
 
 def _datatype(hint: Any, option: Option) -> str:

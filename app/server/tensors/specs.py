@@ -74,17 +74,17 @@ def output_specs(processor: Processor, by: tuple[TensorSpec, ...]) -> tuple[Tens
 def check_tensors(inputs: dict[str, np.ndarray], specs: tuple[TensorSpec, ...]) -> tuple[int, dict[str, np.ndarray]]:
     """Returns (size of the batch, the tensors under T5's names). InputError for what does not fit the specs."""
     by_name = {spec.name: spec for spec in specs}
-    found = {SAME.get(name, name): array for name, array in inputs.items()}
-    if unknown := [name for name in found if name not in by_name]:
+    tensors = {SAME.get(name, name): array for name, array in inputs.items()}
+    if unknown := [name for name in tensors if name not in by_name]:
         raise InputError(f"{listed(unknown)} is no input here; inputs are {listed(by_name, 40)}.")
-    sizes = {array.shape[0] if array.ndim else 0 for array in found.values()}
+    sizes = {array.shape[0] if array.ndim else 0 for array in tensors.values()}
     if len(sizes) != 1 or 0 in sizes:
         raise InputError("every tensor's first size is the batch's, at least 1; they differ or there is none.")
     [size] = sizes
     if size > MAX_BATCH:
         raise LimitError(f"the batch has {size:,} rows; send at most {MAX_BATCH:,} at once.")
     return size, {
-        n: _fitted(array, by_name[n], size) for n, array in found.items() if not _is_absent(array, by_name[n])
+        n: _fitted(array, by_name[n], size) for n, array in tensors.items() if not _is_absent(array, by_name[n])
     }
 
 

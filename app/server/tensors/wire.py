@@ -36,7 +36,7 @@ MAX_STRINGS = 65_536  # elements of a tensor of BYTES
 class InferRequest:
     id: str | None
     inputs: dict[str, np.ndarray]
-    wanted: dict[str, bool] | None  # outputs by name, in binary or not; None: all
+    outputs: dict[str, bool] | None  # outputs by name, in binary or not; None: all
     binary: bool  # where an output does not say
     parameters: dict[str, Any]  # of the request as a whole
 
@@ -55,10 +55,10 @@ def request_from(head: Any, data: memoryview) -> InferRequest:
     check_tensors(head)
     inputs, rest = {}, data
     for tensor in head["inputs"]:
-        name, array, used = _tensor(tensor, rest)
+        name, array, num_bytes = _tensor(tensor, rest)
         if name in inputs:
             raise InputError(f"input {name} was given twice.")
-        inputs[name], rest = array, rest[used:]
+        inputs[name], rest = array, rest[num_bytes:]
     if len(rest):
         raise InputError(f"{len(rest)} bytes follow the last tensor; binary_data_size and the data differ.")
     parameters = read_parameters(head, "the request")
@@ -66,7 +66,7 @@ def request_from(head: Any, data: memoryview) -> InferRequest:
     request_id = head.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise InputError(f"the request's id is {str(request_id)[:20]}; give a string.")
-    return InferRequest(request_id, inputs, _wanted(head, binary), binary, parameters)
+    return InferRequest(request_id, inputs, _requested_outputs(head, binary), binary=binary, parameters=parameters)
 
 
 def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> tuple[bytes, int | None]:
@@ -74,8 +74,8 @@ def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, n
 
     InputError for an output that is wanted and not there.
     """
-    shown, data = [], []
-    for name, binary in wanted_of(request, outputs).items():
+    entries, data = [], []
+    for name, binary in outputs_to_send(request, outputs).items():
         array = outputs[name]
         entry = {"name": name, "datatype": datatype_of(array), "shape": list(array.shape)}
         if binary:
@@ -83,18 +83,18 @@ def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, n
             entry["parameters"] = {"binary_data_size": len(data[-1])}
         else:
             entry["data"] = [_plain(value) for value in array.ravel().tolist()]
-        shown.append(entry)
-    head = {"model_name": model[0], "model_version": model[1], "outputs": shown}
+        entries.append(entry)
+    head = {"model_name": model[0], "model_version": model[1], "outputs": entries}
     text = json.dumps({**head, "id": request.id} if request.id is not None else head).encode()
     return b"".join((text, *data)), len(text) if data else None
 
 
-def wanted_of(request: InferRequest, outputs: Mapping[str, np.ndarray]) -> dict[str, bool]:
+def outputs_to_send(request: InferRequest, outputs: Mapping[str, np.ndarray]) -> dict[str, bool]:
     """Returns the outputs to send, each in binary or not. InputError for one that is wanted and not there."""
-    wanted = dict.fromkeys(outputs, request.binary) if request.wanted is None else request.wanted
-    if unknown := [name for name in wanted if name not in outputs]:
+    binary_by_name = dict.fromkeys(outputs, request.binary) if request.outputs is None else request.outputs
+    if unknown := [name for name in binary_by_name if name not in outputs]:
         raise InputError(f"{listed(unknown)} is no output of this request; there are {listed(outputs)}.")
-    return wanted
+    return binary_by_name
 
 
 def datatype_of(array: np.ndarray) -> str:
@@ -109,28 +109,30 @@ def to_bytes(array: np.ndarray) -> bytes:
     return array.astype(array.dtype.newbyteorder("<")).tobytes()
 
 
-def _size(given: str, total: int) -> int:
-    if not given.isascii() or not given.isdigit() or len(given) > 12 or int(given) > total:
-        raise InputError(f"Inference-Header-Content-Length is {given[:20]!r}; the body has {total} bytes.")
-    return int(given)
+def _size(text: str, total: int) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 12 or int(text) > total:
+        raise InputError(f"Inference-Header-Content-Length is {text[:20]!r}; the body has {total} bytes.")
+    return int(text)
 
 
 def _parameters(entry: Any) -> dict[str, Any]:
-    found = entry.get("parameters") if isinstance(entry, dict) else None
-    return found if isinstance(found, dict) else {}
+    parameters = entry.get("parameters") if isinstance(entry, dict) else None
+    return parameters if isinstance(parameters, dict) else {}
 
 
-def _wanted(head: dict[str, Any], binary: bool) -> dict[str, bool] | None:
-    given = head.get("outputs")
-    if not given:
+def _requested_outputs(head: dict[str, Any], binary: bool) -> dict[str, bool] | None:
+    entries = head.get("outputs")
+    if not entries:
         return None
-    if not isinstance(given, list) or not all(isinstance(x, dict) and isinstance(x.get("name"), str) for x in given):
+    if not isinstance(entries, list) or not all(
+        isinstance(x, dict) and isinstance(x.get("name"), str) for x in entries
+    ):
         raise InputError('"outputs" must be a list of {"name": …}.')
-    return {output["name"]: _parameters(output).get("binary_data", binary) is True for output in given}
+    return {output["name"]: _parameters(output).get("binary_data", binary) is True for output in entries}
 
 
 def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
-    """(name, values, bytes of `rest` that they took)"""
+    """Returns (name, values, bytes of `rest` that they took)."""
     name = entry.get("name") if isinstance(entry, dict) else None
     if not isinstance(name, str):
         raise InputError("an input has no name.")
@@ -138,16 +140,16 @@ def _tensor(entry: Any, rest: memoryview) -> tuple[str, np.ndarray, int]:
     if not isinstance(kind, str) or kind not in DTYPES:
         raise InputError(f"input {name} is of datatype {kind!r}; allowed are {listed(DTYPES, 20)}.")
     shape = _shape(name, kind, entry.get("shape"))
-    used = _parameters(entry).get("binary_data_size")
-    if used is None:
+    num_bytes = _parameters(entry).get("binary_data_size")
+    if num_bytes is None:
         values = _from_json(name, kind, entry.get("data"))
-    elif type(used) is not int or not 0 <= used <= len(rest):
-        raise InputError(f"input {name} has binary_data_size {used!r}; {len(rest)} bytes are left.")
+    elif type(num_bytes) is not int or not 0 <= num_bytes <= len(rest):
+        raise InputError(f"input {name} has binary_data_size {num_bytes!r}; {len(rest)} bytes are left.")
     else:
-        values = _from_bytes(name, kind, bytes(rest[:used]))
+        values = _from_bytes(name, kind, bytes(rest[:num_bytes]))
     if math.prod(shape) != len(values):
         raise InputError(f"input {name} has shape {shape} and {len(values)} values.")
-    return name, values.reshape(shape), used or 0
+    return name, values.reshape(shape), num_bytes or 0
 
 
 def _shape(name: str, kind: str, shape: Any) -> list[int]:
@@ -176,12 +178,12 @@ def _from_json(name: str, kind: str, data: Any) -> np.ndarray:
         # of texts NumPy would make an array in which each takes as much as the longest
         if values and not set(map(type, values)) <= JSON_TYPES["INT" if "INT" in kind else kind[:2]]:
             raise error
-        found = np.array(values)
+        array = np.array(values)
         limits = np.iinfo(DTYPES[kind]) if "INT" in kind else None
-        if limits and found.size and not limits.min <= int(found.min()) <= int(found.max()) <= limits.max:
+        if limits and array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
             raise error
         with np.errstate(over="ignore"):  # what is too large is infinite, which options refuse
-            return found.astype(DTYPES[kind])
+            return array.astype(DTYPES[kind])
     except (ValueError, TypeError, AttributeError, OverflowError):
         raise error from None
 

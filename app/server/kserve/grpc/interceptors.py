@@ -27,14 +27,14 @@ class ApiKey(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         handler = await continuation(details)
-        given = [value for name, value in details.invocation_metadata or () if name == "authorization"]
-        if details.method.rpartition("/")[2] in OPEN or (len(given) == 1 and self._is_key(given[0])):
+        credentials = [value for name, value in details.invocation_metadata or () if name == "authorization"]
+        if details.method.rpartition("/")[2] in OPEN or (len(credentials) == 1 and self._is_key(credentials[0])):
             return handler
         # as a stream's: nothing of the request is received
         return handler and grpc.stream_stream_rpc_method_handler(_refuse)
 
-    def _is_key(self, given: str | bytes) -> bool:
-        scheme, _, key = (given.encode() if isinstance(given, str) else given).partition(b" ")
+    def _is_key(self, credential: str | bytes) -> bool:
+        scheme, _, key = (credential.encode() if isinstance(credential, str) else credential).partition(b" ")
         return scheme.lower() == b"bearer" and hmac.compare_digest(key, self._key)
 
 

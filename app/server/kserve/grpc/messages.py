@@ -14,7 +14,7 @@ from tritonclient.grpc import service_pb2 as pb
 
 from vlm.errors import InputError, LimitError
 from vlm_app.server.http.json_bodies import MAX_VALUES
-from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, datatype_of, request_from, to_bytes, wanted_of
+from vlm_app.server.tensors.wire import MAX_AXES, InferRequest, datatype_of, outputs_to_send, request_from, to_bytes
 
 CONTENTS = {
     "BOOL": "bool_contents",
@@ -50,7 +50,7 @@ def read(message: pb.ModelInferRequest) -> InferRequest:
 def write(model: tuple[str, str], request: InferRequest, outputs: Mapping[str, np.ndarray]) -> pb.ModelInferResponse:
     """Returns the outputs of a model (name, version), as raw contents. InputError for one that is not there."""
     response = pb.ModelInferResponse(model_name=model[0], model_version=model[1], id=request.id or "")
-    for name in wanted_of(request, outputs):
+    for name in outputs_to_send(request, outputs):
         array = outputs[name]
         response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
         response.raw_output_contents.append(to_bytes(array))
@@ -79,13 +79,13 @@ def _typed(tensor: Any) -> tuple[dict[str, Any], bytes]:
 
 
 def _entry(tensor: Any, **own: int) -> dict[str, Any]:
-    given = _values(tensor.parameters)
+    parameters = _values(tensor.parameters)
     if len(tensor.shape) > MAX_AXES:
         raise InputError(f"input {tensor.name} has {len(tensor.shape):,} sizes; a shape has {MAX_AXES} at most.")
-    if "binary_data_size" in given:
+    if "binary_data_size" in parameters:
         raise InputError(f"input {tensor.name} has the parameter binary_data_size, which is HTTP's; leave it out.")
     return {
-        "name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "parameters": given | own,
+        "name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape), "parameters": parameters | own,
     }  # fmt: skip
 
 

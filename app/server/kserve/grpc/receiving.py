@@ -19,14 +19,14 @@ async def next_message(
     messages: AsyncIterator[Any], seconds: float, *, busy: Callable[[], bool] = lambda: False
 ) -> Any:
     """Returns the next message, or END. Raises HTTPException (408) when none has come in time, unless `busy`."""
-    arriving = asyncio.ensure_future(anext(aiter(messages), END))
+    task = asyncio.ensure_future(anext(aiter(messages), END))
     try:
-        while not (await asyncio.wait((arriving,), timeout=seconds))[0]:
+        while not (await asyncio.wait((task,), timeout=seconds))[0]:
             if not busy():
                 raise HTTPException(408, f"no whole request has come within {seconds:g} seconds; send it again")
-        return arriving.result()
+        return task.result()
     finally:
-        arriving.cancel()
+        task.cancel()
 
 
 def or_error(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

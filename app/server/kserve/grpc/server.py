@@ -33,16 +33,16 @@ class GrpcServer:
             raise InputError(
                 f"{host}:{config.grpc_port} cannot be listened at; give another --host or --grpc-port."
             ) from None
-        self._stopping: asyncio.Task[None] | None = None
+        self._stop_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         await self._server.start()
 
     def drain(self) -> Awaitable[None]:
         """Takes no more calls. Ends when those that run have ended, or the time to drain is over."""
-        if self._stopping is None:
-            self._stopping = asyncio.ensure_future(self._server.stop(self._drain_seconds))
-        return self._stopping
+        if self._stop_task is None:
+            self._stop_task = asyncio.ensure_future(self._server.stop(self._drain_seconds))
+        return self._stop_task
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:

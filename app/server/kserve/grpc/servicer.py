@@ -59,17 +59,17 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelStatistics(self, request: Any, context: Context) -> pb.ModelStatisticsResponse:
         async with refusals(context):
-            found = descriptions.model_statistics(self._services, request.name, request.version)
-            return ParseDict(found, pb.ModelStatisticsResponse())
+            statistics = descriptions.model_statistics(self._services, request.name, request.version)
+            return ParseDict(statistics, pb.ModelStatisticsResponse())
 
     # --- inference ---
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         async with refusals(context):
             service = descriptions.find(self._services, request.model_name, request.model_version)
             # nothing of a request's size is worked on in the event loop, which answers everybody
-            read = await asyncio.to_thread(messages.read, request)
-            outputs = await (await asyncio.to_thread(read_inference, service, read)).outputs()
-            return messages.write((service.name, service.version), read, outputs)
+            infer_request = await asyncio.to_thread(messages.read, request)
+            outputs = await (await asyncio.to_thread(read_inference, service, infer_request)).outputs()
+            return messages.write((service.name, service.version), infer_request, outputs)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[pb.ModelInferRequest], context: Context) -> None:
         await InferStream(self._services, context, self._max_bytes).serve(requests)

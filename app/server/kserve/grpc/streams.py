@@ -31,40 +31,40 @@ class InferStream:
         """`max_bytes`: of the requests that run at once."""
         self._services, self._context, self._max_bytes = services, context, max_bytes
         self._strict = STRICT in [(key, value) for key, value in context.invocation_metadata() or ()]
-        self._writing = asyncio.Lock()
-        self._running: dict[asyncio.Task[None], int] = {}  # a request's bytes
-        self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._write_lock = asyncio.Lock()
+        self._tasks: dict[asyncio.Task[None], int] = {}  # a request's bytes
+        self._failure: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     async def serve(self, requests: AsyncIterator[Message]) -> None:
         """Returns when all requests have been answered; leaving it ends those that run."""
-        reading = asyncio.ensure_future(self._read(requests))
+        reader = asyncio.ensure_future(self._read(requests))
         try:
-            await asyncio.wait((reading, self._failed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reader, self._failure), return_when=asyncio.FIRST_COMPLETED)
             async with refusals(self._context):
-                if self._failed.done():
-                    raise self._failed.result()
-                reading.result()
+                if self._failure.done():
+                    raise self._failure.result()
+                reader.result()
         finally:
-            left = [reading, *self._running]
-            for task in left:
+            tasks = [reader, *self._tasks]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _read(self, requests: AsyncIterator[Message]) -> None:
         last: asyncio.Task[None] | None = None
-        while (message := await next_message(requests, IDLE_SECONDS, busy=lambda: bool(self._running))) is not END:
+        while (message := await next_message(requests, IDLE_SECONDS, busy=lambda: bool(self._tasks))) is not END:
             size = 0 if isinstance(message, InputError) else message.ByteSize()
             await self._wait_for_room(size)
             last = asyncio.create_task(self._answer(message, last))
-            self._running[last] = size
-            last.add_done_callback(self._running.pop)
-        if self._running:
-            await asyncio.wait(self._running)
+            self._tasks[last] = size
+            last.add_done_callback(self._tasks.pop)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _wait_for_room(self, size: int) -> None:
-        running = self._running
-        while running and (len(running) >= AT_ONCE or sum(running.values()) + size > self._max_bytes):
-            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        tasks = self._tasks
+        while tasks and (len(tasks) >= AT_ONCE or sum(tasks.values()) + size > self._max_bytes):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def _answer(self, message: Message, before: asyncio.Task[None] | None) -> None:
         """Answers one message. `before`: answers the stream's last request, which comes first of those that get one
@@ -78,10 +78,10 @@ class InferStream:
             empty_final = inference.parameters.empty_final and service.decoupled
             async with aclosing(inference.responses()) as responses:
                 async for each in responses:
-                    made = messages.write((service.name, service.version), request, each.outputs)
+                    response = messages.write((service.name, service.version), request, each.outputs)
                     if before is not None and not service.decoupled:
                         await asyncio.wait((before,))
-                    await self._send(made, final=each.last and not empty_final)
+                    await self._send(response, final=each.last and not empty_final)
             if empty_final:
                 await self._send(_empty(message), final=True)
         except Exception as error:
@@ -89,14 +89,14 @@ class InferStream:
 
     async def _send(self, response: pb.ModelInferResponse, *, final: bool, error: str = "") -> None:
         response.parameters[FINAL].bool_param = final
-        async with self._writing:
+        async with self._write_lock:
             await self._context.write(pb.ModelStreamInferResponse(infer_response=response, error_message=error))
 
     async def _fail(self, message: Message, error: Exception) -> None:
         if not self._strict:
             await self._send(_empty(message), final=True, error=error_text(error))
-        elif not self._failed.done():
-            self._failed.set_result(error)
+        elif not self._failure.done():
+            self._failure.set_result(error)
 
 
 def _empty(message: Message) -> pb.ModelInferResponse:

@@ -1,0 +1,168 @@
+"""The baseline: transformers' own generate, greedy, with a fixed number of tokens, as its documentation has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
+from vlm_app.reference.huggingface import model_class, quiet
+from vlm_app.reference.vila import Vila
+
+if TYPE_CHECKING:
+    from vlm_app.bench.systems.inputs import Prompts
+
+
+class Baseline:
+    """A VisionEncoderDecoderModel on the device."""
+
+    def __init__(self, folder: Path, dtype: str, device: torch.device):
+        from transformers import VisionEncoderDecoderModel
+
+        quiet()
+        # its own types know neither the parts that it has, nor that it generates
+        model: Any = VisionEncoderDecoderModel.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self.model, self.device = model.to(device).eval(), device
+
+    @property
+    def description(self) -> dict[str, Any]:
+        parts = {"encoder": self.model.encoder, "decoder": self.model.decoder}
+        attention = {name: part.config._attn_implementation for name, part in parts.items()}
+        return _described(attention, "eager generate, greedy")
+
+    @torch.inference_mode()
+    def generate(self, pixel_values: Tensor, new_tokens: int) -> Tensor:
+        """[B, C, H, W] -> [B, 1 + new_tokens]"""
+        tokens = self.model.generate(
+            pixel_values=self._on_device(pixel_values),
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
+            do_sample=False,
+            num_beams=1,
+        )
+        assert tokens.shape[1] == 1 + new_tokens, tokens.shape
+        return tokens
+
+    @torch.inference_mode()
+    def encode(self, pixel_values: Tensor) -> Tensor:
+        """[B, C, H, W] -> [B, rows, hidden]"""
+        return self.model.encoder(self._on_device(pixel_values)).last_hidden_state
+
+    def measure(self, pixel_values: Tensor, new_tokens: int, repeats: int) -> Turns[dict[str, Any]]:
+        """Milliseconds of the encoder, of the first token, and of each further token, for the whole batch."""
+        self.generate(pixel_values, min(new_tokens, 8))  # warm-up
+        calls = [
+            lambda: self.encode(pixel_values),
+            lambda: self.generate(pixel_values, 1),
+            lambda: self.generate(pixel_values, new_tokens),
+        ]
+        encode, first, whole = yield from turns(calls, self.device, repeats)
+        return {
+            **self.description,
+            "batch_size": len(pixel_values),
+            "new_tokens": new_tokens,
+            "encode_ms": milliseconds(encode),
+            "first_token_ms": milliseconds(first),
+            "ms_per_token": per_token(whole, first, new_tokens),
+            "seconds": {"first_token": first, "whole": whole},
+        }
+
+    def _on_device(self, pixel_values: Tensor) -> Tensor:
+        return pixel_values.to(self.device, self.model.dtype)
+
+
+class TextBaseline:
+    """An encoder-decoder of texts on the device."""
+
+    def __init__(self, folder: Path, dtype: str, device: torch.device):
+        from transformers import AutoModelForSeq2SeqLM
+
+        quiet()
+        model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        model.generation_config = _neutral(model.generation_config)
+        self.model, self.device = model.to(device).eval(), device
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return _described(self.model.config._attn_implementation, "eager generate")
+
+    @torch.inference_mode()
+    def generate(self, input_ids: Tensor, new_tokens: int, num_beams: int) -> Tensor:
+        """[B, T] -> [B, 1 + new_tokens]"""
+        tokens = self.model.generate(
+            input_ids, attention_mask=torch.ones_like(input_ids), max_new_tokens=new_tokens, min_new_tokens=new_tokens,
+            num_beams=num_beams, do_sample=False,
+        )  # fmt: skip
+        assert tokens.shape[1] == 1 + new_tokens, tokens.shape
+        return tokens
+
+
+class PromptBaseline:
+    """A decoder, or a vision-language model, on the device. `image_rows`: of all images of a prompt."""
+
+    def __init__(self, folder: Path, dtype: str, device: torch.device, image_rows: int = 0):
+        quiet()
+        self.model = _prompt_model(folder, getattr(torch, dtype)).to(device).eval()
+        for part in self.model.modules():
+            if getattr(part, "generation_config", None) is not None:
+                part.generation_config = _neutral(part.generation_config)
+        self.device, self.image_rows = device, image_rows
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return _described(self.model.config._attn_implementation, "eager generate, greedy")
+
+    @torch.inference_mode()
+    def generate(self, prompts: Prompts, new_tokens: int) -> Tensor:
+        """-> [B, new_tokens]"""
+        model, inputs = self.model, {"input_ids": self._ids(prompts)}
+        if prompts.pixel_values is not None:
+            inputs["pixel_values"] = self._pixels(prompts)
+        elif hasattr(model, "qformer"):  # BLIP-2 as a whole takes no text alone
+            model = model.language_model
+        mask = torch.ones_like(inputs["input_ids"])
+        tokens = model.generate(
+            **inputs, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens, num_beams=1,
+            do_sample=False,
+        )  # fmt: skip
+        # a prompt, a start token or nothing stands before
+        assert tokens.shape[1] - new_tokens in (0, 1, mask.shape[1]), tokens.shape
+        return tokens[:, -new_tokens:]
+
+    @torch.inference_mode()
+    def encode(self, prompts: Prompts) -> Any:
+        """Encodes the images alone."""
+        return self.model.get_image_features(pixel_values=self._pixels(prompts))
+
+    def _ids(self, prompts: Prompts) -> Tensor:
+        """[B, images' rows + tokens in]"""
+        config, texts = self.model.config, prompts.texts.to(self.device)
+        placeholder = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", 0)
+        return torch.cat((texts.new_full((len(texts), self.image_rows), placeholder), texts), dim=1)
+
+    def _pixels(self, prompts: Prompts) -> Tensor:
+        """[B * images, C, H, W]"""
+        assert prompts.pixel_values is not None
+        return prompts.pixel_values.flatten(0, 1).to(self.device, self.model.dtype)
+
+
+def _prompt_model(folder: Path, dtype: torch.dtype) -> Any:
+    kind: Any = Vila if (folder / "llm").is_dir() else model_class(folder)
+    return kind.from_pretrained(folder, dtype=dtype)
+
+
+def _described(attention: Any, mode: str) -> dict[str, Any]:
+    import transformers
+
+    return {"transformers": transformers.__version__, "mode": mode, "attention": attention}
+
+
+def _neutral(config: Any) -> Any:
+    """Keeps the special ids alone: leaves out a model's own penalties, lengths and forced tokens."""
+    from transformers import GenerationConfig
+
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    return GenerationConfig(**{name: getattr(config, name) for name in names})

@@ -1,0 +1,74 @@
+"""Random texts and prompts, the same ones for both systems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.registry.role_configs import RoleConfigs
+from vlm_app.bench.config import PromptBenchConfig, TextBenchConfig, Workload
+from vlm_app.bench.systems.session import Session
+
+FIRST_ORDINARY_ID = 10  # ids below are special ones in the families here,
+SPECIAL_AT_END = 128  # … and those at the end of a large vocabulary: sentinels, languages, padding, images
+LARGE = 1024
+SEEDS = 7919  # between the seeds of two rows
+
+
+def random_ids(vocab_size: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draws ids of ordinary tokens."""
+    past = vocab_size - (SPECIAL_AT_END if vocab_size >= LARGE else vocab_size // 16)
+    return torch.randint(min(FIRST_ORDINARY_ID, past - 1), past, shape, generator=generator)
+
+
+def random_texts(session: Session[TextBenchConfig], row: Workload) -> torch.Tensor:
+    """Returns token ids [batch, tokens in], the same for both systems"""
+    generator = torch.Generator().manual_seed(session.config.seed)
+    return random_ids(session.configs["decoder"].vocab_size, (row.batch_size, row.lengths[0]), generator)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """A batch, its images before its texts."""
+
+    texts: Tensor  # [batch, tokens in]
+    pixel_values: Tensor | None  # [batch, images, C, H, W]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def random_prompts(session: Session[PromptBenchConfig], row: Workload, number: int) -> Callable[[], Prompts]:
+    """Draws one batch of a row after the other, the same ones for both systems, other ones for another number."""
+    configs, generator = session.configs, torch.Generator().manual_seed(session.config.seed + SEEDS * number)
+    shape = (row.batch_size, session.config.num_images(configs))
+
+    def draw() -> Prompts:
+        texts = random_ids(vocab_size(configs), (row.batch_size, row.lengths[0]), generator)
+        if not shape[1]:
+            return Prompts(texts, None)
+        vision = configs["visual"]
+        size = (*shape, vision.num_channels, *vision.image_size)
+        return Prompts(texts, torch.randn(size, generator=generator))
+
+    return draw
+
+
+def vocab_size(configs: RoleConfigs) -> int:
+    """Returns the vocabulary size of the network that reads the prompt."""
+    return configs.reader.vocab_size
+
+
+def as_inputs(prompts: Prompts, configs: RoleConfigs) -> list[dict[str, Any]]:
+    """Returns prompts as the pipeline takes them: the images' rows have the ids from the vocabulary's size on."""
+    key = "encoder_input_ids" if configs.encoder else "decoder_prompt_token_ids"
+    if prompts.pixel_values is None:
+        return [{key: ids} for ids in prompts.texts.tolist()]
+    first, count = vocab_size(configs), prompts.pixel_values.shape[1] * configs["visual"].max_rows
+    rows = list(range(first, first + count))
+    pairs = zip(prompts.texts.tolist(), prompts.pixel_values, strict=True)
+    return [{key: rows + ids, "pixel_values": pixels} for ids, pixels in pairs]

@@ -1,0 +1,139 @@
+"""What all benchmarks share: one model, built once for us and loaded once by Hugging Face, on one device."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+import vlm
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import resolve_device
+from vlm.backends.installed import backend
+from vlm.config import RuntimeConfig
+from vlm.errors import InputError, listed
+from vlm.registry.catalogs import configs_of
+from vlm.registry.role_configs import RoleConfigs
+from vlm_app.bench.clock import Turns, in_turns
+from vlm_app.bench.config import SubjectConfig
+from vlm_app.bench.floor import bandwidth
+from vlm_app.bench.systems.environment import environment
+from vlm_app.bench.systems.subject import LimitsOf, Progress, prepare
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
+
+Results = dict[str, Any]
+C = TypeVar("C", bound=SubjectConfig)
+T = TypeVar("T")
+HF = "Hugging Face"
+
+
+@dataclass(frozen=True)
+class Session(Generic[C]):
+    """Engines that are built and, where Hugging Face takes part, a folder with the same weights."""
+
+    config: C  # with the device and dtype that are used
+    device: torch.device
+    dtype: str
+    engines: Mapping[str, EngineDir]  # by backend
+    folder: Path | None
+    say: Progress
+
+    @property
+    def engine(self) -> EngineDir:
+        """Returns the first engine, which limits and floors are taken from."""
+        return next(iter(self.engines.values()))
+
+    @functools.cached_property
+    def configs(self) -> RoleConfigs:
+        """Returns the engine's configurations, by role."""
+        return configs_of(self.engine)
+
+    def bandwidth(self) -> float:
+        self.say("Measuring the memory bandwidth", 0, 0)
+        return bandwidth(self.device)
+
+    def compare(
+        self, baseline: Callable[[Path], Turns[T]], ours: Callable[[Pipeline], Turns[T]]
+    ) -> tuple[dict[str, T], T | None]:
+        """Returns (ours by backend, Hugging Face's). On the CPU all take turns; on CUDA one at a time is in memory,
+        Hugging Face first."""
+        systems = {HF: baseline(self.folder)} if self.folder else {}
+        systems |= {name: self._ours(name, ours) for name in self.engines}
+        groups = [systems] if self.device.type == "cpu" else [{name: turns} for name, turns in systems.items()]
+        results = {name: result for group in groups for name, result in in_turns(group).items()}
+        return {name: results[name] for name in self.engines}, results.get(HF)
+
+    def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
+        release(self.device)  # the engine sizes its cache by what is free
+        with open_pipeline(self.engines[name].path, self.device, self.config.threads) as pipeline:
+            return (yield from ours(pipeline))
+
+    def head(self, kind: str) -> Results:
+        """Returns what a result says of itself."""
+        settings = {"config": self.config.to_dict(), "environment": environment(self.device)}
+        return {"kind": kind, "subject": self.config.subject, **settings}
+
+
+@contextlib.contextmanager
+def prepare_session(
+    config: C, takes: str, progress: Progress | None = None, limits: LimitsOf | None = None
+) -> Iterator[Session[C]]:
+    """Builds in a scratch folder that goes with the session."""
+    device = resolve_device(config.device)
+    _check_device(config, device)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    say = progress or (lambda *_: None)
+    with tempfile.TemporaryDirectory(prefix="vlm-bench-") as scratch:
+        subject = prepare(
+            config, config.dtype or default_dtype(device), Path(scratch), takes=takes, progress=progress, limits=limits
+        )
+        engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
+        dtype = next(iter(engines.values())).build.dtype
+        session_config = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
+        yield Session(session_config, device, dtype, engines, folder=subject.folder if config.hf else None, say=say)
+
+
+def _check_device(config: SubjectConfig, device: torch.device) -> None:
+    """Raises InputError for a device that a backend does not run on, before minutes are spent."""
+    runs = lambda name: device.type in backend(name.partition("-")[0]).devices  # noqa: E731
+    if unsupported := [name for name in config.backends if not runs(name)]:
+        raise InputError(
+            f"{listed(unsupported)} does not run on the device, which is {device}; choose another with --device."
+        )
+
+
+def split(ours: dict[str, Any]) -> Results:
+    """Turns what was measured by backend into what results keep them: the first one, and what was measured
+    beside it."""
+    first, *others = ours
+    return {"vlm": ours[first], "beside": {name: ours[name] for name in others}}
+
+
+def default_dtype(device: torch.device) -> str:
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
+@contextlib.contextmanager
+def open_pipeline(engine: Path, device: torch.device, threads: int | None = None) -> Iterator[Pipeline]:
+    pipeline = vlm.load(engine, runtime=RuntimeConfig(device=str(device), threads=threads))
+    try:
+        yield pipeline
+    finally:
+        pipeline.close()
+
+
+def release(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,173 @@
+"""The model under measurement, as an engine for us and as a folder for Hugging Face: the same weights for both."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.hf_folder import HFFolder
+from vlm.backends.devices import resolve_device
+from vlm.build.builder import build_engine, check_backend
+from vlm.build.kinds import kind_of as folder_kind
+from vlm.build.limits import resolve_limits
+from vlm.build.random_checkpoint import random_checkpoint
+from vlm.build.store import Source, locate, resolve
+from vlm.config import BuildConfig
+from vlm.convert.folder import convert_folder
+from vlm.convert.roles import role_configs
+from vlm.errors import ConfigError, InputError, LimitError, listed
+from vlm.registry.catalogs import configs_of, family, match_family
+from vlm.registry.role_configs import RoleConfigs
+from vlm.registry.spec import FamilySpec
+from vlm_app.bench.config import Limits, SubjectConfig
+from vlm_app.core.architecture import hf_config, read_arch
+from vlm_app.reference.random_model import has_class, save_random
+
+Progress = Callable[[str, int, int], None]
+LimitsOf = Callable[[RoleConfigs], Limits]  # of an engine with these roles
+# kinds of models: what they take, and what measures them
+VERBS = {
+    "image": ("image", "vlm bench latency or throughput"),
+    "text": ("text", "vlm bench text"),
+    "prompt": ("prompts", "vlm bench prompt"),
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """`folder` None: there is nothing that Hugging Face could load."""
+
+    engines: dict[str, Path]  # by backend
+    folder: Path | None
+
+    @property
+    def engine(self) -> Path:
+        return next(iter(self.engines.values()))
+
+
+def prepare(
+    config: SubjectConfig,
+    dtype: str,
+    scratch: Path,
+    takes: str,
+    progress: Progress | None = None,
+    limits: LimitsOf | None = None,
+) -> Subject:
+    """Builds the run's engines below `scratch`; `limits` None: for the batch size, else as much as the model
+    allows. InputError for a model that does not take "text", "image" or "prompt", as is asked; LimitError for limits
+    beyond it.
+    """
+    limits = limits or (lambda configs: {"max_batch_size": getattr(config, "batch_size", 1)})
+    source = _source(config, dtype, scratch, takes=takes, limits=limits, progress=progress)
+    if source.kind == "engine":
+        return Subject(_built(config, source.path, limits), None)
+    checkpoint = _checkpoint(source, scratch / "checkpoint", progress)
+    spec, configs = family(checkpoint.family), configs_of(checkpoint)
+    build = _checked_build(config, spec, configs, dtype=dtype, takes=takes, limits=limits)
+    engines = {
+        name: build_engine(checkpoint, scratch / name, _for_backend(build, name), progress=progress).path
+        for name in config.backend_names
+    }
+    if checkpoint.path.is_relative_to(scratch):
+        shutil.rmtree(checkpoint.path)  # as large as the engine
+    return Subject(engines, source.path if _has_baseline(source) else None)
+
+
+def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Path]:
+    """Resolves an engine that is there already. InputError where several backends are asked for."""
+    engine = EngineDir.open(path, verify=False)
+    name = backend_name(engine.build)
+    if config.backends not in ((), (name,)):
+        raise InputError(f"{path} is an engine of {name}; for {listed(config.backends)} give what it was built from.")
+    return {name: resolve(path, dtype=config.dtype, **limits(configs_of(engine)))}
+
+
+def backend_name(build: BuildConfig) -> str:
+    """Names what is measured: `onnxruntime-int8`."""
+    return build.backend if build.quantization is None else f"{build.backend}-{build.quantization}"
+
+
+def _for_backend(build: BuildConfig, name: str) -> BuildConfig:
+    backend, _, quantization = name.partition("-")
+    return replace(build, backend=backend, quantization=quantization or None)
+
+
+def kind_of(family: FamilySpec) -> str:
+    """Returns what the family is measured with: "image", "text" or "prompt"."""
+    return "prompt" if family.takes_prompt else family.inputs[0]
+
+
+def _source(
+    config: SubjectConfig, dtype: str, scratch: Path, takes: str, limits: LimitsOf, progress: Progress | None
+) -> Source:
+    """Finds the model; refuses what is not fit for the run before minutes are spent."""
+
+    def check(hf: dict[str, Any]) -> None:
+        spec = match_family(hf)
+        _check_kind(config.subject, spec, takes)
+        _checked_build(config, spec, role_configs(spec, hf), dtype=dtype, takes=takes, limits=limits)
+
+    if config.arch is not None:
+        check(hf_config(config.arch))
+        return _random_source(config, config.arch, dtype, scratch)
+    assert config.model is not None  # there is one of the two
+    source = locate(config.model, progress=progress)
+    if source.kind == "engine":
+        _check_kind(config.subject, family(EngineDir.open(source.path, verify=False).family), takes)
+    elif source.kind == "hf":
+        check(HFFolder(source.path).config)
+    return source
+
+
+def _checked_build(
+    config: SubjectConfig, family: FamilySpec, configs: RoleConfigs, dtype: str, takes: str, limits: LimitsOf
+) -> BuildConfig:
+    """Returns the build without the backend, which must be able to take it all the same."""
+    _check_kind(config.subject, family, takes)
+    build = BuildConfig(dtype=dtype, **limits(configs))
+    for name in config.backend_names:
+        check_backend(_for_backend(build, name))
+    try:
+        resolve_limits(build, configs)
+    except ConfigError as error:
+        more = "the images' rows" if takes == "prompt" else "a start token"
+        raise LimitError(f"the lengths asked for, and {more}, do not fit {config.subject}: {error}") from None
+    return build
+
+
+def _check_kind(subject: str, family: FamilySpec, takes: str) -> None:
+    if (kind := kind_of(family)) != takes:
+        what, verb = VERBS[kind]
+        raise InputError(f"{subject} takes {what}; use {verb}.")
+
+
+def _random_source(config: SubjectConfig, arch: str, dtype: str, scratch: Path) -> Source:
+    """Makes a model of random weights. With a baseline these weights are Hugging Face's own initialization, saved for
+    both; else ours are quicker."""
+    hf = hf_config(arch)
+    if not config.hf or not has_class(hf):
+        checkpoint = random_checkpoint(read_arch(arch), scratch / "random", seed=config.seed, dtype=dtype)
+        return Source(config.subject, checkpoint.path, "checkpoint")
+    folder = scratch / "hf"
+    save_random(hf, folder, config.seed, dtype=getattr(torch, dtype), device=resolve_device(config.device))
+    kind = folder_kind(folder)
+    assert kind is not None, folder
+    return Source(config.subject, folder, kind)
+
+
+def _checkpoint(source: Source, out: Path, progress: Progress | None) -> Checkpoint:
+    if source.kind == "checkpoint":
+        return Checkpoint.open(source.path)
+    return convert_folder(source.path, out, progress=progress)
+
+
+def _has_baseline(source: Source) -> bool:
+    """Says whether Hugging Face can load it: VILA's has to lie in its parts."""
+    return source.kind == "hf" or (source.kind == "vila" and (source.path / "llm").is_dir())

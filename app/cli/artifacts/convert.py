@@ -1,0 +1,44 @@
+"""`vlm convert`: a Hugging Face, FairSeq or NeMo model -> a checkpoint of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.errors import command
+
+
+@command
+def convert(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A Hugging Face or FairSeq folder, a FairSeq or .nemo archive, a Hub id or a packaged name."
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the checkpoint goes.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="FairSeq: what splits texts before BPE, moses or none. [default: as the model was trained]"),
+    ] = None,
+) -> None:
+    """Convert a model into a checkpoint.
+
+    Every tensor must be used or known to be superfluous, and every weight filled with the exact shape; otherwise
+    nothing is written. The checkpoint's path goes to stdout.
+
+    \b
+    Examples:
+      vlm convert facebook/nougat-base -o nougat-base.ckpt
+      vlm convert ./my-finetuned-nougat -o nougat.ckpt
+      vlm convert wmt14.en-fr.joined-dict.transformer.tar.bz2 -o en-fr.ckpt
+      vlm convert GPT-2B-001_bf16_tp1.nemo -o gpt-next.ckpt
+    """
+    from vlm.build.from_model import convert_model
+
+    with Progress() as progress:
+        path = convert_model(source, out, tokenizer=tokenizer, progress=progress)
+    print(path)

@@ -1,0 +1,216 @@
+"""`vlm inspect`: what a checkpoint, an engine or a Hugging Face folder is."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlm_app.cli.errors import command
+from vlm_app.cli.options.common import Json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.config import BuildConfig
+
+
+@command
+def inspect(
+    model: Annotated[str, typer.Argument(help="A checkpoint, an engine or a Hugging Face folder; a packaged name.")],
+    as_json: Json = False,
+) -> None:
+    """Explain a model directory: family, parts, sizes, limits, memory, origin. Engines are verified.
+
+    \b
+    Examples:
+      vlm inspect nougat-base.engine
+      vlm inspect mini-nougat --json
+    """
+    from vlm.build.store import locate
+
+    source = locate(model)
+    description = DESCRIBE.get(source.kind, describe_foreign)(source.path)
+    print(json.dumps(description, indent=2, ensure_ascii=False) if as_json else _text(description))
+
+
+def describe_engine(path: Path) -> dict[str, Any]:
+    """Returns what an engine is and needs. Raises EngineError where it is damaged."""
+    from vlm.artifacts.engine_dir import EngineDir
+
+    engine = EngineDir.open(path)
+    manifest = engine.manifest
+    roles = {role: _engine_role(engine, role) for role in engine.roles}
+    return {
+        "kind": "engine",
+        "path": str(path),
+        "family": engine.family,
+        "roles": roles,
+        "build": engine.build.to_dict(),
+        **_multimodal(engine),
+        "memory": _memory(engine, sum(part["bytes"] for part in roles.values())),
+        "processor": _names(engine.processor_dir),
+        "generation": engine.generation,
+        "source": manifest.source,
+        "built_on": {"vlm": manifest.vlm_version, **manifest.built_on},
+        "built_for": manifest.built_for,
+        "mapping": manifest.mapping,
+        "quantization": manifest.quantization,
+        "verified": True,
+    }
+
+
+def describe_checkpoint(path: Path) -> dict[str, Any]:
+    """Returns what a converted checkpoint is."""
+    from vlm.artifacts.checkpoint import Checkpoint
+
+    checkpoint = Checkpoint.open(path)
+    return {
+        "kind": "checkpoint",
+        "path": str(path),
+        "family": checkpoint.family,
+        "roles": {role: _role(name, checkpoint.weights(role)) for role, name in checkpoint.roles.items()},
+        "dtype": checkpoint.manifest["dtype"],
+        "processor": [file.name for file in checkpoint.processor_files],
+        "generation": checkpoint.generation,
+        "source": checkpoint.source,
+        "mapping": checkpoint.manifest["mapping"],
+        "quantization": checkpoint.manifest["quantization"],
+        "next": f"vlm build {path} -o {path.name}.engine",
+    }
+
+
+def describe_folder(path: Path) -> dict[str, Any]:
+    """Returns what a Hugging Face folder would become. Raises ConfigError where its model is not supported."""
+    from vlm.artifacts.hf_folder import HFFolder
+    from vlm.artifacts.weights import PrefixView
+    from vlm.convert.roles import named_tensors, partition_tensors, role_configs
+    from vlm.registry.catalogs import match_family
+
+    folder = HFFolder(path)
+    family = match_family(folder.config)
+    role_configs(family, folder.config)
+    tensors = named_tensors(folder.tensors, family)
+    names_by_role = partition_tensors(tensors, family.roles)
+    parts = {
+        role: _role(part.model, PrefixView(tensors, names_by_role[role], "")) for role, part in family.roles.items()
+    }
+    return {
+        "kind": "hugging face folder",
+        "path": str(path),
+        "family": family.name,
+        "roles": parts,
+        "processor": [file.name for file in folder.processor_files],
+        "generation": folder.generation,
+        "next": f"vlm build {path} -o {path.name}.engine",
+    }
+
+
+def describe_foreign(path: Path) -> dict[str, Any]:
+    """Returns what reads a folder or file of another program."""
+    from vlm.build.kinds import kind_of
+
+    return {
+        "kind": f"{kind_of(path)} {'folder' if path.is_dir() else 'archive'}",
+        "path": str(path),
+        "next": f"vlm convert {path} -o {path.name}.checkpoint",
+    }
+
+
+DESCRIBE = {"engine": describe_engine, "checkpoint": describe_checkpoint, "hf": describe_folder}
+
+
+def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    values = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    return {
+        "model": model,
+        "parameters": sum(math.prod(tensor.shape) for tensor in values),
+        "bytes": sum(tensor.nbytes for tensor in values),
+        "dtypes": sorted({str(tensor.dtype).removeprefix("torch.") for tensor in values}),
+    }
+
+
+def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
+    """Describes a role by its stored weights, or by the files that hold them in another form."""
+    from vlm.artifacts.weights import TensorFiles
+    from vlm.backends.graphs.io import role_of
+    from vlm.convert.roles import module_layout
+    from vlm.registry.catalogs import model_spec
+
+    name, files = engine.roles[role], engine.manifest.files
+    if f"{role}/rank0.safetensors" in files and engine.manifest.quantization is None:
+        return _role(name, TensorFiles([engine.path / role / "rank0.safetensors"]))
+    spec = model_spec(name)
+    layout = module_layout(spec, spec.config.from_dict(engine.config(role)))
+    sizes = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
+    parameters = sum(math.prod(shape) for _, shape in layout.values())
+    return {"model": name, "parameters": parameters, "bytes": sum(sizes), "dtypes": _dtypes(engine.build)}
+
+
+def _dtypes(build: BuildConfig) -> list[str]:
+    return [build.dtype] if build.quantization is None else [build.quantization, build.dtype]
+
+
+def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
+    """Returns bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share."""
+    from vlm.api.cache_bytes import CacheBytes
+
+    cache = CacheBytes.from_engine(engine)
+    return {
+        "weights": weights, "kv_cache_full_batch": cache.full_batch, "kv_cache_per_sequence": cache.per_sequence,
+    }  # fmt: skip
+
+
+def _multimodal(engine: EngineDir) -> dict[str, Any]:
+    """Returns how many rows images may take in prompts, of one and of a full batch: follows from the limits."""
+    from vlm.registry.catalogs import configs_of, family
+
+    if "visual" not in engine.roles or family(engine.family).chat_format is None:
+        return {}
+    features = configs_of(engine)["visual"].max_rows
+    limits = engine.limits
+    images = (limits.max_encoder_input_len or limits.max_seq_len - 1) // features
+    return {"images": {"features_per_image": features, "max_images_per_prompt": images,
+                       "max_multimodal_len": limits.max_batch_size * images * features}}  # fmt: skip
+
+
+def _names(folder: Path | None) -> list[str]:
+    return sorted(file.name for file in folder.iterdir()) if folder else []
+
+
+def _text(description: dict[str, Any]) -> str:
+    lines = []
+    for key, value in description.items():
+        title = key.replace("_", " ")
+        if key == "roles":
+            lines += [f"{role:<12} {_role_text(part)}" for role, part in value.items()]
+        elif key == "memory":
+            lines += [f"{title:<12} " + ", ".join(f"{n.replace('_', ' ')} {_size(v)}" for n, v in value.items())]
+        elif isinstance(value, dict):
+            lines.append(f"{title:<12} " + (", ".join(f"{n} {_plain(v)}" for n, v in value.items()) or "none"))
+        else:
+            lines.append(f"{title:<12} {_plain(value)}")
+    return "\n".join(lines)
+
+
+def _plain(value: Any) -> str:
+    if value is None or value in ([], ()):
+        return "none"
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{name} {_plain(part)}" for name, part in value.items()) + ")"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _role_text(part: dict[str, Any]) -> str:
+    types = ", ".join(part["dtypes"])
+    return f"{part['model']}, {part['parameters']:,} parameters, {_size(part['bytes'])}, {types}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,108 @@
+"""Outputs of `vlm run` on stdout, and a line about the time on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import VlmError
+from vlm_app.cli.display.profiling import STAGES, Profile, tokens_of
+from vlm_app.cli.errors import print_error
+from vlm_app.text.job import output_fields
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Output, Pipeline
+
+
+class Printer:
+    """Runs inputs and prints what comes. Keeps the inputs that were answered, with their outputs."""
+
+    def __init__(self, pipeline: Pipeline, sampling: dict[str, Any], *, raw: bool = False):
+        """Prints texts as decoded where they are to be `raw`."""
+        self.pipeline, self.sampling, self.raw = pipeline, sampling, raw
+        self.results: list[tuple[dict[str, Any], Output]] = []
+        self.failures = 0
+        self.profile = Profile()
+
+    def stream(self, inputs: list[dict[str, Any]]) -> None:
+        """Prints texts as they are decoded."""
+        for fields in inputs:
+            try:
+                for piece in self.profile.timed(self.pipeline.stream(fields, **self.sampling)):
+                    sys.stdout.write(piece)
+                    sys.stdout.flush()
+                print()
+                self._keep(fields, self.pipeline.last_output)
+                self._report([self.pipeline.last_output])
+            except VlmError as error:
+                self._fail(error)
+
+    def whole(self, inputs: list[dict[str, Any]], json_lines: bool, places: list[str] | None = None) -> None:
+        """Prints whole outputs in the order of the inputs, of several outputs one after the other; `places` name the
+        inputs in errors."""
+        results = self.pipeline.as_completed(inputs, on_error="yield", **self.sampling)
+        for index, result in _in_order(results):
+            if isinstance(result, VlmError):
+                self._fail(f"{places[index]}: {result}" if places else result)
+                continue
+            self._keep(inputs[index], result)
+            outputs = (result, *getattr(result, "alternatives", ()))
+            texts = [output.raw_text if self.raw else output.text for output in outputs]
+            print(as_json(inputs[index], result) if json_lines else "\n".join(texts), flush=True)
+        self._report([output for _, output in self.results])
+
+    def _keep(self, fields: dict[str, Any], output: Output) -> None:
+        self.results.append((fields, output))
+
+    def _fail(self, error: object) -> None:
+        print_error(error)
+        self.failures += 1
+
+    def _report(self, outputs: list[Output]) -> None:
+        """Prints where the time went."""
+        if not outputs:
+            return
+        self.profile.add(self.pipeline, outputs)
+        times, tokens = self.pipeline.timings, tokens_of(outputs)
+        parts = ", ".join(f"{name} {times[name]:.2f}" for name in STAGES)
+        rate = f", {tokens / times['decode']:.0f} tokens/s decoding" if times["decode"] > 0 else ""
+        reasons = ", ".join(sorted({output.finish_reason for output in outputs}))
+        print(f"{tokens} tokens ({reasons}) in {times['total']:.2f} s: {parts}{rate}", file=sys.stderr)
+
+
+def _in_order(results: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    pending, turn = {}, 0
+    for index, result in results:
+        pending[index] = result
+        while turn in pending:
+            yield turn, pending.pop(turn)
+            turn += 1
+
+
+def as_json(fields: dict[str, Any], output: Output) -> str:
+    """Returns an object on one line: the names of the input, then the output."""
+    import json
+
+    return json.dumps({**_names(fields), **output_fields(output)}, ensure_ascii=False)
+
+
+def _names(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the names of an input. What came over stdin is `-`, a page of a document has its number beside it."""
+    if "input_ids" in fields:
+        return {"input_ids": fields["input_ids"]}
+    if "text" in fields:
+        return {"input": fields["text"]}
+    images = [_name(source) for source in fields.get("images") or ()]
+    pages = [getattr(source, "page", None) for source in fields.get("images") or ()]
+    numbers = [None if page is None else page + 1 for page in pages]
+    names = {"image": images[0]} if len(images) == 1 else {"images": images} if images else {}
+    if any(numbers):
+        names |= {"page": numbers[0]} if len(images) == 1 else {"pages": numbers}
+    prompt = next((fields[name] for name in ("prompt", "raw_prompt") if fields.get(name) is not None), None)
+    return names if prompt is None else {**names, "prompt": prompt}
+
+
+def _name(source: Any) -> str:
+    of = getattr(source, "source", source)  # a page's document
+    return of if isinstance(of, str) else "-"

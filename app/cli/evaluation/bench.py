@@ -1,0 +1,138 @@
+"""`vlm bench`: speed, beside Hugging Face's and the floor, in one run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vlm.errors import InputError
+from vlm.options import option
+from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig, ThroughputConfig
+from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.errors import command
+from vlm_app.cli.evaluation.bench_output import check_writable, print_csv, print_table
+from vlm_app.cli.options.groups import Group, takes
+
+app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Measure speed; print tables of results.")
+
+CSV = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
+Out = Annotated[Path | None, typer.Option("--json", help="Write the results to this file too.")]
+
+
+@dataclass(frozen=True)
+class RandomWeights:
+    """What stands on the command line beside a benchmark's configuration."""
+
+    random_weights: bool = option(False, "In the shape of --arch.")
+
+
+def _group(config: type[SubjectConfig]) -> Group:
+    """Returns the options of a benchmark."""
+
+    def make(values: dict[str, Any]) -> SubjectConfig:
+        if values.pop("random_weights", False) != ("arch" in values):
+            raise InputError("--random-weights and --arch go together: --arch nougat-base --random-weights.")
+        return config(**values)
+
+    return Group.from_fields(None, make, config, RandomWeights)
+
+
+@app.command()
+@command
+@takes(config=_group(BenchConfig))
+def latency(*, config: BenchConfig, csv: CSV = False, out: Out = None) -> None:
+    """One page at a time: milliseconds of the encoder, to the first token, and for each further token.
+
+    A further token is (T(n tokens) - T(1 token)) / (n - 1) for both systems. The floor is the bytes that a decode step
+    must read (decoder weights, K/V at the mean length) at the memory bandwidth measured in the same run.
+
+    \b
+    Examples:
+      vlm bench latency --arch nougat-base --random-weights --json latency.json
+      vlm bench latency --model mini-nougat --new-tokens 200 --no-hf --csv
+      vlm bench latency --model mini-nougat --backend torch,onnxruntime --threads 2 --device cpu --new-tokens 200
+    """
+    _measure("latency", config, out, as_csv=csv)
+
+
+@app.command()
+@command
+@takes(config=_group(ThroughputConfig))
+def throughput(*, config: ThroughputConfig, csv: CSV = False, out: Out = None) -> None:
+    """Many pages through a full batch: pages and tokens a second.
+
+    Hugging Face runs one batch of --hf-new-tokens tokens; its further tokens are counted at the same time each, which
+    favours it, as its steps grow with the length. The JSON says what ran.
+
+    \b
+    Examples:
+      vlm bench throughput --arch nougat-base --random-weights --json throughput.json
+      vlm bench throughput --model mini-nougat --batch-size 8 --new-tokens 200
+    """
+    _measure("throughput", config, out, as_csv=csv)
+
+
+@app.command()
+@command
+@takes(config=_group(TextBenchConfig))
+def text(*, config: TextBenchConfig, csv: CSV = False, out: Out = None) -> None:
+    """Texts through an encoder-decoder: tokens a second, for every combination of batch, lengths and beams.
+
+    Texts are random tokens, outputs of the full length; with beams the best one counts. With --hf-batch-size Hugging
+    Face gets fewer texts at once, and the table says so. The floor is of the decode steps alone, the encoder costs
+    nothing in it.
+
+    \b
+    Examples:
+      vlm bench text --arch t5-small --random-weights --batch-size "1;32;128" --num-beams "1;4"
+      vlm bench text --model mini-t5 --batch-size "1;8" --input-output-len "60,20;128,20" --csv
+    """
+    _measure("text", config, out, as_csv=csv)
+
+
+@app.command()
+@command
+@takes(config=_group(PromptBenchConfig))
+def prompt(*, config: PromptBenchConfig, csv: CSV = False, out: Out = None) -> None:
+    """Models that are asked in words, with images or without: time to the first token, a further token, tokens a
+    second.
+
+    Every prompt has random tokens and images of its own, drawn again for every run, so that no cache helps. The first
+    token includes the images' encoding; the floor is of the decode steps alone.
+
+    \b
+    Examples:
+      vlm bench prompt --arch llava-1.5-7b --random-weights --dtype float16 --batch-size "1;8;32"
+      vlm bench prompt --arch gpt2-medium --random-weights --input-output-len "128,128" --csv
+    """
+    _measure("prompt", config, out, as_csv=csv)
+
+
+@app.command()
+@command
+def table(results: Annotated[list[Path], typer.Argument(help="Files written by --json.")]) -> None:
+    """Print the table of docs/benchmarks.md: results, in markdown.
+
+    \b
+    Examples:
+      vlm bench table benchmarks/results/*.json
+    """
+    from vlm_app.bench.table import load, markdown
+
+    print(markdown(load(results)))
+
+
+def _measure(kind: str, config: SubjectConfig, out: Path | None, as_csv: bool = False) -> None:
+    check_writable(out)
+    # a module of its own, or one of the two of pages
+    module = importlib.import_module(f"vlm_app.bench.{kind if kind in ('text', 'prompt') else 'measure'}")
+    with Progress() as progress:
+        result = getattr(module, kind)(config, progress)
+    (print_csv if as_csv else print_table)(result)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,60 @@
+"""What `vlm bench` prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vlm.errors import InputError
+
+
+def check_writable(out: Path | None) -> None:
+    """Raises InputError for a file that cannot be written, before minutes are spent."""
+    if out is None:
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.open("a").close()
+    except OSError as error:
+        raise InputError(f"--json {out} cannot be written: {error.strerror}.") from None
+
+
+def print_table(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from vlm_app.bench.table import HEADER, rows, workload
+
+    table = Table(title=f"{result['kind']}: {workload(result)}", title_justify="left")
+    for name in HEADER[1:]:
+        table.add_column(name, justify="left" if name == "measure" else "right")
+    for row in rows(result):
+        table.add_row(*row.cells)
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
+    env, floor = result["environment"], result["floor"]
+    print(f"{env['device']}, memory {floor['bandwidth'] / 1e9:,.0f} GB/s measured; commit {env['commit'] or 'unknown'}")
+    for line in _notes(result):
+        print(line)
+
+
+def _notes(result: dict[str, Any]) -> Iterator[str]:
+    """Yields what a figure beside ours is worth."""
+    rows = result.get("rows", ())
+    token_counts = {row["hf"]["measured_tokens"] for row in rows if row["hf"] and row["hf"]["extrapolated"]}
+    if token_counts:
+        tokens = " or ".join(map(str, sorted(token_counts)))
+        yield f"Hugging Face: extrapolated from {tokens} tokens a {result['kind']}"
+    if rows and result["config"]["hf"] and not any(row["hf"] for row in rows):
+        yield "Hugging Face: there is nothing that it could load"
+    if check := result.get("check"):
+        yield f"The same tokens as Hugging Face's: {check['agreement']:.1%} of {check['tokens']} of the first row"
+
+
+def print_csv(result: dict[str, Any]) -> None:
+    import csv
+
+    from vlm_app.bench.csv_rows import csv_rows
+
+    csv.writer(sys.stdout, lineterminator="\n").writerows(csv_rows(result))

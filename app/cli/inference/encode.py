@@ -1,0 +1,120 @@
+"""`vlm encode`: the encoder alone, texts or images in, hidden states out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlm.errors import InputError
+from vlm_app.cli.errors import command
+from vlm_app.cli.options import decoding
+from vlm_app.cli.options.common import Model
+from vlm_app.cli.options.groups import LOADING, takes
+from vlm_app.core.load_options import LoadOptions
+from vlm_app.text.sources import from_arguments
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from vlm.api.pipeline import Encoding, Pipeline
+
+SUFFIXES = (".npz", ".safetensors")
+
+
+@command
+@takes(options=LOADING)
+def encode(
+    *,
+    text: Annotated[list[str] | None, typer.Argument(help="Texts; - reads one a line from stdin.")] = None,
+    image: Annotated[list[str] | None, typer.Option("--image", "-i", help="Instead: images; repeat it.")] = None,
+    model: Model = "mini-t5",
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="A .npz or .safetensors file. [default: means as JSON lines on stdout]"),
+    ] = None,
+    hidden_states: Annotated[bool, typer.Option("--hidden-states", help="Of every block, into --out.")] = False,
+    attentions: Annotated[bool, typer.Option("--attentions", help="Of every block, into --out.")] = False,
+    src_lang: Annotated[str | None, typer.Option(help="Language code of the texts, where the model has them.")] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut the end off texts that are too long.")] = False,
+    options: LoadOptions,
+) -> None:
+    """Run a model's encoder and keep what it gives.
+
+    --out holds, for input number i, `i.last_hidden_state` [tokens, hidden], `i.token_ids` of a text, and on request
+    `i.hidden_states.k` (embeddings first, the last one normalized) and `i.attentions.k` [heads, tokens, tokens].
+    Without it each input gives a line of JSON: its tokens and the mean of its last hidden states.
+
+    \b
+    Examples:
+      vlm encode "A sentence." "And another." -o states.npz --hidden-states --attentions
+      cat sentences.txt | vlm encode - > embeddings.jsonl
+      vlm encode --model mini-nougat --image page.png -o page.safetensors
+    """
+    if (hidden_states or attentions) and out is None:
+        raise InputError("--hidden-states and --attentions go into a file: give --out FILE.npz.")
+    if out is not None and out.suffix not in SUFFIXES:
+        raise InputError(f"--out {out} must end in .npz or .safetensors.")
+    inputs = _inputs(text or [], image or [])
+    pipeline = decoding.load(model, options.overridden_by(LoadOptions(encoder_only=True)))
+    fields = {"src_lang": src_lang, "truncate": truncate or None} if text else {}
+    if out is None:
+        _print(pipeline, inputs, fields)
+    else:
+        encodings = pipeline.encode(inputs, hidden_states=hidden_states, attentions=attentions, **fields)
+        _write(out, encodings)
+        print(out)
+
+
+def _inputs(texts: list[str], images: list[str]) -> list[dict[str, Any]]:
+    if bool(texts) == bool(images):
+        raise InputError('give texts or images: vlm encode "A sentence.", or vlm encode --image page.png.')
+    if images:
+        return [{"images": [name]} for name in images]
+    items = list(from_arguments(texts))
+    if not items:
+        raise InputError("stdin is empty; `vlm encode -` reads a text a line from it.")
+    if failed := next((item for item in items if item.error), None):
+        raise InputError(f"{failed.place}: {failed.error}.")
+    return [{"text": item.text} for item in items]
+
+
+def _print(pipeline: Pipeline, inputs: list[dict[str, Any]], fields: dict[str, Any]) -> None:
+    for source in inputs:
+        encoding = pipeline.encode(source, **fields)
+        states = encoding.last_hidden_state.float()
+        name = source.get("text") or source["images"][0]
+        print(json.dumps({"input": name, "rows": len(states), "mean": states.mean(0).tolist()}, ensure_ascii=False))
+
+
+def _write(out: Path, encodings: list[Encoding]) -> None:
+    arrays: dict[str, Any] = {
+        f"{i}.{name}": array for i, encoding in enumerate(encodings) for name, array in _arrays(encoding).items()
+    }
+    try:
+        if out.suffix == ".npz":
+            import numpy as np
+
+            np.savez(out, **arrays)
+        else:
+            from safetensors.numpy import save_file
+
+            save_file(arrays, out)
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror or error}.") from None
+
+
+def _arrays(encoding: Encoding) -> dict[str, np.ndarray]:
+    """Returns the states of an input, as float32 where they were bfloat16: numpy has no such type."""
+    import numpy as np
+    import torch
+
+    as_array = lambda x: (x.float() if x.dtype == torch.bfloat16 else x).contiguous().numpy()  # noqa: E731
+    arrays = {"last_hidden_state": as_array(encoding.last_hidden_state)}
+    if encoding.token_ids is not None:
+        arrays["token_ids"] = np.array(encoding.token_ids, dtype=np.int32)
+    for name in ("hidden_states", "attentions"):
+        arrays |= {f"{name}.{k}": as_array(x) for k, x in enumerate(getattr(encoding, name) or ())}
+    return arrays

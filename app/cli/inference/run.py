@@ -1,0 +1,138 @@
+"""`vlm run`: images or texts in, text out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vlm.options import option
+from vlm_app.cli.display.outputs import Printer
+from vlm_app.cli.display.profiling import print_profile
+from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.errors import USER_ERROR, command
+from vlm_app.cli.inference.run_inputs import RunInputs, RunSources
+from vlm_app.cli.options import decoding
+from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP, ReferenceDType, check_reference_dtype
+from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, prepend
+from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing
+from vlm_app.core.load_options import LoadOptions
+
+
+@dataclass(frozen=True)
+class DisplayOptions:
+    """What is printed of the outputs."""
+
+    as_json: bool = option(False, "Print JSON.", flags=("--json",))
+    raw: bool = option(False, "The text as decoded, without post-processing.")
+    run_profiling: bool = option(False, "Print where the time went.")
+
+
+@command
+@takes(
+    sources=Group.making(RunSources), framing=Group.making(Framing).only("suffix", "truncate"), sampling=SAMPLING,
+    soft_prompts=SOFT_PROMPTS, display=Group.making(DisplayOptions), options=LOADING,
+)  # fmt: skip
+def run(
+    *,
+    sources: RunSources,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help=f"{MODEL_HELP} [default: {DEFAULT_MODEL}; for prompts {decoding.DEFAULT_ASKED_MODEL}, for texts"
+            f" {DEFAULT_TEXT_MODEL}]",
+        ),
+    ] = None,
+    framing: Framing,
+    chat: decoding.Chat = False,
+    sampling: dict[str, Any],
+    soft_prompts: SoftPrompts | None,
+    display: DisplayOptions,
+    check_accuracy: Annotated[
+        bool, typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels, greedily.")
+    ] = False,
+    reference_dtype: ReferenceDType = None,
+    options: LoadOptions,
+) -> None:
+    """Give images, a prompt, or texts to a model; what it makes of them goes to stdout.
+
+    On a terminal, and with --raw, the text appears as it is decoded. A pipe or file gets each text when it is whole,
+    post-processed (nougat: markdown). --json prints one object an input: image (and page) or input, text, raw_text,
+    finish_reason, tokens, token_ids, logprobs, seed; several outputs (--num-return-sequences) are printed one after the
+    other, best first, and in JSON the others are "alternatives".
+
+    \b
+    Examples:
+      vlm run --image page.png
+      vlm run --image a.png --image b.png --json > pages.jsonl
+      vlm run --image report.pdf --pages 3
+      cat page.png | vlm run --image - --max-new-tokens 200
+      vlm run --image page.png --model facebook/nougat-base --dtype bfloat16
+      vlm run --text "translate English to German: The old ship is small."
+      vlm run --image a.png --image b.png --prompt "What differs?" --model llava-hf/llava-1.5-7b-hf
+      vlm run --image a.png --chat --model llava-hf/llava-1.5-7b-hf
+      vlm run --image page.png --backend auto --threads 4
+      vlm run --image page.png --check-accuracy --run-profiling --dtype float32
+    """
+    check_reference_dtype(reference_dtype, None if check_accuracy else "--check-accuracy")
+    run_inputs = RunInputs.from_options(sources, framing, chat=chat)
+    name = run_inputs.default_model() if model is None else model
+    folder = None
+    if check_accuracy:
+        run_inputs.check_comparable()
+        sampling, folder = _reference(name, sampling)
+    pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
+    if chat:
+        from vlm_app.cli.inference.chat import converse
+
+        run_inputs.check_pages(pipeline)
+        converse(
+            pipeline,
+            sampling,
+            run_inputs.images,
+            soft_prompts=soft_prompts,
+            json_lines=display.as_json,
+            profiling=display.run_profiling,
+        )
+        return
+    printer = Printer(pipeline, sampling, raw=display.raw)
+    _print(printer, prepend(soft_prompts, run_inputs.inputs(pipeline)), run_inputs.places, display)
+    if folder is not None and printer.results:
+        _compare(folder, printer, reference_dtype)
+    if printer.failures:
+        raise typer.Exit(USER_ERROR)
+
+
+def _reference(name: str, sampling: dict[str, Any]) -> tuple[dict[str, Any], Path]:
+    """Returns the settings of a comparison, and Hugging Face's folder. Raises InputError where there is none."""
+    from vlm_app.reference.accuracy import greedy
+    from vlm_app.reference.huggingface import folder_of
+
+    with Progress() as progress:
+        return greedy(sampling), folder_of(name, progress=progress)
+
+
+def _print(printer: Printer, inputs: list[dict[str, Any]], places: list[str] | None, display: DisplayOptions) -> None:
+    """Prints what the model makes of the inputs, as it comes where a reader looks at it."""
+    alone = printer.sampling.get("num_return_sequences", 1) == 1
+    if not display.as_json and alone and (display.raw or sys.stdout.isatty()):
+        printer.stream(inputs)
+    else:
+        printer.whole(inputs, display.as_json, places)
+    if display.run_profiling and printer.results:
+        print_profile(printer.profile, printer.pipeline)
+
+
+def _compare(folder: Path, printer: Printer, reference_dtype: str | None) -> None:
+    """Runs Hugging Face beside what was printed, and says how far both agree."""
+    from vlm_app.reference.accuracy import compare
+
+    inputs, outputs = zip(*printer.results, strict=True)
+    options = {"sampling": printer.sampling, "reference_dtype": reference_dtype}
+    print(compare(folder, printer.pipeline, inputs, outputs=outputs, **options), file=sys.stderr)

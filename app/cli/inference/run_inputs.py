@@ -1,0 +1,154 @@
+"""What the options of `vlm run` ask for, and the inputs that they become for a family of models."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import InputError, listed
+from vlm.options import by_flag, option, same_option
+from vlm_app.cli.options.common import DEFAULT_MODEL
+from vlm_app.cli.options.decoding import check_chat_model, one_prompt, packaged_chat_model
+from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing, TextFiles, ids_of
+from vlm_app.text.token_ids import without_padding
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
+    from vlm_app.text.sources import Item
+
+
+@dataclass(frozen=True)
+class RunSources:
+    """What the command line gives to a model, beside a conversation."""
+
+    image: tuple[str, ...] = option(
+        (), "An image or PDF file, or - for stdin; repeat it for several, which belong to one prompt (for nougat, which"
+        " takes no prompt about them: to a request each, as do a PDF's pages).", flags=("--image", "-i"),
+    )  # fmt: skip
+    pages: str | None = option(
+        None, "Of every PDF and TIFF, as in vlm ocr: 3 or 1-4,7.", flags=("--pages", "--page"), default="all"
+    )
+    text: tuple[str, ...] = option(
+        (), "For a model of texts: its input, or - for stdin, all of it; repeat it.", flags=("--text", "-t")
+    )
+    prompt: str | None = option(
+        None, "What to do, or - for stdin, in the model's own template; <image> says where an image stands. A family"
+        " that takes no text (nougat) continues it: the start of the output.",
+    )  # fmt: skip
+    raw_prompt: str | None = option(None, "The prompt as the model reads it, in no template.")
+    input_ids: Path | None = same_option(TextFiles, "input_ids")
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """Images and a prompt, a conversation, or texts. What stands in stdin has been read."""
+
+    images: list[Any]  # files' names, bytes from stdin, and pages of documents
+    texts: list[str]
+    prompt: str | None
+    raw_prompt: str | None
+    chat: bool
+    ids: list[Item] = field(default_factory=list)  # rows of token ids
+    framing: dict[str, Any] = field(default_factory=dict)  # what else the input of each text has
+    long_document: str | None = None  # one of several pages, of which no --pages were named
+
+    @classmethod
+    def from_options(cls, sources: RunSources, framing: Framing, *, chat: bool) -> RunInputs:
+        """Reads what the options name. Raises InputError, before a model is loaded, for what does not go together."""
+        if sources.input_ids is not None:
+            others = by_flag(sources, "image", "text", "pages", "prompt", "raw_prompt")
+            others |= {"--chat": chat, **by_flag(framing, "suffix", "truncate")}
+            return cls([], [], None, None, False, ids=ids_of(sources.input_ids, others))
+        beside = {"suffix": framing.suffix, "truncate": framing.truncate or None}
+        beside = {name: value for name, value in beside.items() if value is not None}
+        _check_kinds(sources, beside, chat)
+        documents = [_pages_of(_bytes_of_stdin() if name == "-" else name, sources.pages) for name in sources.image]
+        long = next((each[0].name for each in documents if len(each) > 1), None)
+        return cls(
+            [one for each in documents for one in each],
+            [one_prompt(text, verbatim=True) for text in sources.text],
+            None if sources.prompt is None else one_prompt(sources.prompt),
+            None if sources.raw_prompt is None else one_prompt(sources.raw_prompt, verbatim=True),
+            chat,
+            framing=beside,
+            long_document=None if sources.pages else long,
+        )
+
+    @property
+    def places(self) -> list[str] | None:
+        """Returns what rows of token ids are called."""
+        return [item.place for item in self.ids] or None
+
+    def default_model(self) -> str:
+        """Returns what answers where no model is named. Raises InputError where nothing packaged does."""
+        if self.texts or self.ids:
+            return DEFAULT_TEXT_MODEL
+        in_words = self.chat or self.prompt is not None or self.raw_prompt is not None
+        if in_words and (model := packaged_chat_model()):
+            return model
+        if not self.images or self.chat:
+            raise InputError("no model that is asked in words is packaged; name one: --model llava-hf/llava-1.5-7b-hf.")
+        return DEFAULT_MODEL
+
+    def check_comparable(self) -> None:
+        if self.chat:
+            raise InputError("--check-accuracy is for single requests; leave --chat out.")
+
+    def check_pages(self, pipeline: Pipeline) -> None:
+        """Raises InputError where all pages of a long document would stand in one prompt without a word."""
+        if pipeline.capabilities.takes_prompt and self.long_document:
+            raise InputError(
+                f"{self.long_document} has several pages, and {pipeline.family.name} takes them all in one prompt; say"
+                " which with --pages 1 or --pages 1-3."
+            )
+
+    def inputs(self, pipeline: Pipeline) -> list[dict[str, Any]]:
+        """Returns one for all images and the prompt, where the family takes prompts; else one an image, or a text."""
+        if self.ids:
+            items = without_padding(self.ids, pipeline.config.pad_token_id)
+            return [{"input_ids": item.fields.get("input_ids", [])} for item in items]
+        if self.texts:
+            return [{"text": text, "prompt": self.prompt, **self.framing} for text in self.texts]
+        if self.raw_prompt is not None or not self.images:
+            check_chat_model(pipeline, "--prompt alone" if self.raw_prompt is None else "--raw-prompt")
+        self.check_pages(pipeline)
+        if not pipeline.capabilities.takes_prompt:
+            if flags := [f"--{name}" for name in self.framing]:
+                raise InputError(f"{listed(flags)} is for texts; {pipeline.family.name} takes none.")
+            return [{"images": [source], "prompt": self.prompt} for source in self.images]
+        fields = {"images": self.images or None, "prompt": self.prompt, "raw_prompt": self.raw_prompt}
+        return [{name: value for name, value in {**fields, **self.framing}.items() if value is not None}]
+
+
+def _check_kinds(sources: RunSources, framing: dict[str, Any], chat: bool) -> None:
+    """Raises InputError for options that do not go together, or where there is nothing to do."""
+    images, texts = sources.image, sources.text
+    words = {**by_flag(sources, "prompt", "raw_prompt"), "--chat": chat or None}
+    flags = [name for name, value in words.items() if value is not None]
+    if chat and framing:
+        raise InputError(f"{listed(f'--{name}' for name in framing)} is for single requests; leave --chat out.")
+    if (images and texts) or not (images or texts or flags):
+        raise InputError('give --image FILE, --prompt TEXT, --chat or --text "A text.", one kind at a time.')
+    if len(flags) > 1 or (texts and set(flags) - {"--prompt"}):
+        raise InputError(f"{listed(flags + ['--text'] * bool(texts))} were given together; give one of them.")
+    if [*images, *texts, sources.prompt, sources.raw_prompt].count("-") + chat * images.count("-") > 1:
+        raise InputError("stdin (-) is asked for twice; it can be read once.")
+    if sources.pages is not None and not images:
+        raise InputError("--pages names pages of the documents of --image; give one, or leave --pages out.")
+
+
+def _pages_of(source: str | bytes, pages: str | None) -> list[Any]:
+    """Returns the source itself where it is a picture; of a PDF, and of any document with --pages, its pages."""
+    from vlm.processing.documents import document_pages, is_pdf
+
+    has_pages = is_pdf(source) or (pages is not None and isinstance(source, str))
+    return [*document_pages(source, pages)] if has_pages else [source]
+
+
+def _bytes_of_stdin() -> bytes:
+    data = sys.stdin.buffer.read()
+    if not data:
+        raise InputError("stdin is empty; `--image -` reads an image file from it.")
+    return data

@@ -1,0 +1,63 @@
+"""What `vlm run` and `vlm generate` share: the model they take, how it is loaded, what stdin is read for."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlm.errors import InputError
+from vlm_app.cli.display.progress import Progress
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
+    from vlm_app.core.load_options import LoadOptions
+
+DEFAULT_ASKED_MODEL = "mini-llava"  # where it is packaged
+ROOM_FOR_ANOTHER = {"kv_cache_free_gpu_memory_fraction": 0.2}  # a cache that leaves most of a GPU to another model
+
+Chat = Annotated[
+    bool,
+    typer.Option("--chat", help="Converse: a line of stdin a turn; /image FILE, /reset and /exit are commands."),
+]
+
+
+def load(model: str, options: LoadOptions, **defaults: Any) -> Pipeline:
+    """Loads a model, with progress on stderr; `defaults` are RuntimeConfig's, for what was not given."""
+    with Progress() as progress:
+        pipeline = options.load(model, progress, **defaults)
+    if options.build.get("backend") == "auto":
+        print(f"backend {_explained(pipeline, options.dtype)}", file=sys.stderr)
+    return pipeline
+
+
+def _explained(pipeline: Pipeline, dtype: str | None) -> str:
+    """Says which backend runs, and why."""
+    from vlm.backends.selection import pick
+
+    name, choice = pipeline.engine.build.backend, pick(pipeline.device.type, dtype, pipeline.processor.vision)
+    return f"{name}: {choice.reason if name == choice.name else 'the engine was built for it'}"
+
+
+def packaged_chat_model() -> str | None:
+    """Returns the packaged model that takes prompts, where there is one."""
+    from vlm.build.store import packaged_models
+
+    return DEFAULT_ASKED_MODEL if DEFAULT_ASKED_MODEL in packaged_models() else None
+
+
+def check_chat_model(pipeline: Pipeline, what: str) -> None:
+    """Raises InputError for a model that takes no prompts."""
+    family, able = pipeline.family, pipeline.capabilities
+    if not able.takes_prompt:
+        other = "vlm run --image FILE" if able.takes_images else 'vlm run --text "A text."'
+        raise InputError(f"{what} is for models that are asked in words; {family.name} is for {other}.")
+
+
+def one_prompt(argument: str, verbatim: bool = False) -> str:
+    """Returns an argument, or for `-` all of stdin, without the ends of its last lines unless it is `verbatim`."""
+    from vlm_app.text.sources import one_text
+
+    text = one_text(argument)
+    return text if verbatim or argument != "-" else text.rstrip("\r\n")
