@@ -112,8 +112,9 @@ def test_worker_processes_find_our_app(vlm_command, options, tmp_path):
 @pytest.mark.slow
 def test_a_source_archive_makes_the_same_wheel(wheel, tmp_path):
     checkout = tmp_path / "checkout"
-    rest = shutil.ignore_patterns(".*", "tests", "training", "benchmarks", "__pycache__", "*.egg-info", "build")
+    rest = shutil.ignore_patterns(".*", "tests", "training", "benchmarks", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, checkout, ignore=rest, symlinks=True)
+    shutil.rmtree(checkout / "build", ignore_errors=True)
     build = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
     subprocess.run([sys.executable, "-c", build, tmp_path], cwd=checkout, check=True, stdout=subprocess.DEVNULL)
     [archive] = tmp_path.glob("*.tar.gz")

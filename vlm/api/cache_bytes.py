@@ -14,7 +14,7 @@ from vlm.registry.networks import mapping_of
 
 
 class CacheBytes(NamedTuple):
-    """Of the KV cache, as it is by default where nothing limits it."""
+    """Sizes of the KV cache, as it is by default where nothing limits it."""
 
     full_batch: int = 0  # all sequences at full length
     per_sequence: int = 0
