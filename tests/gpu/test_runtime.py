@@ -98,7 +98,7 @@ def logits(engine: EngineDir, device: str, image: torch.Tensor, tokens: list[int
     captured = []
     original = runner.decoder.logits
     runner.graphs = pipe.llm.encoders.networks.graphs = None
-    runner.decoder.logits = lambda hidden: captured.append(original(hidden)) or captured[-1]
+    runner.decoder.logits = lambda *rows: captured.append(original(*rows)) or captured[-1]
     for end in range(1, len(tokens) + 1):
         pipe.generate(pixel_values=image, decoder_prompt_token_ids=tokens[:end], max_new_tokens=1)
     return torch.cat([x[:1].float().cpu() for x in captured])
