@@ -22,27 +22,27 @@ def prompt_of(item: Item, raw: bool = False) -> Item:
         return item
     try:
         fields = _fields(item)
-        given = {"images": _images(fields["images"])} if fields.get("images") else {}
+        images = {"images": _images(fields["images"])} if fields.get("images") else {}
         if "messages" not in fields:
-            return Item(item.source, item.line, _text(fields), fields=given)
+            return Item(item.source, item.line, _text(fields), fields=images)
         if raw:
             raise InputError("it is a conversation, which needs the template that --raw-prompt leaves out")
         conversation = _conversation(fields["messages"])
-        return Item(item.source, item.line, conversation.messages[-1].text, fields=given | {"messages": conversation})
+        return Item(item.source, item.line, conversation.messages[-1].text, fields=images | {"messages": conversation})
     except InputError as error:
         return Item(item.source, item.line, error=str(error))
 
 
 def _fields(item: Item) -> dict[str, Any]:
-    wanted = '"prompt", "text" or "messages"'
+    keys = '"prompt", "text" or "messages"'
     try:
         fields = json.loads(item.text)
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict) or not any(name in fields for name in (*WORDS, "images")):
-        raise InputError(f"it is no JSON object with {wanted}")
-    if len(found := [name for name in WORDS if name in fields]) > 1:
-        raise InputError(f"it has {listed(found)}; give one of them")
+        raise InputError(f"it is no JSON object with {keys}")
+    if len(names := [name for name in WORDS if name in fields]) > 1:
+        raise InputError(f"it has {listed(names)}; give one of them")
     if error := checked(Item("", None, json.dumps(fields, ensure_ascii=False))).error:
         raise InputError(error)
     return fields

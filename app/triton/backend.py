@@ -53,8 +53,8 @@ def inputs_of(request: Any) -> Tensors:
 
 def response(tensors: Tensors, config: Mapping[str, Any]) -> Any:
     """Returns a response with the outputs that the model's configuration names, in its types."""
-    found = {each["name"]: _typed(tensors[each["name"]], each["data_type"]) for each in config["output"]}
-    return utils().InferenceResponse([utils().Tensor(name, array) for name, array in found.items()])
+    outputs = {each["name"]: _typed(tensors[each["name"]], each["data_type"]) for each in config["output"]}
+    return utils().InferenceResponse([utils().Tensor(name, array) for name, array in outputs.items()])
 
 
 def _typed(array: np.ndarray, data_type: str) -> np.ndarray:

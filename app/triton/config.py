@@ -27,8 +27,8 @@ def configs(processor: Processor, config: ExportConfig) -> dict[str, dict[str, A
     if processor.tokenizer is None:
         return {ENGINE: _engine(config.name, processor, config)}
     names, prepared = config.folders, prepared_specs(processor)
-    given = _texts(processor)
-    before = _python(names[BEFORE], config, [s for s in given if s.name in GIVEN_TEXT], prepared, "KIND_CPU")
+    texts = _texts(processor)
+    before = _python(names[BEFORE], config, [s for s in texts if s.name in GIVEN_TEXT], prepared, "KIND_CPU")
     read = [replace(spec, optional=False) for spec in _engine_out(processor) if spec.name in READ_BACK]
     after = _python(names[AFTER], config, read, TEXT_OUT[:1], "KIND_CPU")
     return {
@@ -59,39 +59,39 @@ def _engine_out(processor: Processor) -> tuple[TensorSpec, ...]:
 
 
 def _engine(name: str, processor: Processor, config: ExportConfig) -> dict[str, Any]:
-    made = _python(
+    fields = _python(
         name, config, specs_of(processor, IDS_IN), _engine_out(processor), KINDS[config.load.device.partition(":")[0]]
     )
     if number := config.load.device.partition(":")[2]:
-        made["instance_group"][0]["gpus"] = [int(number)]
-    made["instance_group"][0]["count"] = config.instances
-    made["parameters"] = parameters_of(config.load)
-    return {**made, "model_transaction_policy": {"decoupled": config.stream}}
+        fields["instance_group"][0]["gpus"] = [int(number)]
+    fields["instance_group"][0]["count"] = config.instances
+    fields["parameters"] = parameters_of(config.load)
+    return {**fields, "model_transaction_policy": {"decoupled": config.stream}}
 
 
 def _python(
     name: str, config: ExportConfig, inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec], kind: str
 ) -> dict[str, Any]:
     """Requests of a batch stay apart in Triton's Python models: their shapes may differ."""
-    made = config_fields(name, config.max_batch_size, inputs, outputs)
-    for tensor in made["input"]:
+    fields = config_fields(name, config.max_batch_size, inputs, outputs)
+    for tensor in fields["input"]:
         tensor["allow_ragged_batch"] = -1 in tensor["dims"]
-    return {**made, "backend": "python", "instance_group": [{"kind": kind}], "dynamic_batching": {}}
+    return {**fields, "backend": "python", "instance_group": [{"kind": kind}], "dynamic_batching": {}}
 
 
 def _ensemble(processor: Processor, prepared: tuple[TensorSpec, ...], config: ExportConfig) -> dict[str, Any]:
-    given = _texts(processor)
+    specs = _texts(processor)
     same = lambda names: {name: name for name in names}  # noqa: E731
     between = {spec.name: f"prepared_{spec.name}" for spec in prepared}
-    texts = [spec.name for spec in given if spec.name in GIVEN_TEXT]
-    options = [spec.name for spec in given if spec.name not in GIVEN_TEXT]
+    texts = [spec.name for spec in specs if spec.name in GIVEN_TEXT]
+    options = [spec.name for spec in specs if spec.name not in GIVEN_TEXT]
     steps = [
         (BEFORE, same(texts), between),
         (ENGINE, {**between, **same(options)}, same(spec.name for spec in _engine_out(processor))),
         (AFTER, same(READ_BACK), same([TEXT_OUT[0].name])),
     ]
     return {
-        **config_fields(config.name, config.max_batch_size, given, output_specs(processor, TEXT_OUT)),
+        **config_fields(config.name, config.max_batch_size, specs, output_specs(processor, TEXT_OUT)),
         "platform": "ensemble",
         "ensemble_scheduling": {
             "step": [

@@ -37,8 +37,8 @@ class Engine:
 
     def _options(self, device: str) -> LoadOptions:
         """Returns what the model's configuration says of its loading."""
-        found = self._config.get("parameters", {})
-        written = {name: found[name]["string_value"] for name in PARAMETERS if name in found}
+        parameters = self._config.get("parameters", {})
+        written = {name: parameters[name]["string_value"] for name in PARAMETERS if name in parameters}
         limit = self._config["max_batch_size"]
         own = LoadOptions({"max_batch_size": limit} if limit else {}, {"device": device})
         return options_from_words(written).overridden_by(own)
@@ -75,13 +75,13 @@ class Engine:
     async def _tensors(self, inputs: Tensors, every: bool) -> AsyncGenerator[Tensors, None]:
         """Yields a request's outputs: all of them when they have ended, or at every step the ones so far."""
         items = read_batch(self._processor, inputs)
-        found = PartialOutputs(items)
+        outputs = PartialOutputs(items)
         async with aclosing(merge_streams([self._stream(each) for each in items])) as deltas:
             async for number, delta in deltas:
-                if (every or delta.output is not None) and found.take(number, delta) and every:
-                    yield write_batch(self._processor, items, found.rows)
+                if (every or delta.output is not None) and outputs.take(number, delta) and every:
+                    yield write_batch(self._processor, items, outputs.rows)
         if not every:
-            yield write_batch(self._processor, items, found.rows)
+            yield write_batch(self._processor, items, outputs.rows)
 
     async def _stream(self, item: GenerationInput) -> AsyncGenerator[TextDelta, None]:
         request = await self._model.request(item.source, item.files, **item.sampling)

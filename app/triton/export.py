@@ -51,8 +51,8 @@ def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
             f"max_batch_size {config.max_batch_size} is more than the engine's {engine.limits.max_batch_size}; rebuild"
             f" with --max-batch-size {config.max_batch_size}."
         )
-    made = configs(Processor.from_engine(engine), config)
-    names = {each["name"] for each in made.values()}
+    models = configs(Processor.from_engine(engine), config)
+    names = {each["name"] for each in models.values()}
 
     def takes_it(folder: Path) -> bool:
         there = {child.name for child in folder.iterdir()}
@@ -62,7 +62,7 @@ def export(engine: EngineDir, out: Path, config: ExportConfig) -> None:
         for other in out.iterdir() if out.is_dir() else ():
             if other.name not in names:
                 shutil.copytree(other, draft / other.name, copy_function=_linked)
-        for part, each in made.items():
+        for part, each in models.items():
             _write_model(draft / each["name"], part, each, engine)
 
 

@@ -66,16 +66,19 @@ def padded_pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
     """Returns pixel_values [batch, images, C, H, W] and how many of each row there are; where a model takes several
     sizes, which, as images are padded on the right and below. At least one image wide: an ensemble waits for every
     tensor of its steps."""
-    found = [r.images if r.encoder_image is None else (r.encoder_image,) for r in rows]
-    count, shapes = max(1, *map(len, found)), [image.pixels.shape for images in found for image in images]
+    images_by_row = [r.images if r.encoder_image is None else (r.encoder_image,) for r in rows]
+    count, shapes = (
+        max(1, *map(len, images_by_row)),
+        [image.pixels.shape for images in images_by_row for image in images],
+    )
     largest = map(max, zip(*shapes, strict=True)) if shapes else (vision.num_channels, *vision.image_size)
     table, sizes = np.zeros((len(rows), count, *largest), np.float32), np.zeros((len(rows), count, 2), np.uint32)
-    for row, images in enumerate(found):
+    for row, images in enumerate(images_by_row):
         for number, image in enumerate(images):
             height, width = sizes[row, number] = image.pixels.shape[1:]
             table[row, number, :, :height, :width] = image.pixels
-    made = {"pixel_values": table, "num_images": _lengths(found)}
-    return made if vision.fixed_size else {**made, "image_sizes": sizes}
+    tensors = {"pixel_values": table, "num_images": _lengths(images_by_row)}
+    return tensors if vision.fixed_size else {**tensors, "image_sizes": sizes}
 
 
 def _lengths(rows: Sequence[Sequence[Any]]) -> np.ndarray:
