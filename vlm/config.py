@@ -77,7 +77,7 @@ class ModelConfig(Config):
 
     @property
     def cross_attention(self) -> bool:
-        """Does it look at an encoder's output? A decoder alone does not."""
+        """Says whether it looks at an encoder's output. A decoder alone does not."""
         return True
 
     @property
@@ -104,7 +104,7 @@ class VisionConfig(Config):
 
     @property
     def fixed_size(self) -> bool:
-        """Do all images have `image_size`?"""
+        """Says whether all images have `image_size`."""
         return True
 
     def takes(self, height: int, width: int) -> bool:

@@ -79,7 +79,7 @@ class VlmWarning(UserWarning):
 
 
 def listed(items: Iterable[object], limit: int = 8) -> str:
-    """`a, b, c and 5 more`: a sentence-sized list."""
+    """Returns a sentence-sized list: `a, b, c and 5 more`."""
     words = [str(item) for item in items]
     rest = len(words) - limit
     return ", ".join(words[:limit]) + (f" and {rest} more" if rest > 0 else "")

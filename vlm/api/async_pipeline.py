@@ -39,7 +39,7 @@ class AsyncPipeline:
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:
-        """Within the event loop that will use it."""
+        """Starts the engine within the event loop that will use it."""
         self.engine.start()
 
     async def close(self) -> None:
@@ -49,14 +49,14 @@ class AsyncPipeline:
             self.media.close()
 
     async def request(self, source: dict[str, Any], files: Sequence[ImageFile] = (), **sampling: Any) -> Request:
-        """An input of `Pipeline.generate`, its images (in the order of their places) apart from it.
+        """Makes the request of an input of `Pipeline.generate`; `files`: its images, in the order of their places.
 
         Raises InputError and its kin with one sentence.
         """
         return await asyncio.to_thread(self.pipeline.request, await self._fields(source, files), **sampling)
 
     async def stream(self, request: Request) -> AsyncGenerator[TextDelta, None]:
-        """Texts of a request's outputs as they are decoded; leaving the iteration early aborts it."""
+        """Yields the texts of a request's outputs as they are decoded; leaving the iteration early aborts it."""
         requests = samples_of(request)
         texts = [self._text_stream(request) for _ in requests]
         async with aclosing(self.engine.generate(requests)) as updates:
@@ -77,7 +77,7 @@ class AsyncPipeline:
     async def encode(
         self, sources: list[dict[str, Any]], files: Sequence[Sequence[ImageFile]], *, attentions: bool = False
     ) -> list[Encoding]:
-        """As `Pipeline.encode`; `files`: of each input its images."""
+        """Encodes as `Pipeline.encode`; `files`: of each input its images."""
         inputs = [await self._fields(source, own) for source, own in zip(sources, files, strict=True)]
         inputs = [await asyncio.to_thread(self._tokenized, fields) for fields in inputs]
         return await self.engine.run(lambda: self.pipeline.encode(inputs, attentions=attentions))

@@ -96,7 +96,7 @@ class Pipeline:
     @overload
     def generate(self, inputs: Any = None, **options: Any) -> Output: ...
     def generate(self, inputs: Any = None, **options: Any) -> Output | list[Output]:
-        """One input gives an Output, a list of inputs a list of Outputs in order.
+        """Returns an Output for one input, a list of Outputs in order for a list of inputs.
 
         An input is an image (path, bytes, PIL image, array), for a model of texts a string, or a mapping with `images`,
         `text` (with `src_lang`, `tgt_lang`, `suffix`, `truncate`), `prompt` (where the output begins), `input_ids` (of

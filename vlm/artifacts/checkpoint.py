@@ -88,7 +88,7 @@ class Checkpoint:
         return read_json(self.path / role / "config.json", CheckpointError, WHAT)
 
     def weights(self, role: str, rank: int = 0) -> Mapping[str, Tensor]:
-        """Tensors by our names, mapped from disk when looked up."""
+        """Returns tensors by our names, mapped from disk when looked up."""
         from vlm.artifacts.weights import TensorFiles
 
         return TensorFiles([self.weight_file(role, rank)])

@@ -100,7 +100,8 @@ class EngineDir:
         return self.manifest.roles[role]["config"]
 
     def weights(self, role: str, *, device: Any = "cpu", rank: int = 0) -> dict[str, Tensor]:
-        """Tensors by module name, on `device`. On the CPU they are the mapped file (copy on write): nothing is read."""
+        """Returns tensors by module name, on `device`; on the CPU they are the mapped file (copy on write): nothing is
+        read."""
         from vlm.artifacts.weights import TensorFiles
 
         tensors = TensorFiles([self.path / role / f"rank{rank}.safetensors"], device, EngineError)
@@ -123,7 +124,7 @@ class EngineDir:
         return f"{name} was edited ({actual:,} bytes, built with {size:,})" if actual > size else None
 
     def _unlisted(self) -> list[str]:
-        """Files put beside the built ones: another tokenizer file would change the output unseen."""
+        """Returns the files put beside the built ones: another tokenizer file would change the output unseen."""
         folders = sorted({Path(name).parts[0] for name in self.manifest.files if len(Path(name).parts) > 1})
         paths = (p for folder in folders for p in sorted((self.path / folder).rglob("*")) if p.is_file())
         names = (p.relative_to(self.path).as_posix() for p in paths if not p.name.startswith("."))

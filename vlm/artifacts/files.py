@@ -79,7 +79,7 @@ def read_json(path: Path, error: type[Exception], what: str) -> dict[str, Any]:
 
 
 def canonical_json(value: Any) -> str:
-    """The same value always gives the same text."""
+    """Returns a value as JSON: the same value always gives the same text."""
     return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -112,7 +112,7 @@ def _seal(values: dict[str, Any]) -> str:
 
 
 def built_on() -> dict[str, str]:
-    """This machine's software and device, for the manifest."""
+    """Returns this machine's software and device, for the manifest."""
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"

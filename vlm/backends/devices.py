@@ -8,7 +8,7 @@ from vlm.errors import InputError
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is a device; InputError for one that is not there."""
+    """Returns the device of a name, for `auto` CUDA where there is one. Raises InputError for one that is not there."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -20,7 +20,7 @@ GROUP = "vlm.backends"
 
 @functools.cache
 def _entries() -> dict[str, EntryPoint]:
-    """By name, the default one first."""
+    """Returns the entry points of backends by name, the default one first."""
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     return dict(sorted(entries.items(), key=lambda item: (item[0] != BuildConfig.backend, item[0])))
 

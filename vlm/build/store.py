@@ -105,7 +105,7 @@ def locate(model: str | Path, *, progress: Progress | None = None) -> Source:
 
 
 def packaged_models() -> dict[str, Path]:
-    """Names and folders of the models that come with the package."""
+    """Returns names and folders of the models that come with the package."""
     folders = sorted(ASSETS.iterdir()) if ASSETS.is_dir() else []
     return {folder.name: folder for folder in folders if (folder / "config.json").is_file()}
 
@@ -138,7 +138,8 @@ def similar_names(name: str) -> list[str]:
 
 
 def _check_engine(path: Path, overrides: dict[str, Any]) -> None:
-    """An engine serves smaller limits than its own; a larger one or another dtype needs a build."""
+    """Raises EngineError or LimitError for what an engine does not serve: it serves smaller limits than its own; a
+    larger one or another dtype needs a build."""
     engine = EngineDir.open(path, verify=False)
     build, limits = engine.build, engine.limits
     if build.max_seq_len is None and "max_seq_len" in overrides:
@@ -205,7 +206,7 @@ def _sweep(out: Path) -> None:
 
 
 def _key(source: Source, build: BuildConfig) -> str:
-    """Changes with the source's content, the build options, this version of vlm and the engine format."""
+    """Returns a key of the source's content, the build options, this version of vlm and the engine format."""
     path = source.path.resolve()
     content = [str(path), sorted(_fingerprint(path, file) for file in _files(source))]
     parts = [content, build.to_dict(), backend_named(build.backend).cache_key(), __version__, FORMAT_VERSION]
@@ -235,7 +236,7 @@ def _slug(name: str) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
-    """One process at a time; the lock vanishes with its holder."""
+    """Holds a build's lock: one process at a time; the lock vanishes with its holder."""
     from filelock import FileLock, Timeout
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ class ConversionResult:
         return [*parts, listed(self.errors)] if self.errors else parts
 
     def full(self, name: str) -> str:
-        """A source's name as its file has it."""
+        """Returns a source's name as its file has it."""
         return name if name in self.whole else self.prefix + name
 
     def fill(self, step: Step, source: Mapping[str, Tensor], targets: Mapping[str, Sequence[int]]) -> None:
@@ -81,7 +81,7 @@ def apply_rules(
 
 
 def _claims(outcome: ConversionResult, steps: list[Step], names: list[str], targets: Mapping[str, Any]) -> None:
-    """Every source tensor belongs to exactly one step, every target to at most one."""
+    """Adds errors to the outcome: every source tensor belongs to exactly one step, every target to at most one."""
     source_counts = Counter(name for step in steps for name in step.sources)
     target_counts = Counter(name for step in steps for name in step.targets)
     outcome.superfluous += [name for name in names if name not in source_counts]
@@ -94,7 +94,7 @@ def _claims(outcome: ConversionResult, steps: list[Step], names: list[str], targ
 def convert(
     source: Mapping[str, Tensor], rules: Iterable[Rule], targets: Mapping[str, Sequence[int]]
 ) -> dict[str, Tensor]:
-    """Source tensors -> the targets, in their order. `source` may read lazily; `targets` maps names to shapes.
+    """Converts source tensors to the targets, in their order. `source` may read lazily; `targets` maps names to shapes.
 
     Raises one CheckpointError with every reason: tensors missing, unexpected, or of the wrong shape.
     """

@@ -20,7 +20,8 @@ from vlm.registry.spec import FamilySpec
 def convert_folder(
     source: Path, out: Path, *, progress: Progress | None = None, tokenizer: str | None = None
 ) -> Checkpoint:
-    """A Hugging Face model folder (or what a converter takes) -> our checkpoint at `out`, written whole or not at all.
+    """Converts a Hugging Face model folder (or what a converter takes) to our checkpoint at `out`, written whole or not
+    at all.
 
     `tokenizer`: what splits texts before BPE where a folder does not say, for a converter that takes it. Raises
     ConfigError for a model or field that is not supported; one CheckpointError with every reason why the weights do not
@@ -59,7 +60,7 @@ def _convert_folder(source: Path, out: Path, progress: Progress | None, tokenize
 
 @contextlib.contextmanager
 def _processor_files(folder: HFFolder, spec: FamilySpec) -> Iterator[list[Path]]:
-    """The folder's, and for a model of texts a tokenizer.json that is made where there is none."""
+    """Yields the folder's files, and for a model of texts a tokenizer.json that is made where there is none."""
     files = list(folder.processor_files)
     with tempfile.TemporaryDirectory() as scratch:
         lacks = "text" in spec.inputs and not any(file.name == "tokenizer.json" for file in files)

@@ -22,7 +22,8 @@ HEADS = ("lm_head.", "final_logits_bias")
 
 
 def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> RoleConfigs:
-    """Every role's configuration out of a Hugging Face one; ConfigError when its part is missing or unsupported."""
+    """Reads each role's configuration out of a Hugging Face one; ConfigError when its part is missing or
+    unsupported."""
     keys = [role.config_key for role in spec.roles.values() if role.config_key]
     if absent := [key for key in keys if not isinstance(hf.get(key), dict)]:
         raise ConfigError(f"the configuration of this {spec.name} model lacks its part {listed(absent)}.")
@@ -32,7 +33,7 @@ def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> RoleConfigs:
 
 
 def module_layout(spec: ModelSpec, config: Config) -> Layout:
-    """Name -> (dtype, shape) of all that a module keeps; nothing is allocated."""
+    """Returns a module's layout: name -> (dtype, shape) of all that it keeps; nothing is allocated."""
     state = spec.skeleton(config).state_dict()
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
 
@@ -40,7 +41,7 @@ def module_layout(spec: ModelSpec, config: Config) -> Layout:
 def convert_roles(
     tensors: Mapping[str, Tensor], spec: FamilySpec, configs: RoleConfigs, folder: Path
 ) -> dict[str, RoleWeights]:
-    """A folder's tensors -> every role's. Raises one CheckpointError with every reason why they do not fit."""
+    """Converts a folder's tensors to every role's. Raises one CheckpointError with every reason why they do not fit."""
     names_by_role, reasons = partition_tensors(tensors, spec.roles), []
     known_names = {name for names in names_by_role.values() for name in names}
     if strays := sorted(set(tensors) - known_names):
@@ -86,8 +87,8 @@ def with_base_prefix(tensors: Mapping[str, Tensor], prefixes: tuple[str, ...]) -
 
 
 def partition_tensors(names: Mapping[str, Tensor], roles: Mapping[str, Role]) -> dict[str, list[str]]:
-    """Each tensor goes to the role with the longest prefix of its name (to several, when they share that prefix), and
-    to those that name it."""
+    """Returns the tensors' names by role: each goes to the role with the longest prefix of its name (to several, when
+    they share that prefix), and to those that name it."""
     names_by_role: dict[str, list[str]] = {role: [] for role in roles}
     for name in names:
         fitting = [role for role, spec in roles.items() if name.startswith(spec.weight_prefix)]

@@ -31,13 +31,13 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _indices(pattern: str, name: str) -> tuple[str, ...] | None:
-    """The layer indices with which `pattern` gives `name`; None when it does not."""
+    """Returns the layer indices with which `pattern` gives `name`; None when it does not."""
     match = _compiled(pattern).fullmatch(name)
     return match.groups() if match else None
 
 
 def _expand(pattern: str, indices: tuple[str, ...]) -> tuple[str, ...]:
-    """The names a pattern stands for once the indices are put in: one, or one per part."""
+    """Returns the names a pattern stands for once the indices are put in: one, or one per part."""
     numbers = iter(indices)
     name = _PLACE.sub(lambda m: m[0] if m[1] else next(numbers), pattern)
     if not (parts := _PLACE.search(name)):
@@ -86,7 +86,7 @@ class Rule:
         return _indices(self.source, name) is not None
 
     def sources_of(self, target: str) -> tuple[str, ...] | None:
-        """The tensors this rule would make `target` of; None when it makes no such target."""
+        """Returns the tensors this rule would make `target` of; None when it makes no such target."""
         if not self.target or self.target.count("{}") != self.source.count("{}"):
             return None
         indices = _indices(self.target, target)

@@ -20,8 +20,8 @@ BLANK = "▁"
 
 
 def read_model(path: Path) -> Any:
-    """The file's `ModelProto`. CheckpointError where it is damaged or of a kind that is not supported, and with what
-    to install where nothing here reads it."""
+    """Reads the file's `ModelProto`. Raises CheckpointError where it is damaged or of a kind that is not supported, and
+    with what to install where nothing here reads it."""
     try:
         from google.protobuf.message import DecodeError
     except ImportError:
@@ -49,7 +49,7 @@ def _empty() -> Any:
 
 
 def tokenizer_of(model: Any) -> Tokenizer:
-    """What `read_model` gave -> a tokenizer that adds no special tokens to a text."""
+    """Turns what `read_model` gave into a tokenizer that adds no special tokens to a text."""
     from tokenizers import Tokenizer, decoders, normalizers
 
     tokenizer = Tokenizer((_unigram if model.trainer_spec.model_type == UNIGRAM else _bpe)(model))
@@ -94,7 +94,7 @@ def _unknown(model: Any) -> int:
 
 
 def _kept_whole(pieces: list[str]) -> Any:
-    """The user's pieces stand alone, the longest first; the model then finds each as it is."""
+    """Lets the user's pieces stand alone, the longest first; the model then finds each as it is."""
     import re
 
     from tokenizers import Regex, pre_tokenizers

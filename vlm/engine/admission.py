@@ -46,7 +46,7 @@ class Admission:
         return sequence
 
     def _num_features(self, request: Request) -> int:
-        """Rows of encoder output that the decoder will see."""
+        """Returns how many rows of encoder output the decoder will see."""
         image, ids, output = request.encoder_image, request.encoder_input_ids, request.encoder_output
         if not self.config.cross_attention:
             if not (image is None and ids is None and output is None):
@@ -73,7 +73,7 @@ class Admission:
         return content_keys(table, request.images)
 
     def _length(self, request: Request, virtual: int) -> int:
-        """Tokens that a sequence may have in all."""
+        """Returns how many tokens a sequence may have in all."""
         prompt, params, most = len(request.decoder_prompt_token_ids), request.params, self.limits.max_seq_len
         length = min(most, max(params.max_length or most, prompt + 1))
         if params.default_max_new_tokens is not None:
@@ -118,7 +118,7 @@ def _check_ids(token_ids: tuple[int, ...], vocab_size: int, rows: int) -> None:
 
 
 def _named_ids(params: SamplingParams) -> tuple[int, ...]:
-    """Tokens that the settings name and that must be there. To suppress one that is not changes nothing."""
+    """Returns the tokens that the settings name and that must be there. To suppress one that is not changes nothing."""
     single = () if params.top_p_reset_id is None else (params.top_p_reset_id,)
     words = (*params.bad_words_ids, *(word for word, _ in params.sequence_bias))
     word_tokens = (token for word in words for token in word)

@@ -100,5 +100,5 @@ class BlockManager:
 
     @property
     def balanced(self) -> bool:
-        """Nothing is owned, and every block is free or kept exactly once."""
+        """Says whether nothing is owned, and every block is free or kept exactly once."""
         return not self._owners and sorted([*self._free, *self._evictable]) == list(range(1, self.num_blocks))

@@ -172,7 +172,7 @@ class LLMEngine:
         return self._update(sequence, new)
 
     def _end_searches(self, sequences: list[Sequence]) -> list[TokenUpdate]:
-        """Beam searches bring their tokens at their end, the best hypothesis' as the sequence's own."""
+        """Ends beam searches: they bring their tokens then, the best hypothesis' as the sequence's own."""
         for sequence, hypotheses in zip(sequences, self.executor.hypotheses(sequences), strict=True):
             sequence.hypotheses = tuple(
                 replace(each, finish_reason=self._hypothesis_reason(sequence, each)) for each in hypotheses

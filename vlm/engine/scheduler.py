@@ -96,7 +96,7 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Does nobody hold a slot or a block?"""
+        """Says whether nobody holds a slot or a block."""
         return not self.running and len(self._slots) == self.config.num_slots and self.blocks.balanced
 
     def release(self, sequence: Sequence, computed: bool = True) -> None:
@@ -127,7 +127,7 @@ class Scheduler:
             room = self._plan_chunks(sequence, plan, room)
 
     def _allocate(self, sequence: Sequence) -> bool:
-        """Blocks for the prompt and the first burst; False, with nothing changed, when there are not enough."""
+        """Takes blocks for the prompt and the first burst; False, with nothing changed, when there are not enough."""
         width, size = sequence.width, self.config.block_size
         prompt = len(sequence.tokens) - 1  # the first decode step takes the last token
         each = self.blocks_for(min(len(sequence.tokens) + self.config.burst, sequence.max_length))
@@ -154,7 +154,7 @@ class Scheduler:
         return True
 
     def _known(self, sequence: Sequence, prompt: int) -> list[int]:
-        """Blocks that hold the beginning of its prompt already."""
+        """Returns the blocks that hold the beginning of a sequence's prompt already."""
         # what is known has no logits
         if not self.config.prefix_sharing or sequence.request.params.return_context_logits:
             return []
@@ -198,7 +198,7 @@ class Scheduler:
         return min(1 if lone else self.config.burst, longest)
 
     def _need(self, sequence: Sequence) -> int:
-        """Blocks it lacks for the next burst."""
+        """Returns how many blocks a sequence lacks for the next burst."""
         reach = min(sequence.scheduled + self.config.burst, sequence.max_length)
         return sequence.width * max(0, self.blocks_for(reach) - len(sequence.self_blocks[0]))
 

@@ -71,7 +71,7 @@ class BatchState:
         self._active: set[str] = set()
 
     def layout(self, with_rules: bool) -> tuple[int, ...]:
-        """Sizes of what grows with the requests: another one means other addresses, and another graph."""
+        """Returns the sizes of what grows with the requests: another one means other addresses, and another graph."""
         return (self.slots.stop_ids.shape[1], *(self.rules.capacity if with_rules else ()))
 
     def admit(self, sequences: list[Sequence], stop_ids: list[list[int]]) -> None:
@@ -203,14 +203,14 @@ class BatchState:
         return torch.tensor(slots).to(self.device, non_blocking=True)
 
     def _put(self, target: Tensor, slots: Tensor, values: list) -> None:
-        """target[slots] = values; rows may be shorter than the target's, whose rest is stale then"""
+        """Writes target[slots] = values; rows may be shorter than the target's, whose rest is stale then."""
         new = torch.tensor(values, dtype=target.dtype).to(self.device, non_blocking=True)
         target = target if new.ndim == 1 else target[:, : new.shape[1]]
         target.index_copy_(0, slots, new)
 
 
 def _since(tokens: list[int], top_p_reset_id: int | None) -> int:
-    """Tokens after the last `top_p_reset_id`"""
+    """Counts the tokens after the last `top_p_reset_id`."""
     return tokens[::-1].index(top_p_reset_id) if top_p_reset_id in tokens else len(tokens)
 
 
@@ -219,7 +219,7 @@ def _or_none(token: int | None) -> int:
 
 
 def _forced_eos(token: int | tuple[int, ...] | None) -> int:
-    """Several that may end an output are rules, one alone is part of the slot's state."""
+    """Returns the end that is forced, -1: none. Several that may be are rules, one alone is of the slot's state."""
     return -1 if token is None or isinstance(token, tuple) else token
 
 

@@ -106,7 +106,7 @@ def _sampler(config: ModelConfig, limits: EngineLimits, shape: CacheShape, encod
 
 
 def _share_embedding(modules: Mapping[str, Any]) -> None:
-    """Encoder and decoder mostly have one table of embeddings: it is held once."""
+    """Lets encoder and decoder share the table of embeddings that they mostly have in common: it is held once."""
     if "encoder" in modules:
         ours, theirs = modules["encoder"].embedding, modules["decoder"].embedding
         if ours.weight.shape == theirs.weight.shape and torch.equal(ours.weight, theirs.weight):

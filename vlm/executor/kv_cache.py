@@ -26,7 +26,7 @@ class CacheShape:
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard) -> int:
-    """Keys and values of one block over all layers, of one rank's heads."""
+    """Returns the bytes of one block's keys and values over all layers, of one rank's heads."""
     return 2 * model.num_layers * shard.share(model.num_kv_heads) * model.head_dim * block_size * dtype.itemsize
 
 
@@ -39,7 +39,7 @@ def plan_cache(
     free_bytes: int | None,
     shard: Shard,
 ) -> CacheShape:
-    """How many blocks to hold: what the memory fraction allows, and no more than a full batch can use.
+    """Returns how many blocks to hold: what the memory fraction allows, and no more than a full batch can use.
 
     `free_bytes` is the device's free memory, None where it is not a limit (CPU); `shard`: the heads that lie on it.
     Raises OutOfMemoryError when not even one sequence of full length fits.
@@ -70,7 +70,7 @@ def plan_cache(
 def allocate(
     model: ModelConfig, shape: CacheShape, block_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> torch.Tensor:
-    """[layers, 2, blocks, kv_heads, block_size, head_dim] of zeros, kv_heads those of one rank.
+    """Returns [layers, 2, blocks, kv_heads, block_size, head_dim] of zeros, kv_heads those of one rank.
 
     In memory a block holds head after head on CUDA, where a program reads one head, and token after token on the CPU,
     which copies whole blocks.

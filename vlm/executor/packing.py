@@ -124,7 +124,7 @@ def batched(items: list, size: int) -> list[list]:
 
 
 def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> Iterator[list[T]]:
-    """Groups of at most `most` rows, an item that has more of them alone."""
+    """Yields groups of at most `most` rows, an item that has more of them alone."""
     group, num_rows = [], 0
     for item in items:
         if group and num_rows + rows(item) > most:

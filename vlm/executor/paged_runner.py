@@ -141,7 +141,7 @@ class PagedRunner:
             self.graphs.run(key)
 
     def _layout(self, plan: SamplingPlan) -> tuple[int, ...]:
-        """Sizes of the buffers that a step works on and that may be others by the next one."""
+        """Returns the sizes of the buffers that a step works on and that may be others by the next one."""
         return (*self.state.layout(bool(plan.processing.rules)), *(self.sampler.logits.layout if plan.logits else ()))
 
     def _capture_step(self, graphs: GraphPool, key: tuple, rows: DecodeRows, plan: SamplingPlan) -> None:

@@ -59,7 +59,7 @@ def _processing(sequences: list[Sequence]) -> Processing:
 
 
 def _is_rare(params: SamplingParams) -> bool:
-    """A choice of one token does not see a normalization."""
+    """Says whether rare settings change a choice: that of one token does not see a normalization."""
     return params.rare and (params.num_beams > 1 or params.needs_processors)
 
 

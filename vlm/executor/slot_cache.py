@@ -27,11 +27,11 @@ class SlotCache:
         self.tensors = {port.name: self._zeros(port) for port in self._ports}
 
     def _zeros(self, port: Port) -> Tensor:
-        """What lies beyond a sequence's length is multiplied by 0, and must be finite."""
+        """Returns zeros for a port: what lies beyond a sequence's length is multiplied by 0, and must be finite."""
         return torch.zeros(port.sized(**self._sizes), dtype=port.dtype, device=self.device)
 
     def reserve(self, dimension: str, rows: int) -> bool:
-        """Sees to it that so many rows fit -> have the tensors been moved?"""
+        """Sees to it that so many rows fit; says whether the tensors have been moved."""
         size = self._sizes[dimension]
         if rows <= size:
             return False
@@ -43,7 +43,7 @@ class SlotCache:
         return bool(ports)
 
     def reset(self) -> bool:
-        """Gives back all growth, one that failed half way included -> have the tensors been moved?"""
+        """Gives back all growth, one that failed half way included; says whether the tensors have been moved."""
         if self._sizes == self._first_sizes:
             return False
         self._sizes, self.tensors = dict(self._first_sizes), {}  # before more is taken
@@ -63,7 +63,7 @@ class SlotCache:
         self.tensors[name][slot, :, : rows.shape[1]] = rows
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Rows of one slot's self-attention to another one."""
+        """Copies rows of one slot's self-attention to another one."""
         for name in self.in_place.values():
             tensor = self.tensors[name]
             tensor[target, :, start:end] = tensor[source, :, start:end]

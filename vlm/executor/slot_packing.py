@@ -10,7 +10,7 @@ UNEVEN = 2  # sequences are padded to at most so many times their length
 def neighbours(
     chunks: list[tuple[Sequence, PrefillChunk]], max_seq_len: int
 ) -> list[list[tuple[Sequence, PrefillChunk]]]:
-    """Groups whose slots follow one another, of lengths that are alike, and whose padding fits the cache."""
+    """Returns groups whose slots follow one another, of lengths that are alike, and whose padding fits the cache."""
     groups: list[list[tuple[Sequence, PrefillChunk]]] = []
     for one in sorted(chunks, key=lambda one: one[0].slot):
         group = groups[-1] if groups else []
@@ -25,7 +25,7 @@ def neighbours(
 
 
 def alike(sequences: list[Sequence]) -> list[list[Sequence]]:
-    """Groups of similar numbers of encoder rows."""
+    """Returns groups of similar numbers of encoder rows."""
     groups: list[list[Sequence]] = []
     for sequence in sorted(sequences, key=lambda s: s.num_features):
         if groups and sequence.num_features <= UNEVEN * groups[-1][0].num_features:

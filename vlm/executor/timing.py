@@ -38,7 +38,7 @@ class DeviceTimer:
             del self._pending[:128]
 
     def totals(self) -> dict[str, float]:
-        """Seconds by name so far; waits for what is under way."""
+        """Returns the seconds by name so far; waits for what is under way."""
         self._fold(self._pending)
         self._pending.clear()
         return dict(self._seconds)

@@ -31,7 +31,7 @@ class Attention(nn.Module):
         return tuple(size // self.head_dim for size in linear.part_sizes.values())
 
     def split(self, x: Tensor, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
-        """[R, sum of heads · D] -> [R, H, D] for each number of heads"""
+        """Splits [R, sum of heads · D] into [R, H, D] for each number of heads."""
         return x.view(x.shape[0], -1, self.head_dim).split(heads, 1)
 
 
@@ -56,7 +56,7 @@ class EncoderAttention(Attention):
         self.qkv_heads = self.heads(self.qkv)
 
     def forward(self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None) -> Tensor:
-        """x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
+        """Attends to all rows of the same sequence: x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
         if batch.recorder is not None and batch.recorder.keep_attentions:
             weights = batch.attention.attention_weights(q, k, scale=self.scale, bias=bias)
@@ -93,8 +93,8 @@ class SelfAttention(Attention):
     def forward(
         self, x: Tensor, batch: ForwardBatch, *, bias: Tensor | None = None, angles: Tensor | None = None
     ) -> Tensor:
-        """x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of rotary positions -> [R, hidden]; the rows'
-        keys and values enter the cache first."""
+        """Attends to the sequence so far: x [R, hidden], bias [H, 2 M + 1] by distance, angles [R, 2, n] of rotary
+        positions -> [R, hidden]; the rows' keys and values enter the cache first."""
         q, k, v = self.split(self.qkv(x, batch), self.qkv_heads)
         mixed = batch.attention.self_attention(self.layer, q, k, v, scale=self.scale, bias=bias, angles=angles)
         return self.out(mixed.flatten(1), batch)
@@ -127,7 +127,7 @@ class CrossAttention(Attention):
         self.kv_heads = self.heads(self.kv)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [R, hidden] -> [R, hidden]"""
+        """Attends to the encoder's output: x [R, hidden] -> [R, hidden]"""
         q = self.q(x, batch).view(x.shape[0], -1, self.head_dim)
         mixed = batch.attention.cross_attention(self.layer, q, scale=self.scale)
         return self.out(mixed.flatten(1), batch)

@@ -16,6 +16,6 @@ class Embedding(nn.Embedding):
         self.scale = scale
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
-        """token_ids [R] -> [R, width]; ids from vocab_size on stand for the batch's prompt embeddings"""
+        """Embeds token_ids [R] -> [R, width]; ids from vocab_size on stand for the batch's prompt embeddings."""
         rows, index = batch.prompt_embeds or (None, None)
         return embed(token_ids, self.weight, rows, index, self.scale)

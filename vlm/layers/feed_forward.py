@@ -35,7 +35,7 @@ class FeedForward(nn.Module):
         self.gated = "gate" in self.up.part_sizes
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
-        """x [R, hidden] -> [R, hidden]"""
+        """Maps x [R, hidden] -> [R, hidden]"""
         x = self.up(x, batch)
         x = gated(x, self.activation) if self.gated else ACTIVATIONS[self.activation](x)
         return self.down(x, batch)

@@ -17,7 +17,7 @@ class Head(Linear):
         super().__init__(hidden, vocab_size, bias=False, context=context)
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
-        """x [R, hidden], batch of these rows, bias [V], which a network keeps beside its head -> [R, V]"""
+        """Maps x [R, hidden], batch of these rows, bias [V], which a network keeps beside its head -> [R, V]"""
         return self.adapted(x, self.method.apply(self, x, bias), batch)
 
 
@@ -36,7 +36,7 @@ class TiedHead(nn.Module):
         return self._embedding[0].weight
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
-        """x [R, hidden], bias [V], which a network keeps beside its head -> [R, V]; no adapter changes it"""
+        """Maps x [R, hidden], bias [V], which a network keeps beside its head -> [R, V]; no adapter changes it"""
         return self.method.apply(self, x, bias)
 
 

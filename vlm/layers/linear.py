@@ -55,7 +55,7 @@ class Linear(nn.Module):
         return sum(self.part_sizes.values())
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """x [..., in_features] -> [..., out_features]; batch: of x [R, in_features], whose rows may have adapters"""
+        """Maps [..., in_features] -> [..., out_features]; batch: of x [R, in_features], whose rows may have adapters"""
         return self.adapted(x, self.method.apply(self, x, self.bias), batch)
 
     def adapted(self, x: Tensor, y: Tensor, batch: ForwardBatch | None) -> Tensor:

@@ -116,7 +116,7 @@ class Rotary(nn.Module):
         self.inverse = frequencies.to(device)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """positions [R] -> [R, 2, dims / 2] float32"""
+        """Returns the cosines and sines [R, 2, dims / 2] float32 of positions [R]."""
         angles = positions[:, None].float() * self.inverse
         cos_sin = torch.stack((angles.cos(), angles.sin()), 1)
         return cos_sin if self.scale == 1.0 else cos_sin * self.scale

@@ -18,12 +18,12 @@ Caches = list[tuple[Tensor, Tensor]]  # a layer: keys and values [B, H, T, D]
 
 
 def heads(x: Tensor, batch: int) -> Tensor:
-    """[B · S, H, D] -> [B, H, S, D]"""
+    """Returns [B, H, S, D] of the rows x [B · S, H, D]."""
     return x.unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """[B, H, S, D] -> [B · S, H, D]"""
+    """Returns the rows [B · S, H, D] of x [B, H, S, D]."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
@@ -69,7 +69,8 @@ class SlotMetadata(AttentionMetadata):
         return rows_of(slot_attention(scaled(q, scale), keys, values, mask, lengths, bias is None))
 
     def _mask(self, bias: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-        """[H, 2 M + 1] by distance -> [B, H, S, T], later keys hidden: bias and causality do not go together"""
+        """Returns [B, H, S, T] of [H, 2 M + 1] by distance, later keys hidden: bias and causality exclude each
+        other."""
         if id(bias) not in self._masks:
             most = bias.shape[1] // 2
             distances = torch.arange(keys, device=bias.device) - places(self.starts, self.span)[..., None]
@@ -108,6 +109,6 @@ class PaddedMetadata(AttentionMetadata):
         return rows_of(slot_attention(scaled(q, scale), k, v, mask, self.lengths, False))
 
     def _mask(self, bias: Tensor, dtype: torch.dtype) -> Tensor:
-        """[H, 2 M + 1] by distance -> [1, H, S, S]"""
+        """Returns [1, H, S, S] of [H, 2 M + 1] by distance."""
         most, at = bias.shape[1] // 2, torch.arange(self.span, device=bias.device)
         return bias.to(dtype)[None, :, (at - at[:, None]).clamp(-most, most) + most]

@@ -12,7 +12,7 @@ def reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps
 
 
 def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """s = x + delta; returns s and layer_norm(s), each [..., C] in x's type, the statistics in float32."""
+    """Returns s = x + delta and layer_norm(s), each [..., C] in x's type, the statistics in float32."""
     if x.is_cuda:
         from vlm.ops.kernels.add_norm import add_norm as kernel
 

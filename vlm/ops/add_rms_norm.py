@@ -11,7 +11,7 @@ from torch import Tensor
 
 @torch.library.custom_op("vlm::rms_norm", mutates_args=(), schema="(Tensor x, Tensor weight, float eps) -> Tensor")
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., C], weight [C] of x's type -> the same as x: one node of an exported graph"""
+    """Returns the norm of x [..., C], of its shape and type, weight [C] of x's type: one node of an exported graph."""
     return reference(x, None, weight, eps)[1]
 
 
@@ -21,7 +21,7 @@ def _(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def lowerings() -> dict[Any, Callable[..., Any]]:
-    """Its ONNX node."""
+    """Returns the ONNX node of `rms_norm`."""
     from onnxscript.values import Opset
 
     def norm(x, weight, eps: float):
@@ -31,7 +31,7 @@ def lowerings() -> dict[Any, Callable[..., Any]]:
 
 
 def exported(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`reference` for a graph: the norm is one node."""
+    """Computes `reference` for a graph: the norm is one node."""
     stream = x if delta is None else (x.float() + delta.float()).to(x.dtype)
     return stream, rms_norm(stream, weight.to(stream.dtype), eps).to(weight.dtype)
 
@@ -44,8 +44,8 @@ def reference(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tu
 
 
 def add_rms_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """s = x + delta in x's type (the stream may be wider than what flows off it); returns s and its norm in weight's
-    type, each [..., C], the statistics in float32."""
+    """Returns s = x + delta in x's type (the stream may be wider than what flows off it) and its norm in weight's type,
+    each [..., C], the statistics in float32."""
     if x.is_cuda:
         from vlm.ops.kernels.add_norm import add_norm as kernel
 

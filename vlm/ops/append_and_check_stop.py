@@ -33,7 +33,7 @@ def reference(state: SequenceState, slots: Tensor, tokens: Tensor, logprobs: Ten
 
 
 def forced(state: SequenceState, s: Tensor, length: Tensor, token: Tensor, logprob: Tensor) -> tuple[Tensor, Tensor]:
-    """The choice where there is one; a token that must be has the log-probability 0, as Hugging Face counts it."""
+    """Returns the choice where there is one; a token that must be has the log-probability 0, as in Hugging Face."""
     for must, here in (
         (state.forced_bos[s], length == 1),
         (state.forced_eos[s], length + 1 == state.max_lengths[s]),
@@ -44,14 +44,14 @@ def forced(state: SequenceState, s: Tensor, length: Tensor, token: Tensor, logpr
 
 
 def _loop_runs(state: SequenceState, slots: Tensor, length: Tensor, token: Tensor) -> Tensor:
-    """[R, MAX_PERIOD]: the counters once `token` stands at `length`."""
+    """Returns the counters [R, MAX_PERIOD] once `token` stands at `length`."""
     earlier = length[:, None] - torch.arange(1, MAX_PERIOD + 1, device=slots.device)
     same = (earlier >= 0) & (state.tokens[slots[:, None], earlier.clamp(min=0)] == token[:, None])
     return torch.where(same, state.loop_runs[slots] + 1, 0)
 
 
 def loop_thresholds(device: torch.device) -> Tensor:
-    """[MAX_PERIOD]: the run that makes a loop of each period."""
+    """Returns the run that makes a loop of each period, [MAX_PERIOD]."""
     return (torch.arange(1, MAX_PERIOD + 1, device=device) * LOOP_REPEATS).clamp(min=MIN_LOOP)
 
 

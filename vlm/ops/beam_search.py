@@ -39,8 +39,8 @@ def candidates(
     groups: Groups,
     stops: Tensor | None = None,
 ) -> Candidates:
-    """logits [R, V], log-probabilities where they are `normalized` -> max(2, 1 + end tokens) · width of each group, and
-    one more for each of the tokens `stops` [R, V] bool of its rows."""
+    """Returns the best max(2, 1 + end tokens) · width candidates of each group by logits [R, V], log-probabilities
+    where they are `normalized`, and one more for each of the tokens `stops` [R, V] bool of its rows."""
     exist, leaders = groups.beams, groups.slots[:, 0].long()
     most = min(logits.shape[1], groups.most)  # of a beam
     count = min(groups.slots.shape[1] * most, groups.most)  # of a group
@@ -134,7 +134,7 @@ class _Histories:
     logprobs: Tensor  # [G, n, max_seq_len] float32
 
     def continued(self, continuations: Candidates, length: Tensor) -> _Histories:
-        """Each candidate's history with its token at `length` [G, 1]."""
+        """Returns each candidate's history with its token at `length` [G, 1]."""
         at = length.long().clamp(max=self.tokens.shape[2] - 1)[..., None].expand(-1, continuations.tokens.shape[1], -1)
         pick = lambda x: x.gather(1, _expand_index(continuations.parents, x))  # noqa: E731
         return _Histories(
@@ -152,7 +152,7 @@ def _update_hypotheses(
     groups: Groups,
     alive: Tensor,
 ) -> None:
-    """The best of the old hypotheses and of the candidates that end now."""
+    """Keeps the best of the old hypotheses and of the candidates that end now."""
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
     width, count = exist.sum(1, keepdim=True), continuations.tokens.shape[1]
@@ -178,7 +178,7 @@ def _update_hypotheses(
 
 
 def _decide(ends: Tensor, state: SequenceState, beams: BeamState, groups: Groups, alive: Tensor) -> None:
-    """Can a running beam still improve on the hypotheses? Then the group goes on. Lengths are the new ones."""
+    """Decides whether a group goes on: a running beam can still improve on the hypotheses. Lengths are the new ones."""
     slots, exist = groups.slots.long(), groups.beams
     leaders = slots[:, 0]
     early, penalty = beams.early_stopping[leaders][:, None], beams.length_penalty[leaders][:, None]
@@ -196,17 +196,17 @@ def _decide(ends: Tensor, state: SequenceState, beams: BeamState, groups: Groups
 
 
 def _generated(state: SequenceState, leaders: Tensor) -> Tensor:
-    """[G, 1] tokens after the prompt"""
+    """Counts the tokens after the prompt, [G, 1]."""
     return (state.lengths[leaders] - state.prompt_lengths[leaders])[:, None]
 
 
 def _expand_index(index: Tensor, like: Tensor) -> Tensor:
-    """[G, n] -> [G, n, T]"""
+    """Expands [G, n] to [G, n, T]."""
     return index[..., None].expand(-1, -1, like.shape[2])
 
 
 def _put(target: Tensor, slots: Tensor, values: Tensor, where: Tensor) -> None:
-    """target[slots] = values, but for beams that are none or have ended: these keep what they have."""
+    """Writes target[slots] = values, but for beams that are none or have ended: these keep what they have."""
     where = where.expand(slots.shape)
     where = where if values.ndim == 2 else where[..., None]
     target[slots] = torch.where(where, values.to(target.dtype), target[slots])
@@ -255,7 +255,7 @@ def reference_reorder_cache(
 
 
 def copy_blocks(cache: Tensor, sources: Tensor, targets: Tensor) -> None:
-    """cache[:, :, targets] = cache[:, :, sources] for [N] int32 pairs; equal ones cost nothing."""
+    """Copies cache[:, :, targets] = cache[:, :, sources] for [N] int32 pairs; equal ones cost nothing."""
     if cache.is_cuda:
         from vlm.ops.kernels.copy_blocks import copy_blocks as kernel
 

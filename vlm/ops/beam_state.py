@@ -57,5 +57,5 @@ class Groups:
 
     @property
     def beams(self) -> Tensor:
-        """[G, W] bool"""
+        """Says which slots are beams, [G, W] bool."""
         return self.slots != self.padding_slot

@@ -19,7 +19,7 @@ def reference(x: Tensor, activation: str) -> Tensor:
 
 
 def gated(x: Tensor, activation: str) -> Tensor:
-    """x [R, 2 F], the gate's half first -> [R, F]"""
+    """Computes act(a) · b of x [R, 2 F], the gate's half `a` first -> [R, F]"""
     if x.is_cuda:
         from vlm.ops.kernels.gated import gated as kernel
 

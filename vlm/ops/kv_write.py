@@ -16,7 +16,7 @@ def reference(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor
 def kv_write(
     k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor
 ) -> None:
-    """keys[tables[slot, position // block_size], :, position % block_size] = k, values likewise, in place.
+    """Writes keys[tables[slot, position // block_size], :, position % block_size] = k, values likewise, in place.
 
     k, v [R, H, D] (may be strided views); keys, values [blocks, H, block_size, D]; tables [S, n] int32;
     slots, positions [R] int32

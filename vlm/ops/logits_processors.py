@@ -65,8 +65,8 @@ def apply(
     rules: TokenRules | None = None,
     processing: Processing = PLAIN,
 ) -> Tensor:
-    """logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf. Nothing waits for the
-    host."""
+    """Processes logits [R, V] of the rows `slots` [R] -> float32 [R, V] with what is forbidden at -inf. Nothing waits
+    for the host."""
     s, logits = slots.long(), logits.float()
     # rows of a prompt table have no logits: they count in the column of what is not forbidden
     history, length = state.tokens[s].long().clamp(max=logits.shape[1]), state.lengths[s][:, None]
@@ -94,7 +94,7 @@ def apply(
 
 
 def _inside(ids: Tensor, vocab_size: int) -> Tensor:
-    """Ids that are none of the vocabulary get the column after it."""
+    """Gives ids that are none of the vocabulary the column after it."""
     return torch.where((ids >= 0) & (ids < vocab_size), ids, vocab_size)
 
 
@@ -108,7 +108,8 @@ def _favoured(logits: Tensor, repetition: Tensor, token_rules: RowRules, kinds: 
 
 
 def _ruled(logits: Tensor, token_rules: RowRules, kinds: tuple[int, ...]) -> Tensor:
-    """Bad words, all but what is allowed, and where one of several ends must come nothing but these, all alike."""
+    """Forbids bad words, all but what is allowed, and where one of several ends must come, all but these, whose scores
+    become alike."""
     if BAN in kinds:
         logits = logits.masked_fill(token_rules.marked(BAN), float("-inf"))
     if ALLOW in kinds:
@@ -126,7 +127,7 @@ def _cleaned(logits: Tensor, clean: Tensor) -> Tensor:
 
 
 def _ending(logits: Tensor, ends: Tensor, length: Tensor, start: Tensor, factor: Tensor) -> Tensor:
-    """Ends [R, n] gain factor ** (tokens since the start) - 1 times their own size."""
+    """Lets ends [R, n] gain factor ** (tokens since the start) - 1 times their own size."""
     wide = torch.nn.functional.pad(logits, (0, 1))
     own, since = wide.gather(1, ends), (length - start).clamp(min=0)
     gain = own.abs() * (factor**since - 1).float()
@@ -134,7 +135,7 @@ def _ending(logits: Tensor, ends: Tensor, length: Tensor, start: Tensor, factor:
 
 
 def _normalized(logits: Tensor, normalize: Tensor) -> Tensor:
-    """A row of which nothing is left stays as it is."""
+    """Normalizes the rows that are to be; one of which nothing is left stays as it is."""
     any_left = (logits > float("-inf")).any(1, keepdim=True)
     return torch.where(normalize & any_left, logits.log_softmax(-1), logits)
 
@@ -154,7 +155,8 @@ def _penalized(
 
 
 def _repeating_ngrams(history: Tensor, length: Tensor, n: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """Candidates [R, T]: the token after each earlier place, and whether the n - 1 tokens before it end the history."""
+    """Returns candidates [R, T], the token after each earlier place, and whether the n - 1 tokens before it end the
+    history."""
     width = history.shape[1]
     at = torch.arange(width, device=history.device)[None]
     holds = (n > 0) & (at < length) & (at >= n - 1)

@@ -16,7 +16,7 @@ from vlm.ops.tiles import TILE_ROWS
 
 
 def tiles_of(lengths: Iterable[int], rows: int | None = TILE_ROWS) -> list[tuple[int, int, int]]:
-    """(first query row, first row, row after the last of its sequence) per tile of at most `rows` query rows."""
+    """Returns tiles of at most `rows` query rows: (first query row, first row, row after the last of its sequence)."""
     tiles, begin = [], 0
     for length in lengths:
         tiles += [(start, begin, begin + length) for start in range(begin, begin + length, rows or length)]
@@ -41,7 +41,7 @@ def reference(q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float, bias
 
 
 def attention_weights(q: Tensor, k: Tensor, tiles: Tensor, scale: float, bias: Tensor | None) -> list[Tensor]:
-    """softmax(q kᵀ · scale + bias) of each sequence, [H, T, T] float32: for those who look at them."""
+    """Returns softmax(q kᵀ · scale + bias) of each sequence, [H, T, T] float32: for those who look at them."""
     weights = []
     for begin, end in dict.fromkeys((b, e) for _, b, e in tiles.tolist() if e > b):
         scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k[begin:end].float()) * scale
@@ -52,7 +52,7 @@ def attention_weights(q: Tensor, k: Tensor, tiles: Tensor, scale: float, bias: T
 
 
 def _toeplitz(bias: Tensor, first: int, last: int, keys: int) -> Tensor:
-    """[H, 2 M + 1] -> [H, last - first, keys], entry (i, j) that of key j for query last - 1 - i; a view."""
+    """Returns [H, last - first, keys] of [H, 2 M + 1], entry (i, j) that of key j for query last - 1 - i; a view."""
     most = bias.shape[1] // 2
     distances = torch.arange(1 - last, keys - first, device=bias.device).clamp(-most, most) + most
     vector = bias[:, distances].contiguous()
@@ -62,7 +62,7 @@ def _toeplitz(bias: Tensor, first: int, last: int, keys: int) -> Tensor:
 def packed_attention(
     q: Tensor, k: Tensor, v: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v within each sequence.
+    """Computes softmax(q kᵀ · scale + bias) v within each sequence.
 
     q, k, v [R, H, D] (may be strided views); tiles [T, 3] int32 (`tiles_of`, in order), on CUDA empty ones (0, 0, 0)
     may follow; bias [H, 2 M + 1] float32: what is added at key - query distance -M … M, the ends for all beyond

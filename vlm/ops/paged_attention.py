@@ -43,7 +43,7 @@ def reference(
 
 
 def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
-    """cache [N, H, block, D], blocks [R, n] -> [R, H, n * block, D] float32, a view of one copy.
+    """Gathers blocks [R, n] of a cache [N, H, block, D] -> [R, H, n * block, D] float32, a view of one copy.
 
     Whole blocks are copied where a block's memory holds its tokens one after the other, as the CPU's cache does.
     """
@@ -61,7 +61,7 @@ def paged_attention(
     scale: float,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v per row.
+    """Computes softmax(q kᵀ · scale + bias) v per row.
 
     q [R, H, D]; keys, values [blocks, H_kv, block_size, D], H a multiple of H_kv; tables [S, n] int32, the blocks of
     each slot; slots [R] int32; lengths [R] int32, at least 1; bias [H, 2 M + 1] float32, where H = H_kv: what is added

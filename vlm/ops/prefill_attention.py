@@ -16,8 +16,8 @@ from vlm.ops.tiles import TILE_ROWS
 
 
 def tiles_of(chunks: Iterable[tuple[int, int, int]], rows: int | None = TILE_ROWS) -> list[tuple[int, int, int, int]]:
-    """(slot, first position, rows) of each chunk, in the order of the rows -> (first row, rows, slot, first position)
-    of each tile"""
+    """Cuts chunks into tiles: (slot, first position, rows) of each chunk, in the order of the rows -> (first row, rows,
+    slot, first position) of each tile"""
     tiles, row = [], 0
     for slot, position, count in chunks:
         step = rows or count
@@ -39,13 +39,13 @@ def reference(
 
 
 def _held(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """The first `length` tokens of a block table, [H, length, D] float32."""
+    """Returns the first `length` tokens of a block table, [H, length, D] float32."""
     blocks = table[: -(-length // cache.shape[2])].long()
     return cache.transpose(1, 2)[blocks].flatten(0, 1)[:length].transpose(0, 1).float()
 
 
 def _mask(q: Tensor, k: Tensor, position: int, bias: Tensor | None) -> Tensor:
-    """[rows, keys] of what is seen, or [H, rows, keys] of what is added"""
+    """Returns [rows, keys] of what is seen, or [H, rows, keys] of what is added."""
     distances = (
         torch.arange(k.shape[1], device=q.device) - torch.arange(position, position + len(q), device=q.device)[:, None]
     )
@@ -56,7 +56,7 @@ def _mask(q: Tensor, k: Tensor, position: int, bias: Tensor | None) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tensor:
-    """q [R, H, D], k, v [H_kv, T, D] -> [R, H, D]"""
+    """Attends under a mask: q [R, H, D], k, v [H_kv, T, D] -> [R, H, D]"""
     groups = q.shape[1] // len(k)
     k, v = (x.repeat_interleave(groups, 0)[None] for x in (k, v))
     y = F.scaled_dot_product_attention(q.transpose(0, 1)[None].float(), k, v, attn_mask=mask, scale=scale)
@@ -66,7 +66,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tens
 def prefill_attention(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
 ) -> Tensor:
-    """softmax(q kᵀ · scale + bias) v, each row over its sequence's tokens up to and with its own.
+    """Computes softmax(q kᵀ · scale + bias) v, each row over its sequence's tokens up to and with its own.
 
     q [R, H, D] (may be a strided view); keys, values [blocks, H_kv, block_size, D], H a multiple of H_kv;
     tables [S, n] int32; tiles [T, 4] int32 (`tiles_of`; empty ones may follow); bias [H, 2 M + 1] float32 by key -

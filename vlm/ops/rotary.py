@@ -13,8 +13,8 @@ from vlm.ops import kv_write as plain
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """x [R, H, D], angles [R, 2, n] float32 (cosines, sines): the first 2 n of each head's values turned, the i-th with
-    the (i + n)-th -> [R, H, D]"""
+    """Turns the first 2 n of each head's values, the i-th with the (i + n)-th: x [R, H, D], angles [R, 2, n] float32
+    (cosines, sines) -> [R, H, D]"""
     half = angles.shape[2]
     cos, sin = angles[:, None].unbind(2)
     a, b, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
@@ -46,7 +46,7 @@ def rotary_kv_write(
 
 @torch.library.custom_op("vlm::slot_rotary", mutates_args=(), schema="(Tensor x, Tensor cos, Tensor sin) -> Tensor")
 def slot_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`rotate` of x [B, H, S, D], cos and sin [B, S, n] of x's type: a node of an exported graph"""
+    """Turns x [B, H, S, D] as `rotate` does, cos and sin [B, S, n] of x's type: a node of an exported graph."""
     rows = x.transpose(1, 2).flatten(0, 1)
     result = rotate(rows, torch.stack((cos, sin), 2).flatten(0, 1).float())
     return result.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2).contiguous()
@@ -58,7 +58,7 @@ def _(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def lowerings() -> dict[Any, Callable[..., Any]]:
-    """Its ONNX node. The angles are of rows, so that no positions are given."""
+    """Returns the ONNX node of `slot_rotary`. The angles are of rows, so that no positions are given."""
     from onnxscript.values import Opset
 
     op = Opset("", 24)

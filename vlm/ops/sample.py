@@ -24,7 +24,7 @@ def greedy_reference(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [R, V] -> the likeliest token [R] int64 (the first of equals) and its log-probability [R] float32"""
+    """Finds in logits [R, V] the likeliest token [R] int64 (the first of equals), its log-probability [R] float32."""
     if logits.is_cuda:
         from vlm.ops.kernels.sample import greedy as kernel
 
@@ -68,7 +68,7 @@ class SamplingState:
 
     @property
     def nucleus(self) -> Tensor:
-        """[S] top_p as it is now"""
+        """Returns top_p as it is now, [S]."""
         shrunk = torch.maximum(self.top_p * self.top_p_decay**self.decay_steps, self.top_p_min)
         return torch.where((self.decay_steps == 0) | (self.top_p_decay == 1.0), self.top_p, shrunk)
 
@@ -79,7 +79,7 @@ class SamplingState:
 
 
 def sample(logits: Tensor, how: SamplingState, positions: Tensor, by_entropy: bool = False) -> Tensor:
-    """One draw a row; rows of temperature 0 are greedy.
+    """Draws a token for each row; rows of temperature 0 are greedy.
 
     logits [R, V]; `how` of the R rows; positions [R], the place of the token to draw; `by_entropy`: some rows have
     filters of vlm.ops.entropy_filters -> token [R] int64
@@ -102,7 +102,7 @@ def log_probability(logits: Tensor, token: Tensor) -> Tensor:
 
 
 def filtered(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Logits [R, V] after temperature, top-k, top-p and min-p, the dropped ones -inf; each row keeps at least one.
+    """Filters logits [R, V] by temperature, top-k, top-p and min-p, the dropped ones -inf; each row keeps at least one.
 
     As Hugging Face: top-k keeps ties with the k-th, top-p keeps the smallest set whose mass reaches p, min-p those of
     at least p times the likeliest's probability.
@@ -123,7 +123,7 @@ def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise [R, V], a hash of (seed, position, token id)."""
+    """Returns standard Gumbel noise [R, V], a hash of (seed, position, token id)."""
     row = _mix(seeds & _MASK) ^ _mix((seeds >> 32) + 0x51ED270B)
     row = _mix(_mix(row) ^ (positions.long() + 0x2545F491))
     ids = torch.arange(vocab_size, device=seeds.device) * 0x9E3779B1
@@ -134,7 +134,7 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """MurmurHash3's 32-bit finalizer, in int64 arithmetic."""
+    """Applies MurmurHash3's 32-bit finalizer, in int64 arithmetic."""
     x = x & _MASK
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK
     x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK

@@ -21,7 +21,7 @@ ATTRIBUTES = {"is_causal": "INT", "causal_kind": "STRING", "TRT_decomposable": "
     schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor lengths, bool causal) -> Tensor",
 )
 def slot_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, lengths: Tensor, causal: bool) -> Tensor:
-    """softmax(q kᵀ + mask) v over the first `lengths` keys of each sequence.
+    """Computes softmax(q kᵀ + mask) v over the first `lengths` keys of each sequence.
 
     q [B, H, S, D], scaled already; k, v [B, H_kv, T, D], H a multiple of H_kv; mask: what is added, [B or 1, H, S, T];
     lengths [B] int64; `causal`: the last query sees them all, each one before it one less -> [B, H, S, D]
@@ -47,7 +47,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, lengths: Tensor, cau
     "vlm::slot_write", mutates_args=(), schema="(Tensor cache, Tensor rows, Tensor starts) -> Tensor"
 )
 def slot_write(cache: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
-    """The cache [B, H, T, D] with rows [B, H, S, D] from starts[b] on; starts [B] int64, starts + S <= T"""
+    """Returns the cache [B, H, T, D] with rows [B, H, S, D] from starts[b] on; starts [B] int64, starts + S <= T"""
     at = starts[:, None] + torch.arange(rows.shape[2], device=rows.device)
     return cache.scatter(2, at[:, None, :, None].expand_as(rows), rows)
 
@@ -58,8 +58,8 @@ def _(cache: Tensor, rows: Tensor, starts: Tensor) -> Tensor:
 
 
 def lowerings() -> dict[Any, Callable[..., Any]]:
-    """Their ONNX nodes. Attention is TensorRT's own operator: its parser drops the lengths of the standard one and
-    aligns its causal mask to the first key; `attention_function` says to other runtimes what it is."""
+    """Returns the ONNX nodes of both. Attention is TensorRT's own operator: its parser drops the lengths of the
+    standard one and aligns its causal mask to the first key; `attention_function` says to other runtimes what it is."""
     from onnxscript.values import Opset
 
     _register()
@@ -79,7 +79,7 @@ def lowerings() -> dict[Any, Callable[..., Any]]:
 
 
 def attention_function() -> Any:
-    """The body of TRT_Attention in standard operators, a FunctionProto."""
+    """Returns the body of TRT_Attention in standard operators, a FunctionProto."""
     from onnx import AttributeProto, helper
 
     inputs = ["q", "k", "v", "mask", "query_lengths", "lengths"]

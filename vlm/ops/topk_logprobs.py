@@ -14,7 +14,7 @@ def reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def topk_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """logits [R, V] -> values [R, k] float32, highest first, their ids [R, k] int64, logsumexp [R] float32"""
+    """Finds in logits [R, V] values [R, k] float32, highest first, their ids [R, k] int64, logsumexp [R] float32."""
     if logits.is_cuda and k <= KERNEL_MOST:
         from vlm.ops.kernels.topk_logprobs import topk_logprobs as kernel
 

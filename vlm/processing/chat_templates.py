@@ -80,7 +80,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """None for what is no `format` of a text."""
+        """Returns the guarded `format` of a text; None for what is no `format` of a text."""
         if (function := super().wrap_str_format(value)) is not None:
             _check(not WIDTH.search(str(value.__self__)))
         return function

@@ -103,7 +103,7 @@ def check_messages(messages: Iterable[Any], limit: int) -> None:
 
 
 def _check_sizes(sizes: list[int], limit: int) -> None:
-    """`sizes`: of each part its characters"""
+    """Raises LengthError as `check_messages`; `sizes`: of each part its characters."""
     if len(sizes) > max(limit, MIN_PARTS):
         raise LengthError(
             f"the conversation has {len(sizes):,} messages and parts; this model takes {limit:,} tokens in all. Leave"
@@ -137,6 +137,6 @@ def _part(number: int, part: Any) -> str | ImagePart:
 
 
 def split_text(text: str) -> list[str]:
-    """A text at its placeholders, which are kept; empty pieces are not."""
+    """Splits a text at its placeholders, which are kept; empty pieces are not."""
     pieces = [piece for text_piece in text.split(PLACEHOLDER) for piece in (PLACEHOLDER, text_piece)][1:]
     return [piece for piece in pieces if piece]

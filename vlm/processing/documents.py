@@ -137,7 +137,7 @@ def _ends_of(path: Path, size: int = 2**24) -> bytes:
 
 
 def _scale(width: float, height: float, name: str, *, dpi: int, max_pixels: int) -> float:
-    """Pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
+    """Returns the pixels a point: `dpi`, less where a page is so large that it would pass the pixel limit."""
     if not (1 <= width < math.inf and 1 <= height < math.inf):  # false for NaN too
         raise DocumentError(f"{name} is {width:g}×{height:g} points; a page has at least one.")
     within = math.sqrt(max_pixels / width / height) * 0.99

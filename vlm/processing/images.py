@@ -143,7 +143,7 @@ def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
-    """[H, W] or [H, W, 3 or 4] uint8"""
+    """Returns the image of an array [H, W] or [H, W, 3 or 4] uint8. Raises ImageError for another."""
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or 0 in array.shape:
         raise ImageError(f"the array is {array.dtype} {array.shape}; give uint8 [H, W], [H, W, 3] or [H, W, 4].")
     try:
@@ -183,7 +183,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """Pillow's own conversion clips 16-bit grey to its lowest 256 values."""
+    """Returns what turns a strip into 8 bits: Pillow's own conversion clips 16-bit grey to its lowest 256 values."""
     most = max(_numbers(image.crop(box)).max() for box in _strips(image))
     full = 65535.0 if image.mode.startswith("I") and most > 255 else 1.0 if most <= 1 else 255.0
 

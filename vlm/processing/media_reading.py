@@ -21,7 +21,7 @@ ImageFile = bytes | np.ndarray | Rendered  # a file's content (PDF too), [H, W, 
 
 
 async def pixels(pool: MediaPool, files: Sequence[ImageFile], source: ProcessorSource) -> list[list[np.ndarray]]:
-    """Images and PDFs, -> of each its pages [C, H, W] float32.
+    """Reads images and PDFs -> of each its pages [C, H, W] float32.
 
     Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget that
     is spent.

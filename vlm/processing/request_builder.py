@@ -144,7 +144,7 @@ class RequestBuilder:
         return text
 
     def _prompt_limit(self, params: SamplingParams) -> int:
-        """Tokens that a prompt may have: an encoder's, or what a decoder holds apart from the new ones."""
+        """Returns how many tokens a prompt may have: an encoder's, or what a decoder holds apart from the new ones."""
         if self.has_encoder:
             return self.max_encoder_len
         new = params.max_new_tokens or params.default_max_new_tokens or params.min_new_tokens
@@ -194,7 +194,7 @@ class RequestBuilder:
         return messages
 
     def _with_named_ids(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """`input_ids` are the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""
+        """Names `input_ids`: the encoder's, or the prompt of a decoder alone; a prompt table's rows go before them."""
         if "input_ids" not in fields:
             return fields
         if not self.has_encoder and self.config.cross_attention:

@@ -22,7 +22,7 @@ class StopStrings:
         self._reach = max(map(len, strings)) + MARGIN  # characters before new ones in which one may begin
 
     def end(self, token_ids: list[int], num_known: int) -> int | None:
-        """token_ids: all that was generated, of which the first `num_known` hold none -> tokens to keep; None: all."""
+        """Returns how many of all generated tokens to keep, None: all. The first `num_known` hold no stop string."""
         if not (self._holds(token_ids[self._begin(token_ids, num_known) :]) and self._holds(token_ids)):
             return None
         return next(n for n in range(num_known + 1, len(token_ids) + 1) if self._holds(token_ids[:n]))
@@ -80,7 +80,7 @@ class TextStream:
         return self._text
 
     def _joined(self, splitter: WordSplitter) -> str:
-        """How a word joins the text depends on those before it and on the next: the last two wait."""
+        """Returns the text so far. How a word joins it depends on those before and on the next: the last two wait."""
         words = self._tokenizer.decode_split(self._ids).split()
         text = splitter.join(" ".join(words[:-2]))
         self._text = text if text.startswith(self._text) else self._text

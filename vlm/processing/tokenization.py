@@ -157,9 +157,9 @@ class Tokenizer:
     def encode_source(
         self, text: str, *, language: str | None = None, limit: int | None = None, suffix: str = ""
     ) -> list[int]:
-        """As an encoder takes it, with its special tokens, the suffix after the text. `limit`: the text is cut at the
-        `truncation_side` so that the whole has at most so many tokens. InputError for a language that the model does
-        not know or need."""
+        """Encodes a text as an encoder takes it, with its special tokens, the suffix after the text. `limit`: the text
+        is cut at the `truncation_side` so that the whole has at most so many tokens. Raises InputError for a language
+        that the model does not know or need."""
         if self.splitter and limit is not None:  # a word is a token or more; the last ones change the ones before them
             text = " ".join(text.split(maxsplit=limit + 8)[: limit + 8])
         body = self.split(text)

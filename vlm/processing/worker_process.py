@@ -231,7 +231,8 @@ def _exit_after_parent() -> None:
 
 
 def _limit_memory(memory_mb: int) -> None:
-    """Linux alone counts, by RLIMIT_DATA, what is private and writable: not the libraries, which are shared."""
+    """Limits memory to `memory_mb` MiB more than now. Linux alone counts, by RLIMIT_DATA, what is private and writable:
+    not the libraries, which are shared."""
     if sys.platform != "linux":
         return
     import resource

@@ -92,7 +92,7 @@ def check_model(path: Path) -> None:
 
 
 def match_family(config: dict[str, Any]) -> FamilySpec:
-    """The family of a Hugging Face config.json; ConfigError when there is none."""
+    """Returns the family of a Hugging Face config.json. Raises ConfigError when there is none."""
     check_files(ModelFiles("this model", config=config))
     for spec in families().values():
         if spec.matches(config):
@@ -107,7 +107,7 @@ def match_family(config: dict[str, Any]) -> FamilySpec:
 
 
 def architecture(name: str) -> tuple[FamilySpec, dict[str, Any]]:
-    """A published shape (`nougat-base`) -> its family and Hugging Face config."""
+    """Returns family and Hugging Face config of a published shape (`nougat-base`). ConfigError for an unknown one."""
     specs = {arch: spec for spec in families().values() for arch in spec.architectures}
     if name not in specs:
         raise ConfigError(f"architecture {name!r} is unknown; known are {listed(sorted(specs), 40)}.")

@@ -24,7 +24,7 @@ class Image:
 
     @classmethod
     def from_pixels(cls, pixels: Tensor, vision: VisionConfig) -> Image:
-        """pixels [C, H, W] float32, of a size that the network takes"""
+        """Makes an image of pixels [C, H, W] float32, of a size that the network takes."""
         height, width = pixels.shape[1:]
         return cls(pixels, vision.rows_of(height, width), vision.grid_of(height, width))
 

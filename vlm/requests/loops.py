@@ -12,7 +12,7 @@ LOOP_REPEATS = 4  # repetitions after the first occurrence
 
 
 def loop_runs_of(tokens: list[int]) -> list[int]:
-    """The counters after a whole history, on the host: for a sequence that is taken up again after a preemption."""
+    """Returns the counters after a whole history, on the host: for a sequence taken up again after a preemption."""
     runs = []
     for period in range(1, MAX_PERIOD + 1):
         run = 0
@@ -23,7 +23,7 @@ def loop_runs_of(tokens: list[int]) -> list[int]:
 
 
 def loop_period(tokens: list[int]) -> int | None:
-    """The shortest period in which a looping history repeats itself at its end; None when it does not loop."""
+    """Returns the shortest period in which a looping history repeats itself at its end; None when it does not loop."""
     for period, run in enumerate(loop_runs_of(tokens), 1):
         if run >= max(MIN_LOOP, LOOP_REPEATS * period):
             return period
@@ -31,7 +31,7 @@ def loop_period(tokens: list[int]) -> int | None:
 
 
 def without_loop(tokens: list[int], period: int) -> list[int]:
-    """The history up to the end of the loop's first turn."""
+    """Returns the history up to the end of the loop's first turn."""
     end = len(tokens)
     while end > 2 * period and tokens[end - 1] == tokens[end - 1 - period]:
         end -= 1

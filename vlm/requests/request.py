@@ -19,7 +19,7 @@ class Stops(Protocol):
     """The engine knows no text: who does says where to stop."""
 
     def end(self, token_ids: list[int], num_known: int) -> int | None:
-        """All generated tokens, the first `num_known` of them seen before -> how many to keep; None: go on."""
+        """Returns how many of all generated tokens to keep, the first `num_known` of them seen before; None: go on."""
 
 
 @dataclass(frozen=True, eq=False)

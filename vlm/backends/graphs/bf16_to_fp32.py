@@ -32,7 +32,7 @@ def _widen_value(value: Any) -> None:
 
 
 def _widened(attribute: Any) -> Any:
-    """A constant, or the type of a cast."""
+    """Widens an attribute from bfloat16 to float32: a constant, or the type of a cast."""
     import onnx_ir as ir
 
     if attribute.type == ir.AttributeType.TENSOR and attribute.value.dtype == ir.DataType.BFLOAT16:

@@ -49,8 +49,8 @@ def export(name: str, network: nn.Module, io: GraphIO, path: Path) -> None:
 
 
 def examples(io: GraphIO, seed: int = 0, batch: int = 2, span: int = 3, rows: int = 4) -> dict[str, Tensor]:
-    """Random inputs that belong together, ragged where sequences are, with ids of the prompt table where there is one;
-    a span that is too long is cut."""
+    """Returns random inputs that belong together, ragged where sequences are, with ids of the prompt table where there
+    is one; a span that is too long is cut."""
     generator = torch.Generator().manual_seed(seed)
     most = min(io.max_span or SHORT, SHORT)
     span = min(span, most)
@@ -89,7 +89,7 @@ def _add_attention(model: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter speaks of its own affairs."""
+    """Silences the exporter but for its errors: it speaks of its own affairs."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -52,31 +52,31 @@ class GraphIO:
     max_span: int | None = None  # rows of a sequence, earlier ones included
 
     def to(self, dtype: torch.dtype) -> GraphIO:
-        """With its floating tensors in another type."""
+        """Returns the same graph with its floating tensors in another type."""
         cast = lambda port: replace(port, dtype=dtype if port.dtype.is_floating_point else port.dtype)  # noqa: E731
         return replace(self, inputs=tuple(map(cast, self.inputs)), outputs=tuple(map(cast, self.outputs)))
 
 
 def role_of(graph: str) -> str:
-    """Whose weights a graph holds."""
+    """Returns the role whose weights a graph holds."""
     return "decoder" if graph == "cross" else graph
 
 
 def caches(kind: str, layers: int) -> list[str]:
-    """`self` or `cross` -> the names of all keys and values, a layer after the other."""
+    """Returns the names of all keys and values of a kind, `self` or `cross`, a layer after the other."""
     return [f"{kind}_{part}_{layer}" for layer in range(layers) for part in "kv"]
 
 
 def updated(name: str) -> str:
-    """The output that an updated cache has."""
+    """Returns the name of the output that an updated cache has."""
     return f"{name}_out"
 
 
 def graphs_of(
     configs: RoleConfigs, limits: EngineLimits, dtype: torch.dtype, *, caches_grow: bool
 ) -> dict[str, GraphIO]:
-    """By name, in the order in which a request meets them. `caches_grow`: the decoder takes caches of
-    any number of rows."""
+    """Returns the graphs by name, in the order in which a request meets them. `caches_grow`: the decoder takes caches
+    of any number of rows."""
     visual, encoder, decoder = configs.visual, configs.encoder, configs.decoder
     graphs = {}
     if visual is not None:

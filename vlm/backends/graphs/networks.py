@@ -71,7 +71,7 @@ GRAPHS = {"visual": VisualGraph, "encoder": EncoderGraph, "cross": CrossGraph, "
 
 
 def _counted(x: Tensor) -> Tensor:
-    """[B, S, ...] -> the positions [B · S] int64 of rows that begin their sequences"""
+    """Returns the positions [B · S] int64 of rows x [B, S, ...] that begin their sequences."""
     batch, span = x.shape[:2]
     return torch.arange(span, device=x.device).expand(batch, -1).flatten()
 

@@ -35,8 +35,8 @@ def check(name: str, network: nn.Module, io: GraphIO, path: Path, quantized: boo
 
 
 def structure(path: Path, name: str) -> list[str]:
-    """What is wrong with the graph's attentions: each has its lengths, and those over a cache that is written see no
-    later keys, by their kind or by a mask."""
+    """Returns what is wrong with the graph's attentions: each must have its lengths, and those over a cache that is
+    written must see no later keys, by their kind or by a mask."""
     import onnx
 
     graph = onnx.load(str(path), load_external_data=False).graph
@@ -59,7 +59,7 @@ def _errors(node: Any, updates: set[str]) -> list[str]:
 
 
 def numbers(name: str, network: nn.Module, io: GraphIO, path: Path) -> list[str]:
-    """Outputs whose values on random inputs of several sizes differ from the network's; of bfloat16 in float32."""
+    """Names outputs that differ from the network's on random inputs of several sizes; of bfloat16 in float32."""
     dtype = next(port.dtype for port in io.inputs if port.dtype.is_floating_point)
     if dtype != torch.bfloat16:
         return _numbers(name, network, io, path, TOLERANCE[dtype])

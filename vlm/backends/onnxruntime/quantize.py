@@ -34,7 +34,7 @@ def _quantizer(model: Any) -> Any:
 
 
 def _plain_products(model: Any) -> Any:
-    """Gemm -> MatMul and Add, which is what the quantizer takes."""
+    """Turns Gemm into MatMul and Add, which is what the quantizer takes."""
     from onnxruntime.quantization.onnx_model import ONNXModel
 
     editor = ONNXModel(model)
@@ -43,8 +43,8 @@ def _plain_products(model: Any) -> Any:
 
 
 def _own_weights(graph: Any) -> None:
-    """A matrix that is used elsewhere too, as a table of embeddings is, gets a copy for every product: each is turned
-    in its place."""
+    """Gives every product a copy of a matrix that is used elsewhere too, as a table of embeddings is: each is turned in
+    its place."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     uses = Counter(name for node in graph.node for name in node.input)
     for node in graph.node:

@@ -19,7 +19,7 @@ TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.i
 
 
 def require(*packages: str) -> None:
-    """EngineError with the command that installs what is missing."""
+    """Raises EngineError for packages that are missing, with the command that installs them."""
     if absent := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise EngineError(f"the onnxruntime backend needs {listed(absent)}; run: pip install 'vlm-runtime[onnx]'.")
 
@@ -56,7 +56,7 @@ class OnnxGraph:
             raise EngineError(f"{path} was exported by another version of vlm; rebuild the engine with vlm build.")
 
     def bind(self, inputs: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Binding:
-        """See vlm.backends.graphs.network.Graph."""
+        """Ties tensors to the graph's names: see vlm.backends.graphs.network.Graph."""
         sizes = {
             name: size
             for port in self.io.inputs
@@ -72,7 +72,7 @@ class OnnxGraph:
 
 
 def _fits(port: Port, tensor: Any) -> bool:
-    """Does the file's tensor take all that the port may be? Its sizes that vary are no numbers."""
+    """Says whether the file's tensor takes all that the port may be. Its sizes that vary are no numbers."""
     sizes = zip(tensor.shape, port.shape, strict=False)
     same = port.name == tensor.name and len(port.shape) == len(tensor.shape)
     return same and all(size == port_size for size, port_size in sizes if isinstance(size, int))

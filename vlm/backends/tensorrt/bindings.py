@@ -28,7 +28,7 @@ class PlanPort:
         return bool(self.ranges)
 
     def takes(self, shape: Shape, profile: int) -> bool:
-        """Is this an input's shape that the profile was built for?"""
+        """Says whether an input's shape is one that the profile was built for."""
         least, most = self.ranges[profile]
         return len(shape) == len(least) and all(a <= n <= b for a, n, b in zip(least, shape, most, strict=True))
 
@@ -54,8 +54,8 @@ class Pass:
 def plan_passes(
     ports: Sequence[PlanPort], tensors: Tensors, batched: Collection[str], device: torch.device
 ) -> list[Pass]:
-    """The passes over all sequences: one, or where no profile takes so many at once, as few as do. The tensors of
-    `batched` names are cut along the first axis, as views.
+    """Returns the passes over all sequences: one, or where no profile takes so many at once, as few as do. The tensors
+    of `batched` names are cut along the first axis, as views.
 
     Raises EngineError with every reason why the tensors are not what the plan reads and writes.
     """
@@ -87,7 +87,7 @@ def _part(tensors: Tensors, batched: Collection[str], first: int, count: int) ->
 
 
 def _profile(ports: Sequence[PlanPort], tensors: Tensors) -> int | None:
-    """The first one that takes all inputs."""
+    """Returns the first profile that takes all inputs; None: none does."""
     inputs = [port for port in ports if port.is_input]
     fitting = (
         profile
@@ -118,7 +118,7 @@ def _errors(port: PlanPort, tensor: Tensor | None, device: torch.device) -> Iter
 
 
 def _oversized(ports: Sequence[PlanPort], tensors: Tensors) -> list[str]:
-    """Inputs that the last profile, which takes the most, does not take."""
+    """Names the inputs that the last profile, which takes the most, does not take."""
     return [
         f"{port.name} is {tuple(tensors[port.name].shape)}, the plan takes {port.ranges[-1][0]} to {port.ranges[-1][1]}"
         for port in ports

@@ -43,7 +43,7 @@ class PlanBuilder:
         return cls(library, targets, cache_root() / "tensorrt")
 
     def build(self, onnx_file: Path, plan_file: Path, limits: PlanLimits, progress: Progress | None = None) -> None:
-        """One graph, with its weights beside it where they are external, -> a plan.
+        """Builds a plan of one graph, whose weights lie beside it where they are external.
 
         Raises EngineError for a graph that TensorRT cannot parse, would misread, or has no kernels for.
         """
@@ -82,7 +82,8 @@ def build_plans(
     *,
     progress: Progress | None = None,
 ) -> PlanInfo:
-    """Graphs by name ("decoder", "encoder", "cross", "visual") -> `out/<name>/rank0.plan`, and what may run them.
+    """Builds a plan `out/<name>/rank0.plan` of each graph by name ("decoder", "encoder", "cross", "visual"), and
+    returns what may run them.
 
     Raises EngineError.
     """

@@ -51,7 +51,8 @@ def check_parsed(network: Any, trt: Any, onnx_file: Path) -> None:
 
 
 def graph_attentions(graph: GraphProto, has_caches: bool) -> list[Attention]:
-    """What the graph's nodes say, by their names. In a graph with caches, causal means from the last row on."""
+    """Returns the attentions as the graph's nodes say them, by their names. In a graph with caches, causal means from
+    the last row on."""
     updates = {node.output[0] for node in graph.node if node.op_type == UPDATE}
     return [_expected(node, has_caches, node.input[1] in updates) for node in graph.node if node.op_type in INPUTS]
 
@@ -80,7 +81,7 @@ def network_attentions(network: Any, trt: Any) -> Iterator[Attention]:
 
 
 def attention_layers(network: Any, trt: Any) -> Iterator[Any]:
-    """The network's `IAttention`s"""
+    """Yields the network's `IAttention`s."""
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         if layer.type == trt.LayerType.ATTENTION_OUTPUT:
@@ -112,7 +113,7 @@ def _superfluous(names: set[str], layers: dict[str, Attention]) -> Iterator[str]
 
 
 def _copied_caches(network: Any, trt: Any, updates: int) -> Iterator[str]:
-    """Only an update straight from an input to an output of the network happens in place."""
+    """Yields errors of cache updates: only one straight from an input to an output of the network happens in place."""
     layers = [network.get_layer(i) for i in range(network.num_layers)]
     update_layers = [layer for layer in layers if layer.type == trt.LayerType.KV_CACHE_UPDATE]
     if len(update_layers) != updates:

@@ -48,13 +48,13 @@ def load_plans(engine: EngineDir, device: torch.device) -> dict[str, Network]:
 
 
 def within_plans(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> RuntimeConfig:
-    """What the plans can be asked for. EngineError where this machine cannot run them."""
+    """Returns what the plans can be asked for. Raises EngineError where this machine cannot run them."""
     most = check_plans(engine, device).limits["max_prefill_tokens"]
     return replace(runtime, max_prefill_tokens=min(runtime.max_prefill_tokens, most))
 
 
 def check_plans(engine: EngineDir, device: torch.device | None = None) -> PlanInfo:
-    """What may run the plans; EngineError with the command that rebuilds them where this machine may not."""
+    """Returns what may run the plans; EngineError with the command that rebuilds them where this machine may not."""
     info = PlanInfo.from_manifest(engine.manifest.built_for)
     check_runnable(info, engine.build, Machine.this(device), str(engine.path), engine.manifest.source)
     return info

@@ -40,18 +40,18 @@ class Library:
 
     @property
     def keeps_timings(self) -> bool:
-        """Are kernels timed at build? RTX chooses them when it loads a plan."""
+        """Says whether kernels are timed at build. RTX chooses them when it loads a plan."""
         return self.name == FULL
 
     def create_network(self, builder: Any) -> Any:
-        """An empty network whose types are those of the graph (the only kind since TensorRT 11)."""
+        """Returns an empty network whose types are those of the graph (the only kind since TensorRT 11)."""
         flags = self.module.NetworkDefinitionCreationFlag
         return builder.create_network(1 << int(flags.STRONGLY_TYPED) if hasattr(flags, "STRONGLY_TYPED") else 0)
 
 
 def installed() -> dict[str, Library]:
-    """The libraries that can be imported, by name, the full one first. Raises EngineError for one that is broken or
-    too old."""
+    """Returns the libraries that can be imported, by name, the full one first. Raises EngineError for one that is
+    broken or too old."""
     modules = {name: _imported(name) for name in MODULES}
     libraries = {name: Library(name, module) for name, module in modules.items() if module is not None}
     for name, library in libraries.items():
@@ -67,7 +67,7 @@ def versions() -> dict[str, str]:
 
 
 def named(name: str, libraries: Mapping[str, Library]) -> Library:
-    """EngineError with the pip command where it is not installed."""
+    """Returns the library of a name. Raises EngineError with the pip command where it is not installed."""
     if name not in libraries:
         raise EngineError(f"{name} is not installed; {PIP[name]}.")
     return libraries[name]

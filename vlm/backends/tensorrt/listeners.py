@@ -30,7 +30,7 @@ class Phases:
         self._open.pop(phase, None)
 
     def fraction(self) -> float:
-        """0 to 1; never less than before, though phases come back."""
+        """Returns how much is done, 0 to 1; never less than before, though phases come back."""
         share, fraction = 1.0, 0.0
         for step, steps in self._open.values():
             fraction += share * min(step, steps) / steps
@@ -40,12 +40,12 @@ class Phases:
 
 
 def last(errors: Sequence[str]) -> str:
-    """The first line of the last error, which mostly is the cause."""
+    """Returns the first line of the last error, which mostly is the cause."""
     return errors[-1].strip().splitlines()[0][:400] if errors else "it does not say why."
 
 
 def make_logger(trt: Any, errors: list[str]) -> Any:
-    """Errors are kept for the sentence that the user gets; warnings go to Python's log."""
+    """Returns a logger that keeps errors for the sentence that the user gets; warnings go to Python's log."""
 
     class Logger(trt.ILogger):
         def __init__(self) -> None:
@@ -61,7 +61,7 @@ def make_logger(trt: Any, errors: list[str]) -> Any:
 
 
 def make_monitor(trt: Any, description: str, progress: Progress | None, interrupts: list[KeyboardInterrupt]) -> Any:
-    """Reports to `progress`; an interrupt ends the build, which no exception can do, and is kept."""
+    """Returns a monitor that reports to `progress`; an interrupt is kept and ends the build, as no exception can."""
     phases = Phases()
 
     class Monitor(trt.IProgressMonitor):

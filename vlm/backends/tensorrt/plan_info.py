@@ -29,7 +29,7 @@ class PlanInfo(Config):
     limits: dict[str, int]  # as PlanLimits has them
 
     def built_for(self) -> dict[str, Any]:
-        """The manifest's entry."""
+        """Returns the manifest's entry `built_for`."""
         return {"devices": ["cuda"], KEY: self.to_dict() | {"targets": list(self.targets)}}
 
     @classmethod
@@ -58,8 +58,8 @@ class Machine:
 
 
 def check_runnable(info: PlanInfo, build: BuildConfig, machine: Machine, path: str, source: str) -> None:
-    """EngineError with every reason why this machine cannot run the plans of the engine at `path`, and the command
-    that builds them for it. source: the model that it was built from, in words"""
+    """Raises EngineError with every reason why this machine cannot run the plans of the engine at `path`, and the
+    command that builds them for it. source: the model that it was built from, in words"""
     if machine.gpu is None:
         raise EngineError(
             f"{path} holds TensorRT plans for {listed(info.targets)}, this machine has no CUDA GPU; run it where there"
@@ -85,11 +85,11 @@ def _reasons(info: PlanInfo, machine: Machine, gpu: str) -> Iterator[str]:
 
 
 def _missing(machine: Machine, gpu: str) -> str | None:
-    """The library to install before anything can be built for this GPU."""
+    """Returns the library to install before anything can be built for this GPU; None: none."""
     return None if FULL in machine.versions or gpu in machine.rtx_capabilities else FULL
 
 
 def rebuild_command(build: BuildConfig, path: str, backend: str, target: tuple[str, ...] = ()) -> str:
-    """The `vlm build` that makes the same engine for another machine."""
+    """Returns the `vlm build` that makes the same engine for another machine."""
     other = replace(build, backend=backend, target=target)
     return shlex.join(["vlm", "build", "MODEL", "-o", path, *other.options()])

@@ -49,12 +49,12 @@ class PlanLimits(Config):
         return cls(limits.max_batch_size, max(limits.max_seq_len, 1), limits.max_encoder_input_len)
 
     def boxed(self, span: int, tokens: int) -> int:
-        """Sequences of `span` tokens that fit into a pass of `tokens`."""
+        """Returns how many sequences of `span` tokens fit into a pass of `tokens`."""
         return max(1, min(self.max_batch_size, tokens // span))
 
 
 def graph_profiles(inputs: Mapping[str, Dims], limits: PlanLimits) -> tuple[Profile, ...]:
-    """A decoder's decode and prefill profiles, or the one profile of another graph; `{}` where nothing is dynamic.
+    """Returns a decoder's decode and prefill profiles, or another graph's only one; `{}` where nothing is dynamic.
 
     Raises EngineError for a dynamic dimension that no limit says anything of, and for a cache of another size.
     """
@@ -86,8 +86,8 @@ def _encode(limits: PlanLimits) -> dict[str, Range]:
 
 
 def _spans(longest: int, tokens: int, prompt: int, limits: PlanLimits) -> dict[str, Range]:
-    """Padded spans whose largest box stays within `tokens` where one sequence does; a run takes more sequences in
-    several passes, with all of their prompt tables. `prompt`: tokens of a whole prompt, of which a span is a chunk"""
+    """Returns padded spans whose largest box stays within `tokens` where one sequence does; a run takes more sequences
+    in several passes, with all their prompt tables. `prompt`: tokens of a whole prompt, of which a span is a chunk"""
     batch, typical = limits.boxed(longest, tokens), min(longest, TYPICAL_SPAN)
     rows = limits.max_batch_size * prompt
     return {"batch": (1, 1, batch), "span": (1, typical, longest), "rows": (1, typical, rows)}
@@ -136,6 +136,6 @@ def _size(dim: int | str | None) -> int | None:
 
 
 def _stem(name: str) -> str:
-    """`self_k_11` -> `self_k`"""
+    """Returns a name without its layer: `self_k_11` -> `self_k`"""
     head, _, tail = name.rpartition("_")
     return head if tail.isdigit() else name

@@ -28,7 +28,7 @@ class PlanContext:
         self._bindings: dict[str, Binding] = {}
 
     def enqueue(self, bindings: Sequence[Binding], stream: int) -> None:
-        """`bindings` has the inputs first. Raises EngineError for what TensorRT refuses, OutOfMemoryError
+        """Queues a run; `bindings` has the inputs first. Raises EngineError for what TensorRT refuses, OutOfMemoryError
         where it has no memory for it."""
         changes = [binding for binding in bindings if self._bindings.get(binding.name) != binding]
         for binding in changes:
@@ -49,7 +49,8 @@ class PlanContext:
         self._bindings[binding.name] = binding
 
     def _check_shapes(self, bindings: Sequence[Binding]) -> None:
-        """Memory of another size would be written beyond its end."""
+        """Raises EngineError for other shapes than the plan's: memory of another size would be written beyond its
+        end."""
         for binding in bindings:
             shape = tuple(self._context.get_tensor_shape(binding.name))
             if shape != binding.shape:
@@ -65,7 +66,8 @@ class Queue:
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[int]:
-        """The stream's handle: what is queued on it comes after all that torch was told before, and before the rest."""
+        """Yields the stream's handle: what is queued on it comes after all that torch was told before, and before the
+        rest."""
         torchs = torch.cuda.current_stream(self._device)
         self._own.wait_stream(torchs)
         yield self._own.cuda_stream
@@ -136,7 +138,7 @@ class PlanGraph:
 
 
 def ports_of(engine: Any, trt: Any) -> Iterator[PlanPort]:
-    """The inputs and outputs of a deserialized engine."""
+    """Yields the inputs and outputs of a deserialized engine."""
     names = ("float32", "float16", "bfloat16", "int64", "int32", "bool")
     types = {getattr(trt, name): getattr(torch, name) for name in names}
     for index in range(engine.num_io_tensors):

@@ -18,7 +18,7 @@ HOPPER = "sm90"
 
 
 def this_gpu(device: torch.device | None = None) -> str | None:
-    """The compute capability of a CUDA device (None: the current one); None without one."""
+    """Returns the compute capability of a CUDA device (None: the current one); None without one."""
     import torch
 
     if not torch.cuda.is_available():
@@ -28,7 +28,7 @@ def this_gpu(device: torch.device | None = None) -> str | None:
 
 
 def for_this_gpu(build: BuildConfig) -> BuildConfig:
-    """A build that will run here. EngineError where it could not."""
+    """Returns a build that will run here. Raises EngineError where it could not."""
     if (gpu := this_gpu()) is None:
         raise EngineError(
             "the backend tensorrt runs on a CUDA GPU, this machine has none; use the backend torch or onnxruntime, or"
@@ -38,7 +38,8 @@ def for_this_gpu(build: BuildConfig) -> BuildConfig:
 
 
 def library_for(targets: tuple[str, ...], gpu: str | None, libraries: Mapping[str, Library]) -> Library:
-    """The full one where both are, unless only RTX can build for what is asked. EngineError where none is."""
+    """Returns the library to build with: the full one where both are, unless only RTX can build for what is asked.
+    Raises EngineError where none is."""
     if not libraries:
         raise EngineError(
             f"the backend tensorrt needs TensorRT, which is not installed; {PIP[RTX]} builds for GeForce and RTX GPUs"
@@ -50,7 +51,7 @@ def library_for(targets: tuple[str, ...], gpu: str | None, libraries: Mapping[st
 
 
 def resolve_targets(library: Library, targets: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
-    """What to build for, `()` being this machine's GPU, or without one all that the library knows from Ampere on.
+    """Returns what to build for; `()`: this machine's GPU, or without one all that the library knows from Ampere on.
 
     Raises EngineError for what the library cannot build for here.
     """
@@ -82,7 +83,7 @@ def _of_the_gpu(targets: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
 
 
 def check_dtype(targets: tuple[str, ...], dtype: str) -> None:
-    """EngineError for GPUs without bfloat16."""
+    """Raises EngineError for bfloat16 on GPUs without it."""
     older = [name for name in targets if int(name[2:]) < OLDEST_DEFAULT]
     if older and dtype == "bfloat16":
         raise EngineError(f"{listed(older)} does not compute in bfloat16; build it with float16, or for newer GPUs.")

@@ -11,7 +11,7 @@ from vlm.backends.tensorrt.library import Library
 
 
 def timing_file(library: Library, target: str, folder: Path) -> Path | None:
-    """A file a library, version and GPU; None where the library keeps no timings."""
+    """Returns the file of timings, one a library, version and GPU; None where the library keeps no timings."""
     return folder / f"{library.name}-{library.version}-{target}.timing" if library.keeps_timings else None
 
 
@@ -24,7 +24,7 @@ def read_timings(config: Any, file: Path | None) -> None:
 
 
 def write_timings(config: Any, file: Path | None) -> None:
-    """Written whole: builds beside this one may read it."""
+    """Writes a builder's timings, whole: builds beside this one may read the file."""
     if file is None:
         return
     file.parent.mkdir(parents=True, exist_ok=True)

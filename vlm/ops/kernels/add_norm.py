@@ -39,8 +39,8 @@ def _add_norm(
 
 
 def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """s = x + delta in x's type; returns s and its norm in weight's type, [..., C]: layer norm, or RMS norm where there
-    is no bias."""
+    """Returns s = x + delta in x's type and its norm in weight's type, [..., C]: layer norm, or RMS norm where there is
+    no bias."""
     x, add = x.contiguous(), delta is not None
     assert delta is None or (delta.is_contiguous() and delta.shape == x.shape)
     width = x.shape[-1]

@@ -23,7 +23,7 @@ TILE = 128  # columns of a history a program moves
 
 @jit
 def _take(values, index, at):
-    """values[at], of a vector with indices `index`"""
+    """Returns values[at], of a vector with indices `index`."""
     return tl.sum(tl.where(index == at, values, 0))
 
 
@@ -287,7 +287,7 @@ def step(logits: Tensor, normalized: bool, state: SequenceState, beams: BeamStat
 
 
 def reorder_cache(tables: Tensor, size: int, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor):
-    """-> the blocks to copy and where to, [G · W] int32 each"""
+    """Brings the tables up to date -> the blocks to copy and where to, [G · W] int32 each"""
     count, width = groups.slots.shape
     sources, targets = torch.empty((2, count * width), dtype=torch.int32, device=tables.device)
     _reorder[(count,)](

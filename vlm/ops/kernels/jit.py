@@ -16,7 +16,7 @@ class Kernel(Protocol):
     """A compiled function: called by other kernels, launched by the host."""
 
     def __call__(self, *arguments: Any, **constants: Any) -> Any:
-        """Is part of a kernel that calls it."""
+        """Becomes part of a kernel that calls it."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         """Returns what launches it on a grid of programs: takes its arguments and `num_warps`, `num_stages`, …"""

@@ -38,8 +38,8 @@ ROWS = 2  # weight rows a program: measured best from 1,024 to 50,000 outputs
 
 
 def shape_of(inputs: int) -> tuple[int, int]:
-    """(values of a row at once, warps) by a row's length: measured on an H200 from 1,024 to 11,008, where they come
-    within 2 to 20% of the memory's bandwidth for the matrices of billions of parameters."""
+    """Returns (values of a row at once, warps) by a row's length: measured on an H200 from 1,024 to 11,008, where they
+    come within 2 to 20% of the memory's bandwidth for the matrices of billions of parameters."""
     if inputs <= 1024:
         return triton.next_power_of_2(inputs), 1
     for tile, warps in ((4096, 4), (2048, 2)):

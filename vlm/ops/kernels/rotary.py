@@ -12,7 +12,7 @@ from vlm.ops.kernels.jit import jit
 
 @jit
 def _turned(x_ptr, angles_ptr, i, D: tl.constexpr, HALF: tl.constexpr):
-    """One head's values, the first 2 · HALF of them turned."""
+    """Returns one head's values, the first 2 · HALF of them turned."""
     inside = i < 2 * HALF
     first = i < HALF
     x = tl.load(x_ptr + i, mask=i < D, other=0.0).to(tl.float32)
