@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from dataclasses import astuple
 from pathlib import Path
 
 import pytest
+import typer
 
 from vlm_app.bench.table import HEADER, load, markdown, rows
+from vlm_app.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -18,6 +21,7 @@ LINK = re.compile(r"\]\(([^()\s]+)\)")
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 FOLDERS = "vlm|visual_engines|llm_engines|app|tests|training|docs|docker|examples|benchmarks|\\.ci"
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
+SHELL = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
@@ -59,6 +63,37 @@ def between(page: Path, mark: str) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page):
     assert not broken_links(page)
+
+
+def commands(text: str) -> list[list[str]]:
+    """Returns the words after `vlm` of each line of a text's shell blocks that calls it."""
+    lines = [line for block in SHELL.findall(text) for line in block.replace("\\\n", " ").splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines if "vlm " in line]
+    return [line[line.index("vlm") + 1 :] for line in words if "vlm" in line]
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """Returns the verb, or the options, of a command that the command line does not have."""
+    command = typer.main.get_command(app)
+    while hasattr(command, "commands") and words:
+        if (verb := words[0]) not in command.commands:
+            return [verb] if not verb.startswith("-") else []
+        command, words = command.commands[verb], words[1:]
+    known = {"--help"}.union(*(param.opts + param.secondary_opts for param in command.params))
+    end = next((at for at, word in enumerate(words) if word in ("|", "&&", ">", "<")), len(words))
+    return [word for word in words[:end] if word.startswith("--") and word.partition("=")[0] not in known]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_those_of_the_command_line(page):
+    assert not [
+        (" ".join(words), unknown) for words in commands(page.read_text("utf-8")) if (unknown := unknown_words(words))
+    ]
+
+
+def test_a_command_that_is_none_is_found():
+    text = "```bash\nvlm chat --model x\ncat a | vlm run --picture b \\\n  --model c\nvlm bench text --json d\n```\n"
+    assert [unknown_words(words) for words in commands(text)] == [["chat"], ["--picture"], []]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
