@@ -124,11 +124,11 @@ LONG = {"model": "mini-t5", "messages": [{"role": "user", "content": TEXT}], "te
 def test_a_client_asks_again_after_429(served):
     service = served.service("mini-t5")
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="SECRET", max_retries=0) as impatient:
-        held, service.num_outputs = service.num_outputs, 64
+        before, service.num_outputs = service.num_outputs, 64
         with pytest.raises(openai.RateLimitError) as caught:
             impatient.embeddings.create(model="mini-t5", input=TEXT)
         assert caught.value.code == "rate_limit_exceeded" and caught.value.response.headers["retry-after"] == "1"
-        threading.Timer(0.5, lambda: setattr(service, "held", held)).start()
+        threading.Timer(0.5, lambda: setattr(service, "num_outputs", before)).start()
         answer = impatient.with_options(max_retries=5).chat.completions.create(**{**LONG, "extra_body": None})
         assert answer.choices[0].message.content
 
