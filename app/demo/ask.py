@@ -65,7 +65,8 @@ class AskTab:
             inputs_kwargs={**sampling}, show_progress_on=timing, api_name="ask",
         )  # fmt: skip
         stop.click(None, cancels=[submission], **UNLISTED)
-        gr.on([new.click, chat.clear], forgotten, outputs=outputs, cancels=[submission], **UNLISTED)
+        # the box stays: the next question may have been begun
+        gr.on([new.click, chat.clear], forgotten, outputs=[chat, timing, turns], cancels=[submission], **UNLISTED)
 
     def _conversation(self) -> tuple[gr.Chatbot, gr.MultimodalTextbox]:
         hint = "Attach or paste an image and ask about it" if self.sees else "Ask something"
@@ -101,9 +102,9 @@ class AskTab:
                 box_update = gr.skip()  # the next question may have been begun
 
 
-def forgotten() -> tuple[list[Any], str, tuple[Turn, ...], dict[str, Any]]:
-    """Returns a new conversation, timing, and box."""
-    return [], "", (), NOTHING
+def forgotten() -> tuple[list[Any], str, tuple[Turn, ...]]:
+    """Returns a new conversation and timing."""
+    return [], "", ()
 
 
 def _question_turn(question: dict[str, Any]) -> Turn:
