@@ -158,17 +158,10 @@ def _run(
 
 def _to_input(pipeline: Pipeline, task: str, framing: texts.Framing) -> ToInput:
     """Returns what makes inputs of texts. Raises InputError for languages of a summary."""
-    from vlm_app.text.tasks import summary, translation
+    from vlm_app.text.tasks import summary
 
     if task == "translate":
-        return translation(
-            pipeline,
-            framing.src_lang,
-            framing.tgt_lang,
-            prefix=framing.prefix,
-            truncate=framing.truncate,
-            suffix=framing.suffix,
-        )
+        return framing.translation(pipeline)
     if framing.src_lang or framing.tgt_lang:
         raise InputError("--src-lang and --tgt-lang go with --task translate.")
     return summary(pipeline, framing.prefix, framing.truncate, framing.suffix)

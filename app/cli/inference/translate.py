@@ -51,17 +51,10 @@ def translate(
         items = texts.items_of(text, files)
     items = attach_prompt_tables(soft_prompts, items)
     pipeline = texts.load_text_model(model, options)
-    from vlm_app.text.tasks import translation, translation_of_ids
+    from vlm_app.text.tasks import translation_of_ids
 
     if files.input_ids is None:
-        to_input = translation(
-            pipeline,
-            framing.src_lang,
-            framing.tgt_lang,
-            prefix=framing.prefix,
-            truncate=framing.truncate,
-            suffix=framing.suffix,
-        )
+        to_input = framing.translation(pipeline)
     else:
         to_input = translation_of_ids(pipeline, framing.tgt_lang)
     stream = texts.streams(text, files.out, as_json, sampling)

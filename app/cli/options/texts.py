@@ -56,6 +56,15 @@ class Framing:
         " end). A suffix stays; a prompt leaves room for --max-new-tokens.",
     )  # fmt: skip
 
+    def translation(self, pipeline: Pipeline) -> ToInput:
+        """Returns what makes a translation's input of a text. Raises InputError for languages that do not suit the
+        model."""
+        from vlm_app.text.tasks import translation
+
+        return translation(
+            pipeline, self.src_lang, self.tgt_lang, prefix=self.prefix, truncate=self.truncate, suffix=self.suffix
+        )
+
 
 def items_of(
     texts: list[str] | None,
