@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 
+import numpy as np
+
 from vlm.errors import ImageError
 from vlm.processing.worker_process import Budget
 
@@ -30,6 +32,10 @@ def eat(megabytes: int) -> int:
 
 def die(number: int) -> None:
     os.kill(os.getpid(), number)
+
+
+def arrays(*sizes: int) -> dict[int, np.ndarray]:
+    return {size: np.arange(size, dtype=np.int64)[::-1] + size for size in sizes}
 
 
 def refuse() -> None:

@@ -118,7 +118,7 @@ class Reference:
         images = request.images if request.encoder_image is None else (request.encoder_image,)
         if len({image.pixels.shape for image in images}) > 1:
             raise InputError("the accuracy check takes images of one size a request; give each its own.")
-        pixels = [image.pixels for image in images]
+        pixels = [image.values for image in images]
         return torch.stack(pixels).to(self.model.device, self.model.dtype) if pixels else None
 
     def _tensor(self, ids: list[int]) -> Tensor:

@@ -76,7 +76,7 @@ def padded_pixels(rows: list[Request], vision: VisionConfig) -> Tensors:
     for row, images in enumerate(images_by_row):
         for number, image in enumerate(images):
             height, width = sizes[row, number] = image.pixels.shape[1:]
-            table[row, number, :, :height, :width] = image.pixels
+            table[row, number, :, :height, :width] = image.values
     tensors = {"pixel_values": table, "num_images": _lengths(images_by_row)}
     return tensors if vision.fixed_size else {**tensors, "image_sizes": sizes}
 

@@ -11,6 +11,7 @@ import zlib
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from transformers import AutoImageProcessor, NougatImageProcessor
 
@@ -20,7 +21,7 @@ from vlm.errors import EngineError, ImageError
 from vlm.processing.image_processor import ImageProcessor, ProcessorSource
 from vlm.processing.images import load_image
 from vlm.registry.catalogs import families
-from vlm.registry.images import ImageProcessorSpec
+from vlm.registry.images import LAST_BITS, ImageProcessorSpec, Transform
 
 RAMP = np.tile(np.linspace(0, 255, 40).astype(np.uint8), (20, 1))
 
@@ -210,7 +211,7 @@ def _halved(name, settings):
         frames = [np.asarray(image.resize((settings["side"],) * 2), np.float32) for image in images]
         return torch.from_numpy(np.stack(frames)).permute(0, 3, 1, 2) / 255 * settings.get("top", 1.0)
 
-    return transform
+    return Transform(transform)
 
 
 def _side(image_size):
@@ -242,3 +243,24 @@ def test_processes_are_told_of_every_familys_processors():
         source = ProcessorSource(None, specs, (8, 8))
         again = pickle.loads(pickle.dumps(source))
         assert again == source and hash(again) == hash(source)
+
+
+def test_pixels_are_held_as_levels_and_normalized_later():
+    """By every processor that people publish; values are transformers' own, to the last bits."""
+    for spec in {spec.name: spec for family in families().values() for spec in family.image_processors}.values():
+        settings, picture = spec.default_settings((32, 24)), colour(90, 70)
+        image = ImageProcessor.default(spec, (32, 24)).read(picture)
+        assert image.pixels.dtype == np.uint8 and image.normalization is not None
+        own = getattr(transformers, spec.name)(**{name: settings[name] for name in settings if name != "pad_to_square"})
+        values = own(spec.prepare(picture, settings), return_tensors="pt")["pixel_values"][0].float()
+        normalized = image.normalization(torch.from_numpy(image.pixels))
+        torch.testing.assert_close(normalized, values, rtol=0, atol=LAST_BITS)
+
+
+def test_a_processor_without_a_normalization_gives_values():
+    settings = CLIP.default_settings((24, 24))
+    for without in ({"do_normalize": False}, {"do_rescale": False}):
+        image = ImageProcessor(CLIP, settings | without).read(colour(90, 70))
+        assert image.pixels.dtype == np.float32 and image.normalization is None
+    own = ImageProcessor(OWN, {"side": 8}).read(colour())
+    assert own.pixels.dtype == np.float32 and own.normalization is None

@@ -10,13 +10,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 
+import numpy as np
 import pytest
 
 from tests.media_kit import children
 from tests.server_kit import until
-from tests.worker_calls import ENDLESS, die, double, eat, fail_oddly, hang, pid, refuse
+from tests.worker_calls import ENDLESS, arrays, die, double, eat, fail_oddly, hang, pid, refuse
 from vlm.errors import ImageError
 from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.processing.result_buffer import SIZE, ResultBuffer
 from vlm.processing.worker_process import Budget, WorkerFailure
 
 CALLS = "tests.worker_calls"
@@ -116,6 +118,36 @@ def test_closing_waits_for_nothing():
     for call in [*calls, pool.submit(lambda worker: worker.run(double, 1))]:
         with pytest.raises(WorkerFailure, match="stopped"):
             call.result()
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_arrays_cross_by_shared_memory(pool):
+    """Those that fit: others, and all where there is no such memory, go through the pipe."""
+    fits = SIZE // 8
+    for sizes in ((0, 1, 1000), (fits - 16, 1), (fits + 1,), (fits // 2, 3, fits, 5), ()):
+        first, second = (run(pool, arrays, *sizes) for _ in range(2))
+        for size in sizes:  # of its own: the second call has not written over the first one's
+            assert np.array_equal(first[size], arrays(size)[size]) and np.array_equal(first[size], second[size])
+            first[size][:] = 0
+    none = ResultBuffer(-1, 0)
+    assert none.read(none.write(arrays(3)))[3].tolist() == [5, 4, 3]
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="without shared memory arrays are in the message")
+def test_shared_memory_goes_with_its_process(pool):
+    buffer = ResultBuffer.new()
+    content, spans = buffer.write(arrays(1000))
+    assert len(content) < 1000 and spans == [(0, 8000)]
+    buffer.close()
+    run(pool, arrays, 1000)
+    before = open_files()
+    for _ in range(5):
+        assert failure(pool, die, signal.SIGKILL) == "crash"
+        assert len(run(pool, arrays, 1000)[1000]) == 1000
+    assert open_files() == before
 
 
 def test_a_process_that_cannot_start_is_told():

@@ -274,7 +274,7 @@ class Pipeline:
         if encoders.encoder is None:
             if hidden_states or attentions:
                 raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
-            features = encoders.encode_pixels([r.source_image.pixels for r in requests])
+            features = encoders.encode_pixels([r.source_image for r in requests])
             return [Encoding(x.cpu()) for x in features]
         recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
         texts = [r.source_ids for r in requests]

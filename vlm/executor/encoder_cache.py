@@ -24,7 +24,7 @@ class EncoderCache:
     def features(
         self,
         images: Items[Image],
-        encode: Callable[[list[Tensor]], Items[Tensor]],
+        encode: Callable[[list[Image]], Items[Tensor]],
         *,
         adapter_id: int = NO_ADAPTER,
     ) -> dict[bytes, Tensor]:
@@ -35,7 +35,7 @@ class EncoderCache:
         missing = [image for key, image in distinct.items() if key not in by_key]
         self.hits, self.misses = self.hits + len(images) - len(missing), self.misses + len(missing)
         if missing:
-            results = encode([image.pixels for image in missing])
+            results = encode(missing)
             by_key |= {image.key: features for image, features in zip(missing, results, strict=True)}
         for key in distinct:
             self._keep(before + key, by_key[key])

@@ -16,6 +16,7 @@ from vlm.executor.prompt_embeds import Parts
 from vlm.executor.timing import DeviceTimer
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.requests.image import Image
+from vlm.requests.pixels import Normalization
 from vlm.requests.request import Request
 
 
@@ -62,15 +63,22 @@ class Encoders:
         return [features[image.key] for image in images]
 
     @torch.inference_mode()
-    def encode_pixels(self, pixels: Items[Tensor]) -> list[Tensor]:
-        """Encodes [C, H, W] each -> features [rows, hidden] each; images of one shape share passes."""
+    def encode_pixels(self, images: Items[Image]) -> list[Tensor]:
+        """Returns each image's features [rows, hidden], computed now; images of one shape share passes."""
         by_number: dict[int, Tensor] = {}
-        for numbers in numbers_by_shape(pixels):
+        for numbers in numbers_by_shape(images):
             for part in batched(numbers, self.max_encoder_batch_size):
                 # a graph's output is overwritten by its next run
-                features = self.networks.encode(torch.stack([pixels[i] for i in part])).clone()
+                features = self.networks.encode(self._values([images[i] for i in part])).clone()
                 by_number |= zip(part, features, strict=True)
-        return [by_number[i] for i in range(len(pixels))]
+        return [by_number[i] for i in range(len(images))]
+
+    def _values(self, images: Items[Image]) -> Tensor:
+        """Returns pixel values [n, C, H, W] of images of one shape on the device: levels, a quarter of the bytes, are
+        normalized there."""
+        pixels = torch.stack([image.pixels for image in images]).to(self.device, non_blocking=True)
+        normalization = images[0].normalization
+        return (pixels if normalization is None else normalization(pixels)).to(self.dtype)
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later."""
@@ -88,9 +96,9 @@ class Encoders:
         return [torch.cat(rows) if rows else None for rows in parts]
 
 
-def numbers_by_shape(pixels: Items[Tensor]) -> list[list[int]]:
-    """Returns the numbers of the images of each shape, in the order in which the shapes come first."""
-    groups: dict[torch.Size, list[int]] = {}
-    for number, image in enumerate(pixels):
-        groups.setdefault(image.shape, []).append(number)
+def numbers_by_shape(images: Items[Image]) -> list[list[int]]:
+    """Returns the numbers of the images of each shape and normalization, in the order in which these come first."""
+    groups: dict[tuple[torch.Size, Normalization | None], list[int]] = {}
+    for number, image in enumerate(images):
+        groups.setdefault((image.pixels.shape, image.normalization), []).append(number)
     return list(groups.values())

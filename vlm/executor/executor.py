@@ -112,7 +112,7 @@ class Executor:
 
     def _features(self, sequences: list[Sequence]) -> Tensor:
         """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
-        images = [s.request.encoder_image.pixels for s in sequences if s.request.encoder_image is not None]
+        images = [s.request.encoder_image for s in sequences if s.request.encoder_image is not None]
         features = iter(self.encoders.encode_pixels(images))
         to_device = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
         parts = [

@@ -11,6 +11,7 @@ from vlm.errors import InputError
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import load_image
 from vlm.requests.image import Image
+from vlm.requests.pixels import ImagePixels
 
 if TYPE_CHECKING:
     import torch
@@ -27,8 +28,8 @@ class ImageInputs:
     def of_prompt(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Returns the images of a prompt; `sources`: those of its conversation."""
         if (pixels := fields.get("pixel_values")) is not None:
-            several = isinstance(pixels, list | tuple) or pixels.ndim == 4
-            each_pixels: Iterable[Any] = pixels if several else [pixels]
+            is_one = isinstance(pixels, ImagePixels) or (not isinstance(pixels, list | tuple) and pixels.ndim != 4)
+            each_pixels: Iterable[Any] = [pixels] if is_one else pixels
             return tuple(self._image(each).hashed() for each in each_pixels)
         sources = fields.get("images") or sources or []
         sources = sources if isinstance(sources, list | tuple) else [sources]
@@ -50,13 +51,16 @@ class ImageInputs:
     def _read_image(self, source: Any) -> Image:
         if self.image_processor is None:
             raise InputError("this engine has no image processor; give pixel_values instead of images.")
-        return self._image(self.image_processor([load_image(source)])[0])
+        return self._image(self.image_processor.read(load_image(source)))
 
-    def _image(self, pixels: torch.Tensor) -> Image:
+    def _image(self, image: torch.Tensor | ImagePixels) -> Image:
         """Raises InputError for pixels [C, H, W] of a size that the model does not take."""
-        shape, vision = tuple(pixels.shape), self.vision
+        pixels, vision = image.pixels if isinstance(image, ImagePixels) else image, self.vision
+        shape = tuple(pixels.shape)
         if vision is None:
             raise InputError(f"{self.family_name} takes text, not images; leave the images out.")
         if len(shape) != 3 or shape[0] != vision.num_channels or not vision.takes(*shape[1:]):
             raise InputError(f"pixel_values has shape {shape}; this model takes {vision.shapes}.")
-        return Image.from_pixels(pixels, vision)
+        if isinstance(image, ImagePixels):
+            return Image.from_processor(image, vision)
+        return Image.from_pixels(image, vision)

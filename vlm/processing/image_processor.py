@@ -13,6 +13,7 @@ from vlm.artifacts.files import load_json
 from vlm.errors import EngineError, ImageError, listed
 from vlm.limits import MAX_INPUT_SIDE
 from vlm.registry.images import ImageProcessorSpec, Settings
+from vlm.requests.pixels import ImagePixels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +71,14 @@ class ImageProcessor:
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Turns RGB images into pixel values [n, 3, H, W] float32. Raises ImageError for one that comes out in another
         size than the model takes: not all settings crop, and some belong to another model."""
+        normalization, pixels = self._transform.normalization, self._checked(images)
+        return pixels if normalization is None else normalization(pixels)
+
+    def read(self, image: Image.Image) -> ImagePixels:
+        """Turns an RGB image into what processes exchange and requests hold. Raises ImageError as a call does."""
+        return ImagePixels.of(self._checked([image])[0].numpy(), self._transform.normalization)
+
+    def _checked(self, images: Sequence[Image.Image]) -> Tensor:
         pixels = self._processed(images)
         if self.image_size is not None and (size := tuple(pixels.shape[2:])) != self.image_size:
             raise ImageError(
@@ -92,7 +101,7 @@ class ImageProcessor:
         return "convert the model again with the preprocessor_config.json that belongs to it"
 
     def _processed(self, images: Sequence[Image.Image]) -> Tensor:
-        return self._transform([self._spec.prepare(image, self._settings) for image in images])
+        return self._transform.apply([self._spec.prepare(image, self._settings) for image in images])
 
 
 def processor_kind(config: dict[str, Any]) -> str | None:

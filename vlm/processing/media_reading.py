@@ -13,6 +13,7 @@ from vlm.processing.documents import PdfDocument
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.requests.pixels import ImagePixels
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 ImageFile = bytes | np.ndarray | Rendered  # a file's content (PDF too), [H, W, 3] uint8, or a page of a file
 
 
-async def pixels(pool: MediaPool, files: Sequence[ImageFile], source: ProcessorSource) -> list[list[np.ndarray]]:
-    """Reads images and PDFs -> of each its pages [C, H, W] float32.
+async def pixels(pool: MediaPool, files: Sequence[ImageFile], source: ProcessorSource) -> list[list[ImagePixels]]:
+    """Reads images and PDFs -> of each its pages.
 
     Raises ImageError, DocumentError and LimitError, with one sentence for the file that is wrong or for a budget that
     is spent.
@@ -30,22 +31,22 @@ async def pixels(pool: MediaPool, files: Sequence[ImageFile], source: ProcessorS
 
 
 # --- in the process ---
-_processor = lru_cache(maxsize=16)(ProcessorSource.load)
+processor = lru_cache(maxsize=16)(ProcessorSource.load)
 
 
-def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, config: MediaConfig) -> list[list[np.ndarray]]:
+def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, config: MediaConfig) -> list[list[ImagePixels]]:
     """Reads in this thread, as `pixels`. One picture is held at a time, whatever their number."""
-    room, arrays = config.max_images, []
+    room, images = config.max_images, []
     for file in files:
         # one by one, as the pipeline has it, too: a batch may differ in the last bit
         pages = list(map(partial(_processed, source), _pages(file, room, config)))
         room -= len(pages)
-        arrays.append(pages)
-    return arrays
+        images.append(pages)
+    return images
 
 
-def _processed(source: ProcessorSource, page: Image.Image) -> np.ndarray:
-    return _processor(source)([page])[0].numpy()
+def _processed(source: ProcessorSource, page: Image.Image) -> ImagePixels:
+    return processor(source).read(page)
 
 
 def _pages(file: ImageFile, room: int, config: MediaConfig) -> Iterator[Image.Image]:

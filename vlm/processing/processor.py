@@ -17,10 +17,9 @@ from vlm.processing.tokenization import Tokenizer
 from vlm.registry import catalogs
 from vlm.registry.spec import FamilySpec
 from vlm.requests.loops import loop_period, without_loop
+from vlm.requests.pixels import ImagePixels
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from vlm.artifacts.engine_dir import EngineDir
 
 
@@ -100,19 +99,16 @@ class Processor:
             raise InputError(f"{self.family.name} takes text, not images; leave the images out, or ask another model.")
         return self.processor_source
 
-    def with_pixels(self, source: dict[str, Any], images: Items[Items[np.ndarray]]) -> dict[str, Any]:
-        """Turns an input of `Pipeline.generate` and its images, of each its pages [C, H, W], into the input that has
-        them in it.
+    def with_pixels(self, source: dict[str, Any], images: Items[Items[ImagePixels]]) -> dict[str, Any]:
+        """Turns an input of `Pipeline.generate` and its images, of each its pages, into the input that has them in it.
 
         Raises InputError and LimitError for more images than the model reads.
         """
-        import torch
-
         if "messages" in source:
             conversation = self.request_builder.conversation(source["messages"])
             source = {**source, "messages": conversation.with_pages([len(x) for x in images])}
         self.request_builder.check_images(sum(map(len, images)))
-        pixels = [torch.from_numpy(page) for pages in images for page in pages]
+        pixels = [page for pages in images for page in pages]
         if self.family.takes_prompt or self.vision is None:
             return {**source, "pixel_values": pixels} if pixels else source
         if len(pixels) != 1:

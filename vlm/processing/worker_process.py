@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError
 from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
+from vlm.processing.result_buffer import Message, ResultBuffer
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -66,6 +67,7 @@ class WorkerProcess:
         self.budget, self._preload = budget, preload
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
+        self._buffer: ResultBuffer | None = None
         self._lock = threading.Lock()
         self._killed = False
         self.is_ready = self.cannot_start = False
@@ -78,12 +80,13 @@ class WorkerProcess:
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Returns what a function of a module returns there, or raises what it raises, or WorkerFailure."""
-        pipe = self._connected()
+        pipe, buffer = self._connected()
         self.busy_since = time.monotonic()
         try:
             with self._ended_by("crash"):
                 pipe.send((function, arguments))
-                kind, value = _answer(pipe, self.budget.seconds)
+                kind, message = _answer(pipe, self.budget.seconds)
+                value = buffer.read(message)
         finally:
             self.busy_since = None
         if kind == ERROR:
@@ -97,20 +100,22 @@ class WorkerProcess:
                 self._killed = True
                 self._process.kill()
 
-    def _connected(self) -> Connection:
-        """Returns the pipe to a process that is ready, a new one where there is none. Raises WorkerFailure."""
+    def _connected(self) -> tuple[Connection, ResultBuffer]:
+        """Returns the ways to a process that is ready, a new one where there is none. Raises WorkerFailure."""
+        pipe, buffer = self._pipe, self._buffer
         # what comes when nobody is asked is its end
-        if self._pipe is not None and self.is_ready and not self._killed and not self._pipe.poll():
-            return self._pipe
+        if pipe and buffer and self.is_ready and not self._killed and not pipe.poll():
+            return pipe, buffer
         self.close()
         self.cannot_start = True
         with self._ended_by("start"):
-            process, pipe = _started(self._preload, self.budget.memory_mb)
+            buffer = ResultBuffer.new()
+            process, pipe = _started(self._preload, self.budget.memory_mb, buffer)
             with self._lock:
-                self._process, self._pipe = process, pipe
+                self._process, self._pipe, self._buffer = process, pipe, buffer
             _answer(pipe, START_SECONDS)
         self.is_ready, self.cannot_start = True, False
-        return pipe
+        return pipe, buffer
 
     @contextlib.contextmanager
     def _ended_by(self, kind: str) -> Iterator[None]:
@@ -132,27 +137,29 @@ class WorkerProcess:
         with self._lock:
             process, self._process = self._process, None
             pipe, self._pipe = self._pipe, None
+            buffer, self._buffer = self._buffer, None
             self.is_ready = self._killed = False
-        if process is not None and pipe is not None:
+        if process is not None and pipe is not None and buffer is not None:
             process.kill()
             process.join()
             pipe.close()
+            buffer.close()
 
 
-def _answer(pipe: Connection, seconds: float) -> tuple[str, Any]:
+def _answer(pipe: Connection, seconds: float) -> tuple[str, Message]:
     """Returns what the process says of a call. Raises WorkerFailure after so many seconds, EOFError at its end."""
     if not pipe.poll(seconds):
         raise WorkerFailure("timeout")
-    kind, value = pipe.recv()
+    kind, message = pipe.recv()
     if kind == OUT_OF_MEMORY:
         raise WorkerFailure("memory")
-    return kind, value
+    return kind, message
 
 
-def _started(preload: str, memory_mb: int) -> tuple[BaseProcess, Connection]:
+def _started(preload: str, memory_mb: int, buffer: ResultBuffer) -> tuple[BaseProcess, Connection]:
     context = _context(preload)
     pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, preload, memory_mb), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, preload, memory_mb, buffer), daemon=True)
     process.start()
     theirs.close()
     return process, pipe
@@ -168,7 +175,7 @@ def _context(preload: str) -> ForkServerContext | SpawnContext:
 
 
 # --- in the process ---
-def _serve(pipe: Connection, preload: str, memory_mb: int) -> None:
+def _serve(pipe: Connection, preload: str, memory_mb: int, buffer: ResultBuffer) -> None:
     """Answers calls until its parent has gone, or memory has run out: what is left may not serve the next call."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     _die_with_parent()
@@ -176,14 +183,15 @@ def _serve(pipe: Connection, preload: str, memory_mb: int) -> None:
     _limit_memory(memory_mb)
     with contextlib.suppress(EOFError, OSError):  # of the pipe
         pipe.send((READY, None))
-        while _answered(pipe):
+        while _answered(pipe, buffer):
             pass
 
 
-def _answered(pipe: Connection) -> bool:
+def _answered(pipe: Connection, buffer: ResultBuffer) -> bool:
     try:
         function, arguments = pipe.recv()
-        pipe.send(_result(function, arguments))
+        kind, value = _result(function, arguments)
+        pipe.send((kind, buffer.write(value)))
     except MemoryError:
         pipe.send((OUT_OF_MEMORY, None))
         return False

@@ -8,18 +8,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlm.limits import MAX_PADDED_PIXELS
+from vlm.requests.pixels import Normalization
 
 if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
 Settings = Mapping[str, Any]  # of a preprocessor_config.json
-Transform = Callable[[Sequence["Image.Image"]], "Tensor"]  # RGB images -> pixel values [n, C, H, W]
 
 # of a preprocessor_config.json, what the classes of transformers do not take
 NOT_ARGUMENTS = {"image_processor_type", "feature_extractor_type", "processor_class", "_valid_processor_keys"}
 SLIMMEST = 64  # longest side over shortest
 LONGEST_SLIVER = 2**14  # pixels: padded, it has 4 million
+LAST_BITS = 2e-6  # by which pixel values may differ whose additions and products were made in another order
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Turns RGB images into tensors [n, C, H, W]: levels uint8 for its normalization, or without one pixel values."""
+
+    apply: Callable[[Sequence[Image.Image]], Tensor]
+    normalization: Normalization | None = None
+
+    def values(self, images: Sequence[Image.Image]) -> Tensor:
+        """Returns pixel values [n, C, H, W] float32."""
+        pixels = self.apply(images)
+        return pixels if self.normalization is None else self.normalization(pixels)
 
 
 # --- what the parts of a spec are by default ---
@@ -32,9 +46,41 @@ def transformers_class(name: str, settings: Settings) -> Transform:
 
 
 def transform_by(processor_class: Callable[..., Any], settings: Settings) -> Transform:
-    """Returns what a class with the interface of transformers' image processors does with images."""
+    """Returns what a class with the interface of transformers' image processors does with images, as levels where its
+    last step is a normalization."""
     processor = processor_class(**{key: value for key, value in settings.items() if key not in NOT_ARGUMENTS})
-    return lambda images: processor(images, return_tensors="pt")["pixel_values"].float()
+
+    def pixels(images: Sequence[Image.Image], **options: bool) -> Tensor:
+        return processor(images, return_tensors="pt", **options)["pixel_values"]
+
+    values = Transform(lambda images: pixels(images).float())
+    if (normalization := _last_step(processor)) is None:
+        return values
+    levels = Transform(lambda images: pixels(images, do_rescale=False, do_normalize=False), normalization)
+    return levels if _agree(levels, values) else values
+
+
+def _last_step(processor: Any) -> Normalization | None:
+    """Returns the normalization that a processor of transformers' has by its settings, if it has."""
+    if not (getattr(processor, "do_rescale", None) and getattr(processor, "do_normalize", None)):
+        return None
+    import torch
+
+    shades = (processor.image_mean, processor.image_std)
+    mean, std = ((torch.tensor(each) * (1.0 / processor.rescale_factor)).reshape(-1) for each in shades)
+    return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
+
+
+def _agree(levels: Transform, values: Transform) -> bool:
+    """Says whether both give the same pixel values of a picture of many shades."""
+    import torch
+    from PIL import Image
+
+    shades = [bytes((5 * x % 256, 7 * y % 256, (x * y + 40) % 256)) for y in range(48) for x in range(40)]
+    probe = Image.frombytes("RGB", (40, 48), b"".join(shades))
+    pixels, expected = levels.apply([probe]), values.apply([probe])
+    is_exact = pixels.dtype == torch.uint8 and pixels.shape == expected.shape
+    return is_exact and torch.allclose(levels.values([probe]), expected, rtol=0.0, atol=LAST_BITS)
 
 
 def exact_size(image_size: tuple[int, int]) -> dict[str, Any]:

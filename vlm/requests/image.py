@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vlm.requests.content_key import content_key
+from vlm.requests.pixels import ImagePixels, Normalization, pixel_digest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,21 +19,42 @@ if TYPE_CHECKING:
 class Image:
     """Holds one image's pixels, and what a network's configuration says of an image of that size."""
 
-    pixels: Tensor  # [C, H, W] float32
+    pixels: Tensor  # [C, H, W]: levels uint8 with a normalization, else pixel values float32
     rows: int  # that its features take
     grid: tuple[int, ...] | None = None  # of patches: (t, h, w) or (h, w); None where the network needs none
+    normalization: Normalization | None = None
+    digest: bytes | None = None  # of the pixels, where it is known
 
     @classmethod
     def from_pixels(cls, pixels: Tensor, vision: VisionConfig) -> Image:
-        """Makes an image of pixels [C, H, W] float32, of a size that the network takes."""
+        """Makes an image of pixel values [C, H, W] float32, of a size that the network takes."""
         height, width = pixels.shape[1:]
         return cls(pixels, vision.rows_of(height, width), vision.grid_of(height, width))
+
+    @classmethod
+    def from_processor(cls, image: ImagePixels, vision: VisionConfig) -> Image:
+        """Makes an image of what an image processor gave, of a size that the network takes."""
+        import torch
+
+        height, width = image.pixels.shape[1:]
+        return cls(
+            torch.from_numpy(image.pixels),
+            vision.rows_of(height, width),
+            vision.grid_of(height, width),
+            normalization=image.normalization,
+            digest=image.digest,
+        )
+
+    @property
+    def values(self) -> Tensor:
+        """Returns its pixel values [C, H, W] float32."""
+        return self.pixels if self.normalization is None else self.normalization(self.pixels)
 
     @cached_property
     def key(self) -> bytes:
         """Returns a hash of its pixels, their shape and its grid: equal images have equal features."""
-        shape = repr((tuple(self.pixels.shape), self.grid))
-        return content_key(shape.encode(), self.pixels.flatten().numpy().data)
+        digest = self.digest or pixel_digest(self.pixels.numpy(), self.normalization)
+        return content_key(repr(self.grid).encode(), digest)
 
     def hashed(self) -> Image:
         """Returns itself once its key is computed: that takes milliseconds, which the engine's thread has not."""

@@ -14,6 +14,7 @@ from vlm.api.outputs import Output
 from vlm.errors import InputError
 from vlm.processing.media_reading import ImageFile
 from vlm.processing.processor import Processor
+from vlm.requests.pixels import ImagePixels
 from vlm_app.server.core.generation_input import GenerationInput
 from vlm_app.server.core.messages import decode_data_uri
 from vlm_app.server.tensors.ft_tensors import without_neutral
@@ -64,7 +65,8 @@ def _of_tensors(processor: Processor, row: Row) -> GenerationInput:
     source: dict[str, Any] = {}
     if "pixel_values" in row:
         images = row["pixel_values"][: int(row.get("num_images", len(row["pixel_values"])))]
-        source = processor.with_pixels(source, [_unpadded(images.astype(np.float32), row.get("image_sizes"))])
+        own = _unpadded(images.astype(np.float32), row.get("image_sizes"))
+        source = processor.with_pixels(source, [[ImagePixels.of(image) for image in own]])
     if "input_ids" in row:
         ids = without_padding(row, "input_ids", "sequence_length")
         if (table := row.get("request_prompt_embedding")) is not None:

@@ -40,7 +40,7 @@ def normalized(name: str, settings: Settings) -> Transform:
     def pixels(image: Image.Image) -> np.ndarray:
         return ((np.asarray(image, np.float32) / 255 - np.float32(mean)) / np.float32(std)).transpose(2, 0, 1)
 
-    return lambda images: torch.from_numpy(np.stack([pixels(image) for image in images]))
+    return Transform(lambda images: torch.from_numpy(np.stack([pixels(image) for image in images])))
 
 
 DEEPSEEK = ImageProcessorSpec("DeepseekVLImageProcessor", normalized, default_settings, squared)
