@@ -43,7 +43,11 @@ class JobConfig:
 class PlaceConfig:
     """Where a job runs, and which part of it. Raises InputError for a value that is not allowed."""
 
-    workers: int | None = option(None, "Processes that render pages.", default="half of the cores")
+    workers: int | None = option(
+        None, "Processes that draw pages and prepare them for the model; 0: threads of this one.",
+        default="all cores but one on CUDA, half of them on the CPU",
+        allowed=at_least(0, "it must be 0 (read pages in the same process) or more"),
+    )  # fmt: skip
     shard: str | None = option(None, "One part of the documents: 0/4 is the first of four.", default="all")
     devices: str | None = option(None, "Several, with an engine on each: cuda:0,cuda:1, or all.", default="--device")
     ray: bool = option(False, "On the Ray cluster of $RAY_ADDRESS, or one started on this machine.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -13,10 +12,12 @@ import pytest
 from PIL import Image
 
 from vlm.errors import DocumentError, ImageError, InputError
+from vlm.processing.documents import PdfDocument
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Source, name_all
-from vlm_app.ocr.documents.pages import OpenDocument, PageInput, check_pages, selected
+from vlm_app.ocr.documents.open_document import OpenDocument
+from vlm_app.ocr.documents.pages import InProcess, check_pages, selected
 from vlm_app.ocr.documents.sources import find_documents
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger.ledger import Ledger, Page
@@ -90,10 +91,10 @@ def test_selected_pages(tmp_path):
         selected("4-6", document.num_pages)
 
 
-def test_pages_render_when_looked_up_and_one_pdf_at_a_time(tmp_path, monkeypatch):
-    document = OpenDocument(pages(tmp_path / "a.pdf", 3))
+def test_pages_of_pdfs_are_drawn_one_at_a_time(tmp_path, monkeypatch):
+    document = InProcess().open(pages(tmp_path / "a.pdf", 3)).result()
     inside, most = [], []
-    render = type(document._document).render
+    render = PdfDocument.render
 
     def watched(self, page):
         inside.append(page)
@@ -103,24 +104,17 @@ def test_pages_render_when_looked_up_and_one_pdf_at_a_time(tmp_path, monkeypatch
         inside.remove(page)
         return picture
 
-    monkeypatch.setattr(type(document._document), "render", watched)
-    inputs = [PageInput(document, page) for page in range(3)]
-    assert most == []
-    pictures = {}
-    threads = [threading.Thread(target=lambda i=i: pictures.update({i: dict(inputs[i])})) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    monkeypatch.setattr(PdfDocument, "render", watched)
+    pictures = [each.result() for each in [document.read(page) for page in range(3)]]
     assert most == [1, 1, 1]
-    assert [pictures[i]["images"][0].getpixel((4, 4))[0] // 40 for i in range(3)] == [0, 1, 2]
+    assert [picture.getpixel((4, 4))[0] // 40 for picture in pictures] == [0, 1, 2]
 
 
 def test_what_a_renderer_trips_over_costs_a_page(tmp_path):
     document = OpenDocument(image(tmp_path / "a.png"))
     document._document = SimpleNamespace(render=lambda page: 1 / 0)
     with pytest.raises(DocumentError, match=r"a\.png page 1 cannot be rendered: division by zero"):
-        dict(PageInput(document, 0))
+        document.render(0)
 
 
 # --- writers ---
@@ -197,7 +191,7 @@ class FakePipeline:
             self.answered += 1
             index, given = held.pop()
             try:
-                yield index, output(f"shade {dict(given)['images'][0].getpixel((0, 0))[0]}")
+                yield index, output(f"shade {given.result().getpixel((0, 0))[0]}")
             except (DocumentError, ImageError) as error:
                 yield index, error
 

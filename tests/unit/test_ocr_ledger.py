@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_ocr import FakePipeline, image, outputs, pages, run
-from vlm.errors import ConfigError, DocumentError, ImageError, InputError
-from vlm_app.core.load_options import LoadOptions
-from vlm_app.ocr.config import JobConfig
+from vlm.errors import DocumentError, ImageError, InputError
+from vlm_app.ocr.config import JobConfig, PlaceConfig
 from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.report import Failure, Summary, live, totals
@@ -147,10 +146,8 @@ def test_documents_with_too_many_bad_pages_are_not_written(tmp_path):
 def test_wrong_settings(wrong):
     with pytest.raises(InputError, match=r"--(retries|max-page-error-rate) is"):
         JobConfig(**wrong)
-    with pytest.raises(ConfigError, match="--workers is -1"):
-        from vlm_app.ocr.readers.engines import EngineConfig
-
-        EngineConfig(Path("engine"), "model", LoadOptions(), ("cpu",), workers=-1)
+    with pytest.raises(InputError, match="--workers is -1"):
+        PlaceConfig(workers=-1)
 
 
 # --- the ledger in its folder ---

@@ -361,7 +361,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, change):
             ]()
             yield from answers
 
-    summary = run([path], out, Slow(window=2))
+    summary = run([path], out, Slow(window=1))
     if change == "written":
         assert problems(summary)[-1] == ("a.tif", "changed") and outputs(out) == set()
         assert run([path], out).is_complete and text(out, "a.md").count("shade") == 3

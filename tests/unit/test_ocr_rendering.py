@@ -12,7 +12,7 @@ import pytest
 from tests.server_kit import until
 from tests.unit.test_ocr import image, pages
 from vlm.errors import DocumentError, ImageError
-from vlm_app.ocr.documents.pages import InProcess, PageInput
+from vlm_app.ocr.documents.pages import InProcess
 from vlm_app.ocr.documents.render_pool import RenderPool
 
 
@@ -22,8 +22,8 @@ def test_workers_draw_what_this_process_draws(tmp_path):
     with closing(RenderPool(2)) as pool:
         document = pool.open(path).result()
         assert (document.num_pages, document.digest) == (5, alone.digest)
-        begun = [PageInput(document, page) for page in range(5)]
-        assert [dict(page)["images"][0].tobytes() for page in begun] == [alone.render(i).tobytes() for i in range(5)]
+        drawn = [document.read(page) for page in range(5)]
+        assert [page.result().tobytes() for page in drawn] == [alone.read(i).result().tobytes() for i in range(5)]
 
 
 def test_errors_cross_processes_with_their_kind(tmp_path):
@@ -43,12 +43,12 @@ def test_a_worker_that_dies_costs_one_page(tmp_path):
         opened = pool.open(document).result()
         [process] = multiprocessing.active_children()
         os.kill(process.pid, signal.SIGSTOP)  # so that it is at work on the page for sure
-        first = opened.begin(0)
+        first = opened.read(0)
         until(lambda: pool.state().busy)
         process.kill()
         with pytest.raises(DocumentError, match=r"a\.pdf page 1 crashed its renderer") as error:
-            first()
-        assert error.value.kind == "crash" and opened.begin(1)().size[0] > 0
+            first.result()
+        assert error.value.kind == "crash" and opened.read(1).result().size[0] > 0
 
 
 def test_a_page_that_takes_too_long_is_given_up(tmp_path):

@@ -13,7 +13,7 @@ from tests.unit.test_ocr import image
 from vlm.errors import DocumentError, InputError
 from vlm_app.core.storage import digest, file_state, files_below, location, remove
 from vlm_app.ocr.documents.naming import Document, name_all
-from vlm_app.ocr.documents.pages import OpenDocument
+from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Opened, PageFailed, PageRead, Unreadable
 from vlm_app.ocr.placing import write_whole

@@ -187,6 +187,7 @@ class Pipeline:
         self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
     ) -> Iterator[tuple[int, Output | VlmError]]:
         """Yields (index, Output) as inputs finish. Inputs are pulled as room arises: at most `window` are held at once.
+        One may be a Future of an input; it joins when it is there.
 
         With on_error="yield" an input's own error takes its Output's place; else it is raised.
         """

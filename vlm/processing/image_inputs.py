@@ -28,9 +28,7 @@ class ImageInputs:
     def of_prompt(self, fields: dict[str, Any], sources: list[Any] | None = None) -> tuple[Image, ...]:
         """Returns the images of a prompt; `sources`: those of its conversation."""
         if (pixels := fields.get("pixel_values")) is not None:
-            is_one = isinstance(pixels, ImagePixels) or (not isinstance(pixels, list | tuple) and pixels.ndim != 4)
-            each_pixels: Iterable[Any] = [pixels] if is_one else pixels
-            return tuple(self._image(each).hashed() for each in each_pixels)
+            return tuple(self._image(each).hashed() for each in _each(pixels))
         sources = fields.get("images") or sources or []
         sources = sources if isinstance(sources, list | tuple) else [sources]
         return tuple(self._read_image(source).hashed() for source in sources)
@@ -49,6 +47,8 @@ class ImageInputs:
         return self._read_image(images[0])
 
     def _read_image(self, source: Any) -> Image:
+        if isinstance(source, ImagePixels):  # another process has read it
+            return self._image(source)
         if self.image_processor is None:
             raise InputError("this engine has no image processor; give pixel_values instead of images.")
         return self._image(self.image_processor.read(load_image(source)))
@@ -64,3 +64,10 @@ class ImageInputs:
         if isinstance(image, ImagePixels):
             return Image.from_processor(image, vision)
         return Image.from_pixels(image, vision)
+
+
+def _each(pixels: Any) -> Iterable[Any]:
+    """Returns the images of pixel_values: a sequence of them, a tensor [n, C, H, W], or one alone."""
+    if isinstance(pixels, ImagePixels):
+        return [pixels]
+    return pixels if isinstance(pixels, list | tuple) or pixels.ndim == 4 else [pixels]

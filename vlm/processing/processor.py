@@ -44,10 +44,7 @@ class Processor:
         encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
         tokenizer = Tokenizer.from_dir(folder, family.tokenizer_rules) if folder else None
-        source = None
-        if vision is not None:
-            height, width = vision.image_size
-            source = ProcessorSource(folder, family.image_processors, (height, width), vision.fixed_size)
+        source = processor_source(engine)
         image_processor = source.load() if source else None
         if image_processor is not None and not image_processor.fits():
             warnings.warn(
@@ -125,3 +122,13 @@ class Processor:
         period = loop_period(token_ids) if self.family.loop_detection else None
         ids = without_loop(token_ids, period) if period else token_ids
         return self.family.postprocess(self.tokenizer.decode(ids))
+
+
+def processor_source(engine: EngineDir) -> ProcessorSource | None:
+    """Returns what an engine's image processor is made from; None of one that takes no images."""
+    vision = catalogs.configs_of(engine).visual
+    if vision is None:
+        return None
+    height, width = vision.image_size
+    specs = catalogs.family(engine.family).image_processors
+    return ProcessorSource(engine.processor_dir, specs, (height, width), vision.fixed_size)

@@ -19,7 +19,8 @@ from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.storage import is_remote, location, regular_file_state
 from vlm_app.ocr.config import JobConfig, PlaceConfig
 from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
-from vlm_app.ocr.documents.pages import OpenDocument, check_pages, selected
+from vlm_app.ocr.documents.open_document import OpenDocument
+from vlm_app.ocr.documents.pages import check_pages, selected
 from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job

@@ -1,26 +1,27 @@
-"""Documents that are open, and their pages as inputs of a pipeline, rendered when they are due."""
+"""Documents that are open, and how their pages are read."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
-from functools import partial
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from vlm.errors import DocumentError, InputError, VlmError
-from vlm_app.core.storage import LocalCopy, digest
+from vlm_app.ocr.documents.open_document import OpenDocument
+from vlm_app.ocr.documents.page_reading import read_page
+from vlm_app.ocr.documents.stages import OPEN, StageTimes
 from vlm_app.ocr.events import Work
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm.processing.documents import Document
+    from vlm.processing.image_processor import ProcessorSource
+    from vlm.requests.pixels import ImagePixels
 
 MOST_PAGES = 100_000  # of a document
+THREADS = 4  # that read pages in this process
 
 
 class Pages(Protocol):
@@ -34,15 +35,16 @@ class Pages(Protocol):
         """Returns a message about the local file, told of the document."""
         ...
 
-    def begin(self, page: int) -> Callable[[], Image]:
-        """Returns a call that gives the page (from 0), or raises DocumentError or ImageError."""
+    def read(self, page: int) -> Future[Image | ImagePixels]:
+        """Begins to read a page (from 0). The future has it, or raises DocumentError or ImageError."""
         ...
 
 
 class Renderer(Protocol):
-    """Opens documents."""
+    """Opens documents; their pages are pictures, or with an image processor what that makes of them."""
 
     ahead: int  # documents that it opens while another one is read
+    stages: StageTimes
 
     def open(self, path: Path) -> Future[Pages]: ...
 
@@ -50,91 +52,43 @@ class Renderer(Protocol):
 
 
 class InProcess:
-    """Renders in this process, when a page is looked up."""
+    """Reads pages in threads of this process."""
 
     ahead = 0
+
+    def __init__(self, source: ProcessorSource | None = None):
+        self.stages, self._source = StageTimes(), source
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pages")
 
     def open(self, path: Path) -> Future[Pages]:
         future: Future[Pages] = Future()
         try:
-            future.set_result(OpenDocument(path))
+            with self.stages.of(OPEN):
+                future.set_result(LocalPages(OpenDocument(path), self))
         except VlmError as error:
             future.set_exception(error)
         return future
 
+    def read(self, document: OpenDocument, page: int) -> Future[Image | ImagePixels]:
+        return self._threads.submit(read_page, document, page, self._source, self.stages)
+
     def close(self) -> None:
-        """Has nothing to close."""
+        """Drops what waits."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-class OpenDocument:
-    """A document whose pages may be rendered by several threads: pdfium works in one at a time, and closes in one.
+class LocalPages:
+    """A document that this process holds open."""
 
-    Raises DocumentError or ImageError when it is opened and when a page is rendered.
-    """
-
-    def __init__(self, path: Path):
-        from vlm.processing.documents import PdfDocument, open_document
-
-        self._lock = _PDFIUM
-        self._copy = LocalCopy(path)
-        with _PDFIUM, self._renamed():
-            self._document: Document = open_document(self._copy.path)
-            self.num_pages = self._document.num_pages
-        if not isinstance(self._document, PdfDocument):
-            self._lock = contextlib.nullcontext()
-        self.path, self.local, self.digest = path, self._copy.path, digest(self._copy.path)
+    def __init__(self, document: OpenDocument, renderer: InProcess):
+        self._document, self._renderer = document, renderer
+        self.num_pages, self.digest, self.local = document.num_pages, document.digest, document.local
 
     def named(self, text: str) -> str:
-        return self._copy.named(text)
+        return self._document.named(text)
 
-    def begin(self, page: int) -> Callable[[], Image]:
-        return partial(self.render, page)
-
-    def render(self, page: int) -> Image:
-        """Returns a page (from 0) in RGB."""
-        try:
-            with self._lock, self._renamed():
-                return self._document.render(page)
-        except VlmError:
-            raise
-        except MemoryError:
-            reason = f"{self.path} page {page + 1} takes more memory than there is; print it to a new one."
-            raise DocumentError(reason, "memory") from None
-        except Exception as error:  # whatever a renderer trips over costs this page, not the job
-            raise DocumentError(f"{self.path} page {page + 1} cannot be rendered: {error}.") from error
-
-    @contextlib.contextmanager
-    def _renamed(self) -> Iterator[None]:
-        try:
-            yield
-        except VlmError as error:
-            raise type(error)(self.named(str(error)), error.kind) from None
-
-    def __del__(self) -> None:
-        with self._lock:
-            vars(self).pop("_document", None)  # none where it could not be opened
-
-
-_PDFIUM = threading.RLock()  # reentrant: a collection may run __del__ in the middle of a rendering
-
-
-class PageInput(Mapping[str, Any]):
-    """One page as a pipeline's input. A worker thread looks it up: pages that are not yet due cost neither memory nor
-    the engine's time."""
-
-    def __init__(self, document: Pages, page: int):
-        self._picture = document.begin(page)
-
-    def __getitem__(self, key: str) -> list[Any]:
-        if key != "images":
-            raise KeyError(key)
-        return [self._picture()]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("images",))
-
-    def __len__(self) -> int:
-        return 1
+    def read(self, page: int) -> Future[Image | ImagePixels]:
+        return self._renderer.read(self._document, page)
 
 
 def opening(renderer: Renderer, works: Iterable[Work]) -> Iterator[tuple[Work, Future[Pages]]]:

@@ -1,9 +1,9 @@
-"""Rendering in worker processes: a page that crashes or hangs its renderer costs that page alone."""
+"""Pages read in worker processes: one that crashes or hangs its renderer costs that page alone."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,31 +13,45 @@ from vlm.limits import MEDIA_MEMORY_MB
 from vlm.processing.media_pool import MediaConfig, MediaPool, PoolState
 from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
 from vlm_app.core.storage import LocalCopy
-from vlm_app.ocr.documents.pages import OpenDocument
+from vlm_app.ocr.documents.open_document import OpenDocument
+from vlm_app.ocr.documents.page_reading import read_page
+from vlm_app.ocr.documents.stages import OPEN, StageTimes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from vlm.processing.image_processor import ProcessorSource
+    from vlm.requests.pixels import ImagePixels
     from vlm_app.ocr.documents.pages import Pages
 
 SECONDS = 120.0  # for opening a document, or drawing a page
 KEPT_OPEN = 4  # documents, in each worker
-OPENING, DRAWING = 0, 1  # the order in which workers take what waits: no document waits for another one's pages
+PRELOAD = "vlm_app.ocr.documents.preload"
+OPENING, READING = 0, 1  # the order in which workers take what waits: no document waits for another one's pages
 
 
 class RenderPool:
-    """So many worker processes, which start at once."""
+    """So many worker processes, which start at once. They draw pages; with the source of an image processor they run
+    that, too."""
 
-    def __init__(self, workers: int, seconds: float = SECONDS, memory_mb: int = MEDIA_MEMORY_MB):
-        self.ahead = workers
-        self._pool = MediaPool(MediaConfig(workers, budget=Budget(seconds, memory_mb), preload=__name__))
+    def __init__(
+        self,
+        workers: int,
+        source: ProcessorSource | None = None,
+        *,
+        seconds: float = SECONDS,
+        memory_mb: int = MEDIA_MEMORY_MB,
+    ):
+        self.ahead, self.stages, self.source = workers, StageTimes(), source
+        preload = __name__ if source is None else PRELOAD
+        self._pool = MediaPool(MediaConfig(workers, budget=Budget(seconds, memory_mb), preload=preload))
         self._pool.start()
 
     def open(self, path: Path) -> Future[Pages]:
         return self._pool.submit(lambda worker: PooledDocument(self, worker, path), OPENING)
 
-    def draw(self, document: PooledDocument, page: int) -> Future[Image]:
-        return self._pool.submit(lambda worker: document.drawn_by(worker, page), DRAWING)
+    def read(self, document: PooledDocument, page: int) -> Future[Image | ImagePixels]:
+        return self._pool.submit(lambda worker: document.read_by(worker, page), READING)
 
     def state(self) -> PoolState:
         return self._pool.state()
@@ -59,15 +73,17 @@ class PooledDocument:
     def named(self, text: str) -> str:
         return self._copy.named(text)
 
-    def begin(self, page: int) -> Callable[[], Image]:
-        return self._pool.draw(self, page).result
+    def read(self, page: int) -> Future[Image | ImagePixels]:
+        return self._pool.read(self, page)
 
-    def drawn_by(self, worker: WorkerProcess, page: int) -> Image:
+    def read_by(self, worker: WorkerProcess, page: int) -> Image | ImagePixels:
         return self._answer(worker, page)
 
     def _answer(self, worker: WorkerProcess, page: int | None) -> Any:
         try:
-            return worker.run(_answer, self.local, page)
+            answer, seconds = worker.run(_answer, self.local, page, self._pool.source)
+            self._pool.stages.add(seconds)
+            return answer
         except WorkerFailure as failure:
             what = f"{self.path} page {page + 1}" if page is not None else str(self.path)
             raise DocumentError(_sentence(failure.kind, what, worker.budget), failure.kind) from None
@@ -89,11 +105,14 @@ def _sentence(kind: str, what: str, budget: Budget) -> str:
 _documents: OrderedDict[Path, OpenDocument] = OrderedDict()  # the last ones, open
 
 
-def _answer(path: Path, page: int | None) -> Any:
-    """Returns a page, or for None (number of pages, digest of the content)."""
+def _answer(path: Path, page: int | None, source: ProcessorSource | None) -> tuple[Any, Mapping[str, float]]:
+    """Returns a page, or for None (number of pages, digest of the content); and the CPU seconds of its stages."""
+    stages = StageTimes()
     try:
-        document = _opened(path, again=page is None)
-        return document.render(page) if page is not None else (document.num_pages, document.digest)
+        with stages.of(OPEN):
+            document = _opened(path, again=page is None)
+        answer = (document.num_pages, document.digest) if page is None else read_page(document, page, source, stages)
+        return answer, stages.total()
     except (VlmError, MemoryError):
         raise
     except Exception as error:

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
+    from vlm.requests.pixels import ImagePixels
     from vlm_app.ocr.readers.engines import EngineConfig
 
 BATCH = 4  # times what an engine reads at once: it runs dry but at the end of so many pages
 NOTHING = b""
-Row = dict[str, Any]  # document, page; a picture with its size, or an event, pickled
+Row = dict[str, Any]  # document, page; an image or an event, pickled
 
 
 def connect() -> bool:
@@ -119,11 +120,11 @@ def _rendered(row: Row) -> Iterator[Row]:
     for page in pages:
         if page not in work.done_pages:
             try:
-                picture = document.begin(page)()
+                image = document.read(page).result()
             except VlmError as error:
                 yield _event_row(PageFailed(work.document, page, error.kind, str(error)))
             else:
-                yield _picture_row(work.document, page, picture)
+                yield _page_row(work.document, page, image)
 
 
 @functools.cache
@@ -133,13 +134,11 @@ def _renderer() -> RenderPool:
 
 
 def _event_row(event: Event) -> Row:
-    blank = {"document": -1, "page": -1, "picture": NOTHING, "width": 0, "height": 0}  # every row has all columns
-    return {"event": pickle.dumps(event), **blank}
+    return {"event": pickle.dumps(event), "document": -1, "page": -1, "image": NOTHING}  # every row has all columns
 
 
-def _picture_row(document: int, page: int, picture: Image) -> Row:
-    size = {"width": picture.width, "height": picture.height}
-    return {"event": NOTHING, "document": document, "page": page, "picture": picture.tobytes(), **size}
+def _page_row(document: int, page: int, image: Image | ImagePixels) -> Row:
+    return {"event": NOTHING, "document": document, "page": page, "image": pickle.dumps(image)}
 
 
 # --- in actors ---
@@ -152,17 +151,11 @@ class _Engine:
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, list[bytes]]:
         events = [bytes(event) for event in batch["event"] if event]
         due = [i for i, event in enumerate(batch["event"]) if not event]
-        inputs = ({"images": [_picture(batch, i)]} for i in due)
+        inputs = (pickle.loads(batch["image"][i]) for i in due)
         for index, result in self._pipeline.as_completed(inputs, on_error="yield", **self._sampling):
             document, page = (int(batch[name][due[index]]) for name in ("document", "page"))
             events.append(pickle.dumps(page_event(document, page, result)))
         return {"event": events}
-
-
-def _picture(batch: dict[str, np.ndarray], i: int) -> Image:
-    from PIL.Image import frombytes
-
-    return frombytes("RGB", (int(batch["width"][i]), int(batch["height"][i])), batch["picture"][i])
 
 
 def _first_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vlm.artifacts.files import canonical_json
 from vlm.backends.threads import usable_cpus
-from vlm.errors import ConfigError, InputError
+from vlm.errors import InputError
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.ocr.documents.pages import InProcess
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
     from vlm.artifacts.engine_dir import EngineDir
     from vlm_app.ocr.documents.pages import Renderer
+
+
+MOST_WORKERS = 32  # each has some hundred MB
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,7 @@ class EngineConfig:
     model: str  # what it was built from
     options: LoadOptions  # how it was resolved, and is loaded
     devices: tuple[str, ...]  # an engine on each
-    workers: int | None = None  # processes that render; None: by the number of cores
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise ConfigError(f"--workers is {self.workers}; it must be 0 (render in the same process) or more.")
+    workers: int | None = None  # processes that read pages; None: by the number of cores
 
     @classmethod
     def resolved(
@@ -86,7 +85,8 @@ class EngineConfig:
     def on(self, device: str) -> EngineConfig:
         """Returns one of the engines, with its share of the workers."""
         count = len(self.devices)
-        shared = usual_workers(count) if self.workers is None else self.workers and max(1, self.workers // count)
+        usual = usual_workers(device, count)
+        shared = usual if self.workers is None else self.workers and max(1, self.workers // count)
         return replace(self, devices=(device,), workers=shared)
 
     def pipeline(self) -> Pipeline:
@@ -100,15 +100,20 @@ class EngineConfig:
         return EngineDir.open(self.path, verify)
 
     def renderer(self) -> Renderer:
+        from vlm.processing.processor import processor_source
         from vlm_app.ocr.documents.render_pool import RenderPool
 
-        workers = usual_workers() if self.workers is None else self.workers
-        return RenderPool(workers) if workers else InProcess()
+        source = processor_source(self._open())
+        workers = usual_workers(self.devices[0]) if self.workers is None else self.workers
+        return RenderPool(workers, source) if workers else InProcess(source)
 
 
-def usual_workers(engines: int = 1) -> int:
-    """Processes that render for one of so many engines: half of the cores."""
-    return max(1, min(16, usable_cpus() // (2 * engines)))
+def usual_workers(device: str, engines: int = 1) -> int:
+    """Returns how many processes read pages for one of so many engines: on the CPU engines need half of the cores."""
+    from vlm.backends.devices import resolve_device
+
+    cores = usable_cpus() // engines
+    return max(1, min(MOST_WORKERS, cores - 1 if resolve_device(device).type == "cuda" else cores // 2))
 
 
 def devices_of(devices: str) -> tuple[str, ...]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
-from vlm_app.ocr.documents.pages import InProcess, PageInput, Renderer, opening, selected
+from vlm_app.ocr.documents.pages import InProcess, Renderer, opening, selected
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from vlm.api.pipeline import Output, Pipeline
+    from vlm.requests.pixels import ImagePixels
     from vlm_app.ocr.readers.engines import EngineConfig
 
 
@@ -49,7 +53,7 @@ class PipelineReader:
 
     def _inputs(
         self, works: Iterable[Work], events: deque[Event], under_way: dict[int, tuple[int, int]]
-    ) -> Iterator[PageInput]:
+    ) -> Iterator[Future[Image | ImagePixels]]:
         count = 0
         for work, future in opening(self.renderer, works):
             try:
@@ -63,7 +67,7 @@ class PipelineReader:
                 if page not in work.done_pages:
                     under_way[count] = (work.document, page)
                     count += 1
-                    yield PageInput(document, page)
+                    yield document.read(page)
 
 
 def page_event(document: int, page: int, result: Output | VlmError) -> PageRead | PageFailed:

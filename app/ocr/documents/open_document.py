@@ -1,0 +1,66 @@
+"""A document that is open in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vlm.errors import DocumentError, VlmError
+from vlm_app.core.storage import LocalCopy, digest
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from vlm.processing.documents import Document
+
+
+class OpenDocument:
+    """A document whose pages may be rendered by several threads: pdfium works in one at a time, and closes in one.
+
+    Raises DocumentError or ImageError when it is opened and when a page is rendered.
+    """
+
+    def __init__(self, path: Path):
+        from vlm.processing.documents import PdfDocument, open_document
+
+        self._lock = _PDFIUM
+        self._copy = LocalCopy(path)
+        with _PDFIUM, self._renamed():
+            self._document: Document = open_document(self._copy.path)
+            self.num_pages = self._document.num_pages
+        if not isinstance(self._document, PdfDocument):
+            self._lock = contextlib.nullcontext()
+        self.path, self.local, self.digest = path, self._copy.path, digest(self._copy.path)
+
+    def named(self, text: str) -> str:
+        return self._copy.named(text)
+
+    def render(self, page: int) -> Image:
+        """Returns a page (from 0) in RGB."""
+        try:
+            with self._lock, self._renamed():
+                return self._document.render(page)
+        except VlmError:
+            raise
+        except MemoryError:
+            reason = f"{self.path} page {page + 1} takes more memory than there is; print it to a new one."
+            raise DocumentError(reason, "memory") from None
+        except Exception as error:  # whatever a renderer trips over costs this page, not the job
+            raise DocumentError(f"{self.path} page {page + 1} cannot be rendered: {error}.") from error
+
+    @contextlib.contextmanager
+    def _renamed(self) -> Iterator[None]:
+        try:
+            yield
+        except VlmError as error:
+            raise type(error)(self.named(str(error)), error.kind) from None
+
+    def __del__(self) -> None:
+        with self._lock:
+            vars(self).pop("_document", None)  # none where it could not be opened
+
+
+_PDFIUM = threading.RLock()  # reentrant: a collection may run __del__ in the middle of a rendering
