@@ -69,8 +69,11 @@ class Reader(Protocol):
 
     engines: int
 
-    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
-        """Yields events as they come, documents and pages in any order. Works are pulled as room arises."""
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any], limit: int | None = None) -> Iterator[Event]:
+        """Yields events as they come, documents and pages in any order. Works are pulled as room arises.
+
+        `limit`: of the works' pages the first so many are read; works after these are not looked at.
+        """
         ...
 
     def close(self) -> None: ...

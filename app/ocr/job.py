@@ -36,6 +36,7 @@ class Job:
         self._plan = Plan(ledger, documents, outputs, pages=config.pages, recompute=config.recompute)
         self._missing_pages: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
         self._open_documents: set[int] = set()  # documents that were opened and are not done
+        self._num_tried = 0  # pages of which this run had a first answer
         self._since = 0.0
 
     def run(self) -> Summary:
@@ -47,8 +48,7 @@ class Job:
             for attempt in range(self.config.retries + 1):
                 if self._plan.due:
                     self._read(attempt)
-            for target in self._plan.due.values():  # a reader lost pages of it
-                self._fail(target.source, "unfinished", "some pages were lost; run the same command again.")
+            self._end()
         except KeyboardInterrupt:
             self.summary.interrupted = True
         except VlmError as error:
@@ -66,8 +66,16 @@ class Job:
             self._fail(source, error.kind, str(error))
 
     def _read(self, attempt: int) -> None:
-        for event in self.reader.read(self._works(attempt), self.config.sampling(attempt)):
+        limit = None if attempt else self.config.limit
+        for event in self.reader.read(self._works(attempt), self.config.sampling(attempt), limit):
+            self._num_tried += not attempt and isinstance(event, PageRead | PageFailed)
             self._take(event, attempt)
+
+    def _end(self) -> None:
+        """Tells why documents are still due: the limit has been reached, or a reader lost pages of them."""
+        self.summary.is_limited = bool(self._plan.due) and self._num_tried == self.config.limit
+        for target in () if self.summary.is_limited else self._plan.due.values():
+            self._fail(target.source, "unfinished", "some pages were lost; run the same command again.")
 
     def _works(self, attempt: int) -> Iterator[Work]:
         """Yields documents of which pages are due, as the reader gets to them."""
@@ -86,10 +94,11 @@ class Job:
                 yield Work(document, target.source, self.config.pages, done_pages)
 
     def _looped(self, document: int, attempts: int) -> list[int]:
-        """Returns pages that have looped so many times."""
-        pages = set(self.ledger.record(document).pages or ())
-        states = self.ledger.attempts(document).items()
-        return sorted(page for page, state in states if page in pages and state == (LOOPED, attempts))
+        """Returns pages that have looped so many times; none of a document that has pages which were never tried."""
+        pages, states = self.ledger.record(document).pages or (), self.ledger.attempts(document)
+        if not states.keys() >= set(pages):
+            return []
+        return sorted(page for page in pages if states[page] == (LOOPED, attempts))
 
     # --- events ---
     def _take(self, event: Event, attempt: int) -> None:

@@ -39,6 +39,7 @@ class Summary:
     finish_reasons: Counter[str] = field(default_factory=Counter)
     partial: list[Path] = field(default_factory=list)  # of documents that were interrupted
     interrupted: bool = False
+    is_limited: bool = False  # it read as many pages as it was to, and documents are left
     stopped: VlmError | None = None  # what ended the job
 
     @property
@@ -48,8 +49,10 @@ class Summary:
 
     @property
     def is_complete(self) -> bool:
-        """Says whether every page of every document that was found is in its output."""
-        return not self.failures and not self.refused and not self.failed and self.done == self.total
+        """Says whether every page of every document that was found is in its output; of a job with a limit, every
+        page within it."""
+        is_whole = self.done == self.total or self.is_limited
+        return not self.failures and not self.refused and not self.failed and is_whole
 
     @property
     def pages_per_second(self) -> float:
@@ -107,6 +110,8 @@ def complaints(summary: Summary) -> Iterator[str]:
     for failure in summary.failures:
         where = f"{failure.document} page {failure.page}" if failure.page else str(failure.document)
         yield f"not read: {where}: {failure.reason}"
+    partial = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
     if summary.interrupted:
-        partial = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
         yield f"interrupted: {summary.documents} documents are finished{partial}."
+    if summary.is_limited:
+        yield f"the limit of pages is reached{partial}; the same command without --limit reads the rest."

@@ -70,6 +70,8 @@ def ocr(
     """
     folder = location(out)
     part = Shard.parse(places.shard) if places.shard else None
+    if places.ray and config.limit:
+        raise InputError("--limit is for one machine; with --ray, --shard and --pages make a job smaller.")
     documents, unreadable = _find(paths, folder, config)
     if part:
         documents = part.select(documents)

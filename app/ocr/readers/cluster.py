@@ -58,7 +58,9 @@ class RayReader:
         # on the CPU engines take half of the cores: rendering needs some, too
         self._cores = resources.get("CPU", 1.0) / 2
 
-    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any], limit: int | None = None) -> Iterator[Event]:
+        """Takes no `limit`: tasks open documents side by side, and none knows how many pages the others have."""
+        assert limit is None
         from ray.exceptions import RayError
 
         rows = [{"work": pickle.dumps(work)} for work in works]

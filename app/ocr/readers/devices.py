@@ -48,10 +48,10 @@ class DeviceReader:
             self.close()
             raise
 
-    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any], limit: int | None = None) -> Iterator[Event]:
         for device in self._devices:
             device.begin(dict(sampling))
-        for item in self._chunks(works):
+        for item in self._chunks(works, limit):
             if not isinstance(item, tuple):
                 yield item
                 continue
@@ -71,7 +71,7 @@ class DeviceReader:
         for device in self._devices:
             device.stop()
 
-    def _chunks(self, works: Iterable[Work]) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
+    def _chunks(self, works: Iterable[Work], limit: int | None) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
         """Yields documents as chunks of their pages, each after the news that it is open."""
         for work, future in opening(self._opener, works):
             try:
@@ -81,10 +81,12 @@ class DeviceReader:
                 yield Unreadable(work.document, error.kind, str(error))
                 continue
             yield Opened(work.document, document.num_pages, pages, document.digest)
-            due = [page for page in pages if page not in work.done_pages]
+            due = [page for page in pages if page not in work.done_pages][:limit]
             for start in range(0, len(due), CHUNK):
                 numbers = ",".join(str(page + 1) for page in due[start : start + CHUNK])
                 yield Work(work.document, document.local, numbers), document
+            if limit is not None and not (limit := limit - len(due)):
+                return
 
     def _answers(self) -> Iterator[Event]:
         """Waits for what the devices say next."""

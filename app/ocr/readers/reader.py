@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,10 +34,10 @@ class PipelineReader:
             renderer.close()
             raise
 
-    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any], limit: int | None = None) -> Iterator[Event]:
         events: deque[Event] = deque()  # of documents; they come with the next page
         under_way: dict[int, tuple[int, int]] = {}  # index of an input -> document and page
-        inputs = self._inputs(works, events, under_way)
+        inputs = itertools.islice(self._inputs(works, events, under_way), limit)
         for index, result in self.pipeline.as_completed(inputs, on_error="yield", **sampling):
             yield from _drained(events)
             document, page = under_way.pop(index)
