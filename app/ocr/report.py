@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlm.errors import VlmError, listed
+from vlm_app.ocr.bottleneck import bottleneck
+from vlm_app.ocr.time_series import TimeSeries
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Summary:
     bad_pages: int = 0  # so far; `failures` has those of documents that are done
     tokens: int = 0
     seconds: float = 0.0  # so far, without the loading of models
+    retries: int = 0  # pages that were read again
     engines: int = 1
     failures: list[Failure] = field(default_factory=list)
     finish_reasons: Counter[str] = field(default_factory=Counter)
@@ -41,6 +44,7 @@ class Summary:
     interrupted: bool = False
     is_limited: bool = False  # it read as many pages as it was to, and documents are left
     stopped: VlmError | None = None  # what ended the job
+    series: TimeSeries = field(default_factory=TimeSeries)
 
     @property
     def done(self) -> int:
@@ -75,6 +79,8 @@ def live(summary: Summary, documents: int) -> str:
     parts += [f"{summary.pages_per_second:.1f} pages/s", f"{summary.tokens_per_second:.0f} tokens/s"]
     if failures := summary.bad_pages + sum(failure.page is None for failure in summary.failures):
         parts.append(f"{failures} failed")
+    if binding := bottleneck(summary.series.recent()):
+        parts.append(binding.reason)
     return ", ".join(parts)
 
 
@@ -86,6 +92,8 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
     yield _shares(summary)
     if summary.pages:
         yield f"{summary.pages_per_second:.2f} pages/s, {summary.tokens_per_second:.1f} tokens/s"
+    if binding := bottleneck(summary.series.whole()):
+        yield f"what bounds it: {binding.reason}"
     if summary.ledger_pages:
         yield f"{summary.ledger_pages} pages had been read before and were taken from the ledger"
     if summary.failures:

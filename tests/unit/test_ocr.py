@@ -7,12 +7,13 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from PIL import Image
 
 from vlm.errors import DocumentError, ImageError, InputError
+from vlm.stage_clock import StageClock
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Source, name_all
@@ -180,8 +181,14 @@ def test_a_draft_that_is_not_whole_says_so():
 class FakePipeline:
     """Holds at most `window` inputs; answers the newest first; says what it saw of each picture."""
 
+    capabilities, feed, device_seconds = SimpleNamespace(max_batch_size=3), None, MappingProxyType({})
+
     def __init__(self, window=3, interrupt_after=None):
+        self.clock = StageClock()
         self.window, self.interrupt_after, self.pulled, self.answered, self.most = window, interrupt_after, 0, 0, 0
+
+    def usage(self):
+        return None
 
     def as_completed(self, inputs, *, on_error, **sampling):
         assert on_error == "yield" and set(sampling) == {"max_new_tokens"}

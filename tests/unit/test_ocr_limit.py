@@ -14,6 +14,7 @@ from vlm_app.ocr.documents.naming import Source, name_all
 from vlm_app.ocr.events import LOOP, Opened, PageFailed, PageRead, Work
 from vlm_app.ocr.job import Job
 from vlm_app.ocr.ledger.ledger import Ledger
+from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.outputs import Outputs
 from vlm_app.ocr.report import complaints
 
@@ -28,6 +29,9 @@ class FakeReader:
 
     def read(self, works, sampling, limit=None):
         return itertools.chain.from_iterable(self._events(works, sampling, limit))
+
+    def measures(self):
+        return Measures(engines=1)
 
     def close(self):
         pass

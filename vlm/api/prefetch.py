@@ -21,6 +21,15 @@ class Prefetch:
     def more(self) -> bool:
         return bool(self._futures) or not self._exhausted
 
+    @property
+    def num_prepared(self) -> int:
+        """Returns how many inputs wait to be taken."""
+        return sum(future.done() for _, future in self._futures)
+
+    @property
+    def num_preparing(self) -> int:
+        return len(self._futures) - self.num_prepared
+
     def ready(self, block: bool) -> list[tuple[int, Future]]:
         """Returns prepared inputs in order; waits for one when `block`."""
         self._fill()

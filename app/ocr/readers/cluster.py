@@ -15,6 +15,7 @@ from vlm_app.core.storage import EXTRA
 from vlm_app.ocr.documents.pages import selected
 from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
+from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.reader import page_event
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class RayReader:
             raise EngineError(
                 f"the Ray job has ended: {_first_line(error)}; run the same command again to go on after the last page."
             ) from error
+
+    def measures(self) -> Measures:
+        """Returns nothing but the number of engines: what they do is Ray's to tell."""
+        return Measures(device=None, engines=self.engines, queues=None)
 
     def close(self) -> None:
         """Leaves the cluster for the next job; one that was started here goes with this process."""

@@ -8,14 +8,17 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, VlmError
 from vlm_app.ocr.documents.pages import Pages, opening, selected
 from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
+from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.device_process import READY, ROUND_DONE, serve
 from vlm_app.ocr.readers.reader import PipelineReader
 
@@ -65,6 +68,9 @@ class DeviceReader:
         while any(device.busy for device in self._devices):
             yield from self._answers()
         self._documents.clear()
+
+    def measures(self) -> Measures:
+        return reduce(add, (device.measures for device in self._devices))
 
     def close(self) -> None:
         self._opener.close()
@@ -120,6 +126,7 @@ class _Device:
     most: int  # pages that it may hold
     pages: dict[int, set[int]] = field(default_factory=dict)  # by document: handed out, not answered
     busy: bool = False  # in a round
+    measures: Measures = field(default_factory=Measures)  # as it told last
 
     @classmethod
     def started(cls, context: Any, engine: EngineConfig, name: str) -> _Device:
@@ -152,6 +159,8 @@ class _Device:
         message = self.receive()
         if message == ROUND_DONE:
             self.busy = False
+        elif isinstance(message, Measures):
+            self.measures = message
         elif isinstance(message, Unreadable):  # it could be opened a moment ago
             for page in self.pages.pop(message.document, ()):
                 yield PageFailed(message.document, page, message.kind, message.reason)

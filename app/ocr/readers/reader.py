@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from vlm.errors import VlmError
 from vlm_app.ocr.documents.pages import InProcess, PageInput, Renderer, opening, selected
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
+from vlm_app.ocr.measures import Measures
+from vlm_app.ocr.readers.meter import Meter
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Output, Pipeline
@@ -23,6 +25,7 @@ class PipelineReader:
 
     def __init__(self, pipeline: Pipeline, renderer: Renderer | None = None):
         self.pipeline, self.renderer = pipeline, renderer or InProcess()
+        self._meter = Meter(pipeline, self.renderer.ahead)
 
     @classmethod
     def load(cls, engine: EngineConfig) -> PipelineReader:
@@ -38,11 +41,15 @@ class PipelineReader:
         events: deque[Event] = deque()  # of documents; they come with the next page
         under_way: dict[int, tuple[int, int]] = {}  # index of an input -> document and page
         inputs = itertools.islice(self._inputs(works, events, under_way), limit)
-        for index, result in self.pipeline.as_completed(inputs, on_error="yield", **sampling):
+        results = self.pipeline.as_completed(inputs, on_error="yield", **sampling)
+        for index, result in self._meter.watched(results):
             yield from _drained(events)
             document, page = under_way.pop(index)
             yield page_event(document, page, result)
         yield from _drained(events)
+
+    def measures(self) -> Measures:
+        return self._meter.measures()
 
     def close(self) -> None:
         self.renderer.close()
@@ -54,7 +61,8 @@ class PipelineReader:
         count = 0
         for work, future in opening(self.renderer, works):
             try:
-                document = future.result()
+                with self.pipeline.clock("open"):
+                    document = future.result()
                 pages = selected(work.pages, document.num_pages)
             except VlmError as error:
                 events.append(Unreadable(work.document, error.kind, str(error)))
