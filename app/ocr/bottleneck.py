@@ -20,7 +20,7 @@ WORDS = {
     "post-process": "post-processing",
     "write": "writing",
 }
-BUSY = 0.85  # of its time: a device that is at work so long bounds the job
+BUSY = 0.8  # of its time: a device that is at work so long bounds the job
 FULL = 0.9  # of its slots: an engine with so many pages does not starve
 WAITING = 1.0  # pages an engine: where fewer wait for it, on average, it runs out of them
 

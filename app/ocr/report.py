@@ -52,6 +52,12 @@ class Summary:
         return self.documents + self.skipped + self.refused + self.failed
 
     @property
+    def shares(self) -> dict[str, int]:
+        """Returns what became of the documents: numbers that add up."""
+        ended = {"written": self.documents, "skipped": self.skipped, "refused": self.refused, "failed": self.failed}
+        return ended | {"unfinished": self.total - self.done}
+
+    @property
     def is_complete(self) -> bool:
         """Says whether every page of every document that was found is in its output; of a job with a limit, every
         page within it."""
@@ -104,10 +110,7 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
 
 
 def _shares(summary: Summary) -> str:
-    """Returns what became of the documents: numbers that add up."""
-    names = {"written": summary.documents, "skipped": summary.skipped, "refused": summary.refused}
-    names |= {"failed": summary.failed, "unfinished": summary.total - summary.done}
-    shares = [f"{count} {name}" for name, count in names.items() if count or name == "written"]
+    shares = [f"{count} {name}" for name, count in summary.shares.items() if count or name == "written"]
     return f"{summary.total} found: {', '.join(shares)}"
 
 
