@@ -18,6 +18,9 @@ class JobConfig:
     format: str = option("md", "md: markdown; mmd: the model's own text; jsonl: an object a page, in Dolma's fields.")
     pages: str | None = option(None, "Of every document: 1-4,7.", default="all")
     max_new_tokens: int | None = same_option(SamplingParams, "max_new_tokens", allowed=None)  # a page
+    limit: int | None = option(
+        None, "Pages to read in this run; without it the same command goes on.", default="all", allowed=at_least(1)
+    )
     recompute: bool = option(False, "Read everything again; else only what was not read yet.")
     retries: int = option(
         2, "Of a page whose text repeats itself, by sampling.", allowed=at_least(0, "it must be 0 or more")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from vlm_app.ocr.measures import Measures
+
 LOOP = "loop"  # the finish reason of a page whose text repeats itself, and the kind of that failure
 
 
@@ -69,8 +71,15 @@ class Reader(Protocol):
 
     engines: int
 
-    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
-        """Yields events as they come, documents and pages in any order. Works are pulled as room arises."""
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any], limit: int | None = None) -> Iterator[Event]:
+        """Yields events as they come, documents and pages in any order. Works are pulled as room arises.
+
+        `limit`: of the works' pages the first so many are read; works after these are not looked at.
+        """
+        ...
+
+    def measures(self) -> Measures:
+        """Returns what reading has cost so far and what goes on now; for the thread that reads."""
         ...
 
     def close(self) -> None: ...

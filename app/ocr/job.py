@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Document
 from vlm_app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
 from vlm_app.ocr.ledger.ledger import FAILED, LOOPED, Ledger, Page
+from vlm_app.ocr.monitor import Monitor
 from vlm_app.ocr.outputs import OCCUPIED, Outputs
 from vlm_app.ocr.plan import Plan
 from vlm_app.ocr.report import Failure, Summary
@@ -30,32 +30,32 @@ class Job:
         outputs: Outputs,
         on_progress: Callable[[Summary], None] = lambda summary: None,
     ):
-        self.reader, self.config, self.ledger, self.on_progress = reader, config, ledger, on_progress
+        self.reader, self.config, self.ledger = reader, config, ledger
         self.summary = Summary(engines=reader.engines, total=len(documents))
+        self._monitor = Monitor(self.summary, reader, on_progress)
         self._outputs = outputs
         self._plan = Plan(ledger, documents, outputs, pages=config.pages, recompute=config.recompute)
         self._missing_pages: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
         self._open_documents: set[int] = set()  # documents that were opened and are not done
-        self._since = 0.0
+        self._num_tried = 0  # pages of which this run had a first answer
 
     def run(self) -> Summary:
         """Reads all that is due. The summary holds failed pages and documents, and what stopped the job (a full
         disk)."""
-        self._since = time.perf_counter()
+        self._monitor.start()
         try:
             self._prepare()
             for attempt in range(self.config.retries + 1):
                 if self._plan.due:
                     self._read(attempt)
-            for target in self._plan.due.values():  # a reader lost pages of it
-                self._fail(target.source, "unfinished", "some pages were lost; run the same command again.")
+            self._end()
         except KeyboardInterrupt:
             self.summary.interrupted = True
         except VlmError as error:
             self.summary.stopped = error
         finally:
             self._keep_partial()
-            self._tell()
+            self._monitor.end()
         return self.summary
 
     def _prepare(self) -> None:
@@ -66,8 +66,19 @@ class Job:
             self._fail(source, error.kind, str(error))
 
     def _read(self, attempt: int) -> None:
-        for event in self.reader.read(self._works(attempt), self.config.sampling(attempt)):
-            self._take(event, attempt)
+        limit = None if attempt else self.config.limit
+        for event in self.reader.read(self._works(attempt), self.config.sampling(attempt), limit):
+            self._num_tried += not attempt and isinstance(event, PageRead | PageFailed)
+            self.summary.retries += attempt > 0 and isinstance(event, PageRead | PageFailed)
+            with self._monitor.clock("write"):
+                self._take(event, attempt)
+            self._monitor.tell()
+
+    def _end(self) -> None:
+        """Tells why documents are still due: the limit has been reached, or a reader lost pages of them."""
+        self.summary.is_limited = bool(self._plan.due) and self._num_tried == self.config.limit
+        for target in () if self.summary.is_limited else self._plan.due.values():
+            self._fail(target.source, "unfinished", "some pages were lost; run the same command again.")
 
     def _works(self, attempt: int) -> Iterator[Work]:
         """Yields documents of which pages are due, as the reader gets to them."""
@@ -86,10 +97,11 @@ class Job:
                 yield Work(document, target.source, self.config.pages, done_pages)
 
     def _looped(self, document: int, attempts: int) -> list[int]:
-        """Returns pages that have looped so many times."""
-        pages = set(self.ledger.record(document).pages or ())
-        states = self.ledger.attempts(document).items()
-        return sorted(page for page, state in states if page in pages and state == (LOOPED, attempts))
+        """Returns pages that have looped so many times; none of a document that has pages which were never tried."""
+        pages, states = self.ledger.record(document).pages or (), self.ledger.attempts(document)
+        if not states.keys() >= set(pages):
+            return []
+        return sorted(page for page in pages if states[page] == (LOOPED, attempts))
 
     # --- events ---
     def _take(self, event: Event, attempt: int) -> None:
@@ -101,7 +113,6 @@ class Job:
             self._unreadable(event, attempt)
         else:
             self._page(event, attempt)
-        self._tell()
 
     def _opened(self, event: Opened, attempt: int) -> None:
         if attempt:
@@ -208,10 +219,6 @@ class Job:
         if draft.has_text:
             text, name = writers.WRITERS[self.config.format](draft), self._plan.due[document].name
             self.summary.partial.append(self._outputs.write_partial(document, name, text))
-
-    def _tell(self) -> None:
-        self.summary.seconds = time.perf_counter() - self._since
-        self.on_progress(self.summary)
 
 
 def _failure(draft: Draft, page: Page) -> Failure:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlm.errors import VlmError, listed
+from vlm_app.ocr.bottleneck import bottleneck
+from vlm_app.ocr.time_series import TimeSeries
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,15 @@ class Summary:
     bad_pages: int = 0  # so far; `failures` has those of documents that are done
     tokens: int = 0
     seconds: float = 0.0  # so far, without the loading of models
+    retries: int = 0  # pages that were read again
     engines: int = 1
     failures: list[Failure] = field(default_factory=list)
     finish_reasons: Counter[str] = field(default_factory=Counter)
     partial: list[Path] = field(default_factory=list)  # of documents that were interrupted
     interrupted: bool = False
+    is_limited: bool = False  # it read as many pages as it was to, and documents are left
     stopped: VlmError | None = None  # what ended the job
+    series: TimeSeries = field(default_factory=TimeSeries)
 
     @property
     def done(self) -> int:
@@ -47,9 +52,17 @@ class Summary:
         return self.documents + self.skipped + self.refused + self.failed
 
     @property
+    def shares(self) -> dict[str, int]:
+        """Returns what became of the documents: numbers that add up."""
+        ended = {"written": self.documents, "skipped": self.skipped, "refused": self.refused, "failed": self.failed}
+        return ended | {"unfinished": self.total - self.done}
+
+    @property
     def is_complete(self) -> bool:
-        """Says whether every page of every document that was found is in its output."""
-        return not self.failures and not self.refused and not self.failed and self.done == self.total
+        """Says whether every page of every document that was found is in its output; of a job with a limit, every
+        page within it."""
+        is_whole = self.done == self.total or self.is_limited
+        return not self.failures and not self.refused and not self.failed and is_whole
 
     @property
     def pages_per_second(self) -> float:
@@ -72,6 +85,8 @@ def live(summary: Summary, documents: int) -> str:
     parts += [f"{summary.pages_per_second:.1f} pages/s", f"{summary.tokens_per_second:.0f} tokens/s"]
     if failures := summary.bad_pages + sum(failure.page is None for failure in summary.failures):
         parts.append(f"{failures} failed")
+    if binding := bottleneck(summary.series.recent()):
+        parts.append(binding.reason)
     return ", ".join(parts)
 
 
@@ -83,6 +98,8 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
     yield _shares(summary)
     if summary.pages:
         yield f"{summary.pages_per_second:.2f} pages/s, {summary.tokens_per_second:.1f} tokens/s"
+    if binding := bottleneck(summary.series.whole()):
+        yield f"what bounds it: {binding.reason}"
     if summary.ledger_pages:
         yield f"{summary.ledger_pages} pages had been read before and were taken from the ledger"
     if summary.failures:
@@ -93,10 +110,7 @@ def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
 
 
 def _shares(summary: Summary) -> str:
-    """Returns what became of the documents: numbers that add up."""
-    names = {"written": summary.documents, "skipped": summary.skipped, "refused": summary.refused}
-    names |= {"failed": summary.failed, "unfinished": summary.total - summary.done}
-    shares = [f"{count} {name}" for name, count in names.items() if count or name == "written"]
+    shares = [f"{count} {name}" for name, count in summary.shares.items() if count or name == "written"]
     return f"{summary.total} found: {', '.join(shares)}"
 
 
@@ -107,6 +121,8 @@ def complaints(summary: Summary) -> Iterator[str]:
     for failure in summary.failures:
         where = f"{failure.document} page {failure.page}" if failure.page else str(failure.document)
         yield f"not read: {where}: {failure.reason}"
+    partial = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
     if summary.interrupted:
-        partial = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
         yield f"interrupted: {summary.documents} documents are finished{partial}."
+    if summary.is_limited:
+        yield f"the limit of pages is reached{partial}; the same command without --limit reads the rest."

@@ -56,9 +56,15 @@ def test_documents_become_markdown(cli, tmp_path):
     (source / "text.jpg").write_text("no image")
     truncated = (EXAMPLES / "page.png").read_bytes()
     (source / "truncated.png").write_bytes(truncated[: len(truncated) // 2])
-    code, stdout, err = cli("ocr", source, "-o", out, "--batch-size", 3, "--device", "cpu", "--max-new-tokens", 40)
+    options = ("--batch-size", 3, "--device", "cpu", "--max-new-tokens", 40, "--report", tmp_path / "job.json")
+    code, stdout, err = cli("ocr", source, "-o", out, *options)
     assert code == 1 and stdout == ""
     assert outputs(out) == {"a.png.md", "a.pdf.md"}
+    report = json.loads((tmp_path / "job.json").read_text())
+    assert report["pages"]["read"] == 4 and report["failures"]["kinds"] == {"damaged": 3}
+    assert report["binds"]["reason"] in err and report["configuration"]["batch_size"] == 3
+    assert {"decode", "post-process", "write"} <= report["stages"].keys() and 0 < report["device"]["share"] <= 1
+    assert "truncated.png" in (tmp_path / "job.html").read_text()
     text = (out / "a.png.md").read_text()
     assert text.startswith(" ".join((EXAMPLES / "page.txt").read_text().split(" ")[:4]))
     assert (out / "a.pdf.md").read_text().count("Harbour notes") == 3

@@ -100,7 +100,7 @@ def test_every_command_runs(folder, monkeypatch, capsys):
         if mark.startswith("file: "):
             (folder / mark.removeprefix("file: ")).write_text(text)
     given = calls_of(folder, [text for mark, text in blocks if not mark], DEVICES="cpu")
-    assert len(given) == 8 and all("vlm ocr" in text or "sbatch" in text or "export" in text for _, text in blocks)
+    assert len(given) == 9 and all("vlm ocr" in text or "sbatch" in text or "export" in text for _, text in blocks)
     with buckets(folder, monkeypatch) as store:
         for _, *arguments in given:
             assert run(arguments) == 0, capsys.readouterr().err
@@ -120,7 +120,8 @@ def test_every_command_runs(folder, monkeypatch, capsys):
 
 def test_every_option_is_told():
     text = DOCS.read_text(encoding="utf-8")
-    for option in ("format", "pages", "recompute", "workers", "retries", "max-page-error-rate", "gpu-price", "shard"):
+    shown = "format pages limit recompute workers retries max-page-error-rate gpu-price report shard"
+    for option in shown.split():
         assert f"`--{option}" in text
 
 

@@ -6,13 +6,15 @@ import json
 import time
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image
 
 from vlm.errors import DocumentError, ImageError, InputError
 from vlm.processing.documents import PdfDocument
+from vlm.stage_clock import StageClock
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Source, name_all
@@ -174,8 +176,15 @@ def test_a_draft_that_is_not_whole_says_so():
 class FakePipeline:
     """Holds at most `window` inputs; answers the newest first; says what it saw of each picture."""
 
+    capabilities, feed, device_seconds = SimpleNamespace(max_batch_size=3), None, MappingProxyType({})
+    device = torch.device("cpu")
+
     def __init__(self, window=3, interrupt_after=None):
+        self.clock = StageClock()
         self.window, self.interrupt_after, self.pulled, self.answered, self.most = window, interrupt_after, 0, 0, 0
+
+    def usage(self):
+        return None
 
     def as_completed(self, inputs, *, on_error, **sampling):
         assert on_error == "yield" and set(sampling) == {"max_new_tokens"}
@@ -278,8 +287,14 @@ def test_memory_stays_bounded(tmp_path, monkeypatch):
     root = tmp_path / "in"
     for i in range(20):
         image(root / f"{i:02}.png", i)
-    opened, done = [], []
+    opened, held, pipeline = [], [], FakePipeline(window=3)
+
+    def noted(self, path):
+        opened.append(path)
+        held.append(len(opened) - pipeline.answered)
+        init(self, path)
+
     init = OpenDocument.__init__
-    monkeypatch.setattr(OpenDocument, "__init__", lambda self, path: (opened.append(path), init(self, path))[1])
-    run([root], tmp_path / "out", format="jsonl", on_progress=lambda s: done.append(len(opened) - s.pages))
-    assert len(opened) == 20 and max(done) <= 3
+    monkeypatch.setattr(OpenDocument, "__init__", noted)
+    run([root], tmp_path / "out", pipeline, format="jsonl")
+    assert len(opened) == 20 and max(held) <= 3

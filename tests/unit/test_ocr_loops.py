@@ -44,11 +44,16 @@ def test_retries_do_not_depend_on_the_batch_and_repeat_exactly(tmp_path, scans):
             return [astuple(ledger.pages(document)[0]) for document in range(1, 9)], summary
 
     alone, _ = pages(1, 2)
-    together, _ = pages(4, 2)
+    together, retried = pages(4, 2)
     once, summary = pages(4, 0)
     assert alone == together
     looped = [i for i, row in enumerate(once) if row[1] == "looped"]
     assert looped and len(looped) < 8 and len(summary.failures) == len(looped)
+    assert summary.retries == 0 and retried.retries >= len(looped)
+    for measures in (summary.series.whole().measures, retried.series.whole().measures):
+        assert measures.stages.keys() == {"open", "draw", "prepare", "decode", "post-process", "write"}
+        assert measures.device is not None and measures.device.keys() == {"encode", "decode"}
+    assert retried.series.whole().measures.retries == retried.retries
     # only these were read again, and some did better
     assert [i for i, row in enumerate(together) if row[-1] > 1] == looped
     assert any(together[i][1] == "done" for i in looped)

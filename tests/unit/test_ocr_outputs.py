@@ -526,15 +526,12 @@ def test_a_ledger_that_breaks_in_the_middle_ends_the_job(tmp_path):
     for i in range(3):
         image(root / f"{i}.png", i)
 
-    class Breaking(FakePipeline):
-        def as_completed(self, inputs, **options):
-            answers = super().as_completed(inputs, **options)
-            yield next(answers)
+    def break_it(summary):
+        if summary.done == 1:
             with closing(sqlite3.connect(out / ".vlm-ocr" / "ledger.sqlite", isolation_level=None)) as other:
-                other.execute("DROP TABLE pages")
-            yield from answers
+                other.execute("DROP TABLE IF EXISTS pages")
 
-    summary = run([root], out, Breaking(window=1))
+    summary = run([root], out, FakePipeline(window=1), on_progress=break_it)
     assert "ledger.sqlite cannot be" in str(summary.stopped) and "no such table" in str(summary.stopped)
     assert summary.done == 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from vlm.api.outputs import Output, OutputReader, samples_of
@@ -23,22 +25,57 @@ class _Samples:
     completions: dict[int, Completion] = field(default_factory=dict)
 
 
+class Texts:
+    """Makes outputs of what inputs came to: to decode and post-process a page takes milliseconds, which the engine's
+    thread has not."""
+
+    def __init__(self, pool: ThreadPoolExecutor, outputs: OutputReader):
+        self._pool, self._outputs, self._under_way = pool, outputs, 0
+        self._ready: queue.SimpleQueue[tuple[int, Future[Output]]] = queue.SimpleQueue()
+
+    @property
+    def more(self) -> bool:
+        return self._under_way > 0
+
+    def begin(self, index: int, completions: list[Completion]) -> None:
+        self._under_way += 1
+        future = self._pool.submit(self._outputs.merged, completions)
+        future.add_done_callback(lambda future: self._ready.put((index, future)))
+
+    def ready(self, block: bool) -> Iterator[Result]:
+        """Yields the outputs that are made; waits for one when `block`."""
+        while self._under_way and (block or not self._ready.empty()):
+            index, future = self._ready.get()
+            self._under_way -= 1
+            block = False
+            yield index, future.result()
+
+
 class Job:
     """Gives inputs to an engine as room arises, and reads what becomes of them."""
 
     def __init__(
-        self, loop: EngineLoop, inputs: Prefetch, outputs: OutputReader, on_completion: Callable[[Completion], None]
+        self,
+        loop: EngineLoop,
+        inputs: Prefetch,
+        outputs: OutputReader,
+        *,
+        pool: ThreadPoolExecutor,
+        on_completion: Callable[[Completion], None],
     ):
-        """`on_completion` is called with what each request has come to, but those that are lost or aborted."""
+        """`pool` makes texts of tokens; `on_completion` is called with what each request has come to, but those that
+        are lost or aborted."""
         self._loop, self._inputs, self._outputs, self._on_completion = loop, inputs, outputs, on_completion
         self._waiting: dict[int, _Samples] = {}  # by the engine's id
+        self._texts = Texts(pool, outputs)
 
     def results(self) -> Iterator[Result]:
         """Yields an output or error an input, as they come."""
-        while self._waiting or self._inputs.more:
+        while self._waiting or self._texts.more or self._inputs.more:
             yield from self._added()
             for update in self._loop.step() if self._waiting else ():
                 yield from self._taken(update)
+            yield from self._texts.ready(block=not self._waiting)
 
     def close(self) -> None:
         """Drops what has not ended."""
@@ -47,7 +84,7 @@ class Job:
 
     def _added(self) -> Iterator[Result]:
         """Queues the inputs that are prepared; yields the errors of those that cannot be."""
-        for index, request in self._inputs.ready(block=not self._waiting):
+        for index, request in self._inputs.ready(block=not self._waiting and not self._texts.more):
             try:
                 ids = self._loop.add(samples_of(request.result()))
             except VlmError as error:
@@ -67,7 +104,7 @@ class Job:
         samples.completions[update.request_id] = update.completion
         if len(samples.completions) == len(samples.ids):
             self._inputs.done()
-            yield samples.index, self._outputs.merged(samples.completions[i] for i in samples.ids)
+            self._texts.begin(samples.index, [samples.completions[i] for i in samples.ids])
 
     def _give_up(self, samples: _Samples) -> None:
         """Aborts the samples of an input of which one is lost."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from vlm.processing.text_stream import TextStream, before_stop
@@ -13,6 +13,7 @@ from vlm.requests.loops import loop_period, without_loop
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.token_update import Completion, Hypothesis
+from vlm.stage_clock import StageClock
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,7 @@ class OutputReader:
 
     tokenizer: Tokenizer | None
     postprocess: Callable[[str], str]
+    clock: StageClock = field(default_factory=StageClock)
 
     def output(self, completion: Completion) -> Output:
         """Returns a completion's output, with the other outcomes of its search as alternatives."""
@@ -90,7 +92,8 @@ class OutputReader:
 
     def merged(self, samples: Iterable[Completion]) -> Output:
         """Returns the first sample's output, the others as its alternatives."""
-        first, *others = map(self.output, samples)
+        with self.clock("post-process"):
+            first, *others = map(self.output, samples)
         return replace(first, alternatives=tuple(others)) if others else first
 
     def _decoded(self, completion: Completion, outcome: Completion | Hypothesis, score: float | None = None) -> Output:

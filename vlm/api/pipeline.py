@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +35,7 @@ from vlm.requests.generation import check_options, sampling_params, warn_of_what
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.token_update import Completion
+from vlm.stage_clock import StageClock
 
 
 def load(
@@ -85,8 +86,10 @@ class Pipeline:
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
         self.config: ModelConfig = self.llm.config
         self.device = self.llm.encoders.device
-        self.outputs = OutputReader(self.tokenizer, self.family.postprocess)
+        self.clock = StageClock()  # of what this process does to inputs and outputs
+        self.outputs = OutputReader(self.tokenizer, self.family.postprocess, self.clock)
         self._workers = ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="preprocess")
+        self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
 
@@ -178,14 +181,14 @@ class Pipeline:
     @overload
     def as_completed(
         self, inputs: Iterable[Any], *, window: int | None = None, on_error: Literal["raise"] = "raise", **sampling: Any
-    ) -> Iterator[tuple[int, Output]]: ...
+    ) -> Generator[tuple[int, Output], None, None]: ...
     @overload
     def as_completed(
         self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
-    ) -> Iterator[tuple[int, Output | VlmError]]: ...
+    ) -> Generator[tuple[int, Output | VlmError], None, None]: ...
     def as_completed(
         self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
-    ) -> Iterator[tuple[int, Output | VlmError]]:
+    ) -> Generator[tuple[int, Output | VlmError], None, None]:
         """Yields (index, Output) as inputs finish. Inputs are pulled as room arises: at most `window` are held at once.
         One may be a Future of an input; it joins when it is there.
 
@@ -193,14 +196,17 @@ class Pipeline:
         """
         params = self._params(sampling)
         self._reset_timings()
-        feed = Prefetch(self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window))
-        job = Job(self.loop, feed, self.outputs, self._count)
+        feed = self.feed = Prefetch(
+            self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window)
+        )
+        job = Job(self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count)
         try:
             for index, result in job.results():
                 if isinstance(result, VlmError) and on_error == "raise":
                     raise result
                 yield index, result
         finally:
+            self.feed = None
             job.close()
 
     def complete(self, requests: Iterable[Request]) -> list[Completion]:
@@ -214,6 +220,12 @@ class Pipeline:
         seconds = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
         total = (self._ended or time.perf_counter()) - self._started
         return {"preprocess": self._preprocess_seconds, **seconds, "total": total, "tokens": self._tokens}
+
+    @property
+    def device_seconds(self) -> dict[str, float]:
+        """Returns seconds that the device was at work in the last call, of what it is through with: encode, prefill,
+        decode. Waits for nothing."""
+        return self.llm.encoders.timer.finished()
 
     def usage(self) -> EngineUsage | None:
         """Says how full its engine is; None of an encoder alone. Any thread may ask."""
@@ -251,7 +263,8 @@ class Pipeline:
 
     def _request(self, source: Any, params: SamplingParams) -> Request:
         start = time.perf_counter()
-        request = self._builder.build(source, params)
+        with self.clock("prepare"):
+            request = self._builder.build(source, params)
         self._preprocess_seconds += time.perf_counter() - start
         return request
 

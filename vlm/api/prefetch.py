@@ -28,6 +28,15 @@ class Prefetch:
     def more(self) -> bool:
         return bool(self._under_way) or not self._exhausted
 
+    @property
+    def num_prepared(self) -> int:
+        """Returns how many inputs wait to be taken."""
+        return self._prepared.qsize()
+
+    @property
+    def num_preparing(self) -> int:
+        return len(self._under_way) - self.num_prepared
+
     def ready(self, block: bool) -> list[tuple[int, Future[Any]]]:
         """Returns inputs as they are prepared; waits for one when `block`."""
         self._fill()

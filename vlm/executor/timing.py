@@ -43,6 +43,13 @@ class DeviceTimer:
         self._pending.clear()
         return dict(self._seconds)
 
+    def finished(self) -> dict[str, float]:
+        """Returns the seconds by name of what the device is through with; waits for nothing."""
+        count = next((i for i, (_, _, end) in enumerate(self._pending) if not end.query()), len(self._pending))
+        self._fold(self._pending[:count])
+        del self._pending[:count]
+        return dict(self._seconds)
+
     def _fold(self, pairs: list[tuple[str, torch.cuda.Event, torch.cuda.Event]]) -> None:
         for name, begin, end in pairs:
             end.synchronize()

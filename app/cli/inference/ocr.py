@@ -24,6 +24,7 @@ from vlm_app.ocr.documents.pages import check_pages, selected
 from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job
+from vlm_app.ocr.job_report import configuration_of, job_report, report_path, write_report
 from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.outputs import Outputs
@@ -51,6 +52,9 @@ def ocr(
     gpu_price: Annotated[
         float | None, typer.Option(help="Of a device, an hour: the report tells the cost of a million pages.")
     ] = None,
+    report: Annotated[
+        str | None, typer.Option(help="A JSON file to tell of the job at its end; a page in HTML goes beside it.")
+    ] = None,
     places: PlaceConfig,
     options: LoadOptions,
 ) -> None:
@@ -67,10 +71,13 @@ def ocr(
       vlm ocr report.pdf -o text/
       vlm ocr scans/ letters/*.png -o text/ --format jsonl
       vlm ocr book.pdf -o text/ --pages 1-4,7 --model facebook/nougat-base
-      vlm ocr s3://scans/2026 -o s3://texts/2026 --devices all --gpu-price 2.50
+      vlm ocr s3://scans/2026 -o s3://texts/2026 --devices all --gpu-price 2.50 --report job.json
     """
     folder = location(out)
     part = Shard.parse(places.shard) if places.shard else None
+    if places.ray and config.limit:
+        raise InputError("--limit is for one machine; with --ray, --shard and --pages make a job smaller.")
+    report_file = report_path(report) if report else None
     documents, unreadable = _find(paths, folder, config)
     if part:
         documents = part.select(documents)
@@ -84,7 +91,10 @@ def ocr(
         reader = _cluster_reader(engine, places.engines) if places.ray else load_reader(engine)
         summary = _run(reader, documents, config, ledger=ledger, outputs=Outputs(folder, config.format, ledger, name))
     summary.failures += [Failure(path, None, f"{reason}.", "not searched") for path, reason in unreadable]
-    _report(summary, gpu_price)
+    _tell(summary, gpu_price)
+    if report_file:
+        write_report(report_file, job_report(summary, configuration_of(engine, config), gpu_price))
+    _end(summary)
 
 
 def _find(paths: list[str], out: Path, config: JobConfig) -> tuple[list[Document], list[tuple[Path, str]]]:
@@ -123,11 +133,15 @@ def _run(reader: Reader, documents: list[Document], config: JobConfig, ledger: L
         return Job(reader, documents, config, ledger=ledger, outputs=outputs, on_progress=show).run()
 
 
-def _report(summary: Summary, gpu_price: float | None) -> None:
+def _tell(summary: Summary, gpu_price: float | None) -> None:
     for line in totals(summary, gpu_price):
         print(line, file=sys.stderr)
     for line in complaints(summary):
         print_error(line)
+
+
+def _end(summary: Summary) -> None:
+    """Raises what ended the job, or its exit code."""
     if summary.stopped:
         raise summary.stopped
     if summary.interrupted:

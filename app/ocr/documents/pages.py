@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from vlm.errors import DocumentError, InputError, VlmError
+from vlm.stage_clock import StageClock
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.page_reading import read_page
-from vlm_app.ocr.documents.stages import OPEN, StageTimes
 from vlm_app.ocr.events import Work
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Renderer(Protocol):
     """Opens documents; their pages are pictures, or with an image processor what that makes of them."""
 
     ahead: int  # documents that it opens while another one is read
-    stages: StageTimes
+    clock: StageClock
 
     def open(self, path: Path) -> Future[Pages]: ...
 
@@ -57,20 +57,20 @@ class InProcess:
     ahead = 0
 
     def __init__(self, source: ProcessorSource | None = None):
-        self.stages, self._source = StageTimes(), source
+        self.clock, self._source = StageClock(), source
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pages")
 
     def open(self, path: Path) -> Future[Pages]:
         future: Future[Pages] = Future()
         try:
-            with self.stages.of(OPEN):
+            with self.clock("open"):
                 future.set_result(LocalPages(OpenDocument(path), self))
         except VlmError as error:
             future.set_exception(error)
         return future
 
     def read(self, document: OpenDocument, page: int) -> Future[Image | ImagePixels]:
-        return self._threads.submit(read_page, document, page, self._source, self.stages)
+        return self._threads.submit(read_page, document, page, self._source, self.clock)
 
     def close(self) -> None:
         """Drops what waits."""

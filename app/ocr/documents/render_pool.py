@@ -12,10 +12,10 @@ from vlm.errors import DocumentError, VlmError
 from vlm.limits import MEDIA_MEMORY_MB
 from vlm.processing.media_pool import MediaConfig, MediaPool, PoolState
 from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
+from vlm.stage_clock import StageClock
 from vlm_app.core.storage import LocalCopy
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.page_reading import read_page
-from vlm_app.ocr.documents.stages import OPEN, StageTimes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -42,7 +42,7 @@ class RenderPool:
         seconds: float = SECONDS,
         memory_mb: int = MEDIA_MEMORY_MB,
     ):
-        self.ahead, self.stages, self.source = workers, StageTimes(), source
+        self.ahead, self.clock, self.source = workers, StageClock(), source
         preload = __name__ if source is None else PRELOAD
         self._pool = MediaPool(MediaConfig(workers, budget=Budget(seconds, memory_mb), preload=preload))
         self._pool.start()
@@ -82,7 +82,7 @@ class PooledDocument:
     def _answer(self, worker: WorkerProcess, page: int | None) -> Any:
         try:
             answer, seconds = worker.run(_answer, self.local, page, self._pool.source)
-            self._pool.stages.add(seconds)
+            self._pool.clock.add(seconds)
             return answer
         except WorkerFailure as failure:
             what = f"{self.path} page {page + 1}" if page is not None else str(self.path)
@@ -107,12 +107,12 @@ _documents: OrderedDict[Path, OpenDocument] = OrderedDict()  # the last ones, op
 
 def _answer(path: Path, page: int | None, source: ProcessorSource | None) -> tuple[Any, Mapping[str, float]]:
     """Returns a page, or for None (number of pages, digest of the content); and the CPU seconds of its stages."""
-    stages = StageTimes()
+    clock = StageClock()
     try:
-        with stages.of(OPEN):
+        with clock("open"):
             document = _opened(path, again=page is None)
-        answer = (document.num_pages, document.digest) if page is None else read_page(document, page, source, stages)
-        return answer, stages.total()
+        answer = (document.num_pages, document.digest) if page is None else read_page(document, page, source, clock)
+        return answer, clock.seconds()
     except (VlmError, MemoryError):
         raise
     except Exception as error:

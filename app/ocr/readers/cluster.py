@@ -15,6 +15,7 @@ from vlm_app.core.storage import EXTRA
 from vlm_app.ocr.documents.pages import selected
 from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
+from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.reader import page_event
 
 if TYPE_CHECKING:
@@ -59,7 +60,9 @@ class RayReader:
         # on the CPU engines take half of the cores: rendering needs some, too
         self._cores = resources.get("CPU", 1.0) / 2
 
-    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any], limit: int | None = None) -> Iterator[Event]:
+        """Takes no `limit`: tasks open documents side by side, and none knows how many pages the others have."""
+        assert limit is None
         from ray.exceptions import RayError
 
         rows = [{"work": pickle.dumps(work)} for work in works]
@@ -71,6 +74,10 @@ class RayReader:
             raise EngineError(
                 f"the Ray job has ended: {_first_line(error)}; run the same command again to go on after the last page."
             ) from error
+
+    def measures(self) -> Measures:
+        """Returns nothing but the number of engines: what they do is Ray's to tell."""
+        return Measures(device=None, engines=self.engines, queues=None)
 
     def close(self) -> None:
         """Leaves the cluster for the next job; one that was started here goes with this process."""

@@ -6,16 +6,20 @@ import os
 import queue
 import signal
 import threading
+import time
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
-from vlm_app.ocr.readers.reader import PipelineReader
+from vlm_app.ocr.events import Work
+from vlm_app.ocr.readers.reader import PipelineReader, Taken
 
 if TYPE_CHECKING:
     from vlm_app.ocr.readers.engines import EngineConfig
 
 READY, ROUND_DONE = "ready", "round done"
+SECONDS = 1.0  # between two tellings of its measures
 
 
 def serve(pipe: Connection, engine: EngineConfig, device: str) -> None:
@@ -28,11 +32,22 @@ def serve(pipe: Connection, engine: EngineConfig, device: str) -> None:
         pipe.send(READY)
         while True:
             sampling = messages.get()
-            for event in reader.read(iter(messages.get, None), sampling):
-                pipe.send(event)
+            _read(reader, iter(messages.get, None), sampling, pipe)
             pipe.send(ROUND_DONE)
     except VlmError as error:
         pipe.send(error)
+
+
+def _read(reader: PipelineReader, works: Iterator[Work], sampling: Mapping[str, Any], pipe: Connection) -> None:
+    """Sends what comes of a round, and now and then what it has cost."""
+    told = time.monotonic()
+    for event in reader.events(works, sampling):
+        if not isinstance(event, Taken):
+            pipe.send(event)
+        if time.monotonic() - told >= SECONDS:
+            told = time.monotonic()
+            pipe.send(reader.measures())
+    pipe.send(reader.measures())
 
 
 def _receive(pipe: Connection, messages: queue.Queue[Any]) -> None:

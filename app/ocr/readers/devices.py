@@ -8,14 +8,17 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import EngineError, VlmError
 from vlm_app.ocr.documents.pages import Pages, opening, selected
 from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
+from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.device_process import READY, ROUND_DONE, serve
 from vlm_app.ocr.readers.reader import PipelineReader
 
@@ -48,10 +51,10 @@ class DeviceReader:
             self.close()
             raise
 
-    def read(self, works: Iterable[Work], sampling: Mapping[str, Any]) -> Iterator[Event]:
+    def read(self, works: Iterable[Work], sampling: Mapping[str, Any], limit: int | None = None) -> Iterator[Event]:
         for device in self._devices:
             device.begin(dict(sampling))
-        for item in self._chunks(works):
+        for item in self._chunks(works, limit):
             if not isinstance(item, tuple):
                 yield item
                 continue
@@ -66,12 +69,15 @@ class DeviceReader:
             yield from self._answers()
         self._documents.clear()
 
+    def measures(self) -> Measures:
+        return reduce(add, (device.measures for device in self._devices))
+
     def close(self) -> None:
         self._opener.close()
         for device in self._devices:
             device.stop()
 
-    def _chunks(self, works: Iterable[Work]) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
+    def _chunks(self, works: Iterable[Work], limit: int | None) -> Iterator[tuple[Work, Pages] | Opened | Unreadable]:
         """Yields documents as chunks of their pages, each after the news that it is open."""
         for work, future in opening(self._opener, works):
             try:
@@ -81,10 +87,12 @@ class DeviceReader:
                 yield Unreadable(work.document, error.kind, str(error))
                 continue
             yield Opened(work.document, document.num_pages, pages, document.digest)
-            due = [page for page in pages if page not in work.done_pages]
+            due = [page for page in pages if page not in work.done_pages][:limit]
             for start in range(0, len(due), CHUNK):
                 numbers = ",".join(str(page + 1) for page in due[start : start + CHUNK])
                 yield Work(work.document, document.local, numbers), document
+            if limit is not None and not (limit := limit - len(due)):
+                return
 
     def _answers(self) -> Iterator[Event]:
         """Waits for what the devices say next."""
@@ -118,6 +126,7 @@ class _Device:
     most: int  # pages that it may hold
     pages: dict[int, set[int]] = field(default_factory=dict)  # by document: handed out, not answered
     busy: bool = False  # in a round
+    measures: Measures = field(default_factory=Measures)  # as it told last
 
     @classmethod
     def started(cls, context: Any, engine: EngineConfig, name: str) -> _Device:
@@ -150,6 +159,8 @@ class _Device:
         message = self.receive()
         if message == ROUND_DONE:
             self.busy = False
+        elif isinstance(message, Measures):
+            self.measures = message
         elif isinstance(message, Unreadable):  # it could be opened a moment ago
             for page in self.pages.pop(message.document, ()):
                 yield PageFailed(message.document, page, message.kind, message.reason)

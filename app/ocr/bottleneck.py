@@ -1,0 +1,74 @@
+"""What bounds a job: the devices, the processes that prepare pages, or the thread that drives the engine and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vlm_app.ocr.measures import Interval, Measures, Queues
+
+ENGINE = "engine"
+PREPARING = ("open", "draw", "process", "hash", "prepare")  # stages of a page on its way to an engine
+HANDLING = ("decode", "post-process", "write")  # stages of the thread that gives engines their work and takes results
+WORDS = {
+    "open": "opening documents",
+    "draw": "drawing",
+    "process": "the image processor",
+    "hash": "hashing",
+    "prepare": "preparing inputs",
+    "decode": "driving the engine",
+    "post-process": "post-processing",
+    "write": "writing",
+}
+BUSY = 0.8  # of its time: a device that is at work so long bounds the job
+FULL = 0.9  # of its slots: an engine with so many pages does not starve
+WAITING = 1.0  # pages an engine: where fewer wait for it, on average, it runs out of them
+
+
+@dataclass(frozen=True)
+class Bottleneck:
+    """The stage that bounds a job, and how one can tell."""
+
+    stage: str  # ENGINE, or one of WORDS
+    reason: str
+
+
+def bottleneck(span: Interval) -> Bottleneck | None:
+    """Returns what bounded a job in a span of its time; None where that is not known."""
+    measures, queues = span.measures, span.measures.queues
+    share = measures.device_share(span.seconds)
+    if share is None or queues is None:
+        return None
+    if _is_starved(queues, WAITING * measures.engines):
+        return _starved(measures, queues, share)
+    if share >= BUSY:
+        return Bottleneck(ENGINE, f"{_busy(measures, share)}, {_waiting(queues)}")
+    stage = _costliest(measures, HANDLING, default="decode")
+    return Bottleneck(stage, f"{WORDS[stage]} binds: {_busy(measures, share)}, {_waiting(queues)}")
+
+
+def _is_starved(queues: Queues, pages: float) -> bool:
+    """Says whether engines have room for more, and fewer pages than these wait, while as many are being prepared."""
+    return queues.ready < pages <= queues.preparing and queues.running < FULL * queues.slots
+
+
+def _starved(measures: Measures, queues: Queues, share: float) -> Bottleneck:
+    """Blames what makes the engines' inputs."""
+    stage = _costliest(measures, PREPARING, default="draw")
+    workers = f"{min(queues.preparing, queues.workers):.0f} of {queues.workers:.0f} workers busy, "
+    who = workers if queues.workers else ""
+    return Bottleneck(stage, f"{WORDS[stage]} binds: {who}{_waiting(queues)}, {_busy(measures, share)}")
+
+
+def _costliest(measures: Measures, stages: Iterable[str], default: str) -> str:
+    known = [stage for stage in stages if measures.stages.get(stage)]
+    return max(known, key=lambda stage: measures.stages[stage], default=default)
+
+
+def _busy(measures: Measures, share: float) -> str:
+    return f"device{'s' if measures.engines > 1 else ''} {share:.0%} busy"
+
+
+def _waiting(queues: Queues) -> str:
+    count = round(queues.ready)
+    return f"{count} page{'' if count == 1 else 's'} wait{'s' if count == 1 else ''} for the engine"
