@@ -27,7 +27,7 @@ from vlm_app.bench.systems.gpu_meter import GpuMeter
 from vlm_app.bench.systems.page_engine import page_engine
 from vlm_app.bench.systems.page_job import PageJob
 from vlm_app.bench.systems.processes import ProcessMeter
-from vlm_app.bench.systems.session import Results
+from vlm_app.bench.systems.session import Results, release
 from vlm_app.bench.systems.subject import Progress, backend_name
 from vlm_app.ocr.readers.devices import load_reader
 from vlm_app.ocr.readers.engines import EngineConfig
@@ -80,7 +80,7 @@ def _prepared(config: OcrBenchConfig, scratch: Path, say: Progress) -> Bench:
     full_batches = -(-engine.batch_size * len(engine.devices) // config.pages_per_document)
     warm_up = write("warm-up", min(full_batches, config.documents))
     runs = [write(f"run{number}", config.documents) for number in range(config.repeats)]
-    job = PageJob(engine, config.max_new_tokens, scratch / "texts", fixed_length=config.is_random)
+    job = PageJob(engine, config.max_new_tokens, scratch, fixed_length=config.is_random)
     return Bench(config, engine, job, warm_up, runs, say)
 
 
@@ -105,9 +105,11 @@ def _head(bench: Bench) -> Results:
 
 def _row(bench: Bench, workers: int | None, alone: Results) -> Results:
     """Loads a reader with so many workers and measures every run."""
-    title = "Reading" if workers is None else f"Reading with {workers} workers"
+    title = "Reading" if workers is None else f"Reading, {workers} worker{'s' * (workers != 1)}"
     engine = dataclasses.replace(bench.engine, workers=workers)
-    with closing(GpuMeter([resolve_device(name) for name in engine.devices])) as gpu:
+    devices = [resolve_device(name) for name in engine.devices]
+    release(devices[0])  # the engine sizes its cache by what is free
+    with closing(GpuMeter(devices)) as gpu:
         began = time.perf_counter()
         with closing(load_reader(engine)) as reader:
             times = {"load_seconds": time.perf_counter() - began}

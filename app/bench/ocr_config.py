@@ -27,7 +27,7 @@ class OcrBenchConfig(SubjectConfig):
     kinds: tuple[str, ...] = option(
         KINDS, f"Of documents, by turns: {', '.join(KINDS)}; several apart by ','.", default="all", read=names
     )
-    documents: int = option(24, "Of each run; one of png or jpeg is a folder of images.", allowed=at_least(1))
+    documents: int = option(24, "Of each run; one of png or jpeg is an image a page.", allowed=at_least(1))
     pages_per_document: int = option(8, "In each.", allowed=at_least(1))
     workers: tuple[int, ...] = option(
         (), 'Processes that prepare pages, several apart by ";": a row each.', default="as vlm ocr chooses",

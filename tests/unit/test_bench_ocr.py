@@ -83,8 +83,9 @@ def _check_table(out, capsys):
     assert "CPU ms a page, 1 worker |" in printed and "start-up, s, 1 worker |" in printed and "GPU busy" not in printed
 
 
-def test_a_model_reads_its_own_length(capsys):
-    options = [*SMALL, "--kinds", "text", "--documents", 1, "--tokens", 6, "--workers", 0]
+def test_a_model_reads_its_own_length_and_images_need_no_pypdfium2(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
+    options = [*SMALL, "--kinds", "jpeg", "--documents", 1, "--tokens", 6, "--workers", 0]
     assert not bench("--model", "mini-nougat", *options), capsys.readouterr().err
     shown = capsys.readouterr().out
     assert "mini-nougat" in shown and "at most 6" in shown and "of the floor" in shown
@@ -150,7 +151,7 @@ def test_every_token_of_the_tokenizer_is_a_word(tmp_path):
 def test_lost_pages_are_no_measurement(arch, tmp_path, monkeypatch):
     engine = page_engine(OcrBenchConfig(arch=arch, device="cpu", tokens=3), tmp_path / "model")
     corpus = write_documents(tmp_path / "made", kinds=("png",), documents=1, pages=2, seed="1")
-    job = PageJob(engine, 3, tmp_path / "texts", fixed_length=True)
+    job = PageJob(engine, 3, tmp_path, fixed_length=True)
     run = Job.run
     monkeypatch.setattr(Job, "run", lambda self: dataclasses.replace(run(self), pages=1))
     reader = bench_ocr.load_reader(dataclasses.replace(engine, workers=0))

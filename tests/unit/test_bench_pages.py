@@ -71,15 +71,15 @@ def test_text_can_be_extracted(kind, least, rules, tmp_path):
         texts = [pdf[page].get_textpage().get_text_range() for page in range(2)]
         paths = list(pdf[0].get_objects(filter=[raw.FPDF_PAGEOBJ_PATH]))
     for number, text in enumerate(texts, start=1):
-        assert text.splitlines()[0] == f"{kind}-0000 of 7, page {number}" and len(text.split()) >= least
+        assert text.splitlines()[0] == f"00000-{kind} of 7, page {number}" and len(text.split()) >= least
     assert texts[0].splitlines()[2:] != texts[1].splitlines()[2:] and len(paths) == rules
 
 
 @pytest.mark.parametrize("kind", IMAGE_KINDS)
-def test_a_document_of_images_is_a_folder(kind, tmp_path):
+def test_a_document_of_images_is_a_file_a_page(kind, tmp_path):
     corpus, files = made(tmp_path / "made", kind, documents=2, pages=3)
     assert corpus.pages == len(files) == 6
-    assert {path.parent.name for path in files} == {f"{kind}-0000", f"{kind}-0001"}
+    assert [path.stem for path in files] == [f"0000{i}-{kind}-000{page}" for i in range(2) for page in range(3)]
     for path in files:
         with Image.open(path) as image:
             assert (image.format, image.size, image.mode) == (kind.upper(), (1700, 2200), "RGB")
@@ -101,6 +101,11 @@ def test_what_is_written_stays_within_the_margins():
         assert max(line.y for line in page.lines) <= BOTTOM and min(line.x for line in page.lines) >= LEFT
         assert all(rule.x1 <= RIGHT and rule.y1 <= BOTTOM + 18 for rule in page.rules)
         assert len({line.size for line in page.lines}) >= 2 and any(line.bold for line in page.lines)
+
+
+def test_kinds_take_turns_in_the_order_in_which_files_are_read(tmp_path):
+    _, files = made(tmp_path / "made", "text", "table", documents=4, pages=1)
+    assert [path.stem.partition("-")[2] for path in files] == ["text", "table"] * 2
 
 
 def test_prose_follows_from_its_seed():

@@ -19,9 +19,9 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Content:
-    """What a document is to hold. One of page images is a folder of them."""
+    """What a document is to hold. One of page images is a file a page."""
 
-    name: str  # `scan-0003`
+    name: str  # `00003-scan`: kinds take turns when files are read by name
     number: int
     pages: int
     seed: str
@@ -64,7 +64,7 @@ def write_documents(
 
     def write(number: int) -> int:
         kind = turns[number]
-        return _write(folder, kind, Content(f"{kind}-{number:04}", number, pages, seed, pictures))
+        return _write(folder, kind, Content(f"{number:05}-{kind}", number, pages, seed, pictures))
 
     sizes: dict[str, list[int]] = {kind: [] for kind in turns}
     with ThreadPoolExecutor(usable_cpus()) as threads:
@@ -79,9 +79,7 @@ def _write(folder: Path, kind: str, content: Content) -> int:
     """Returns how many bytes were written."""
     size = 0
     for name, data in WRITERS[kind](content):
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        size += path.write_bytes(data)
+        size += (folder / name).write_bytes(data)
     return size
 
 
@@ -110,12 +108,12 @@ def _photo(content: Content) -> Iterator[tuple[str, bytes]]:
 
 def _png(content: Content) -> Iterator[tuple[str, bytes]]:
     for page, data in enumerate(content.each(content.pictures.rendered)):
-        yield f"{content.name}/{page:04}.png", data
+        yield f"{content.name}-{page:04}.png", data
 
 
 def _jpeg(content: Content) -> Iterator[tuple[str, bytes]]:
     for page, data in enumerate(content.each(content.pictures.scanned)):
-        yield f"{content.name}/{page:04}.jpeg", data
+        yield f"{content.name}-{page:04}.jpeg", data
 
 
 WRITERS: dict[str, Callable[[Content], Iterator[tuple[str, bytes]]]] = {

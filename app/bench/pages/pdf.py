@@ -80,7 +80,7 @@ def _raw() -> Any:
 
 
 def _text(pdf: PdfDocument, line: Line) -> Any:
-    raw, letters = _raw(), f"{line.text}\0".encode("utf-16-le")  # a name of its own: the cast keeps no reference
+    raw, letters = _raw(), ctypes.create_string_buffer(f"{line.text}\0".encode("utf-16-le"))
     text = raw.FPDFPageObj_NewTextObj(pdf, FONTS[line.bold], line.size)
     raw.FPDFText_SetText(text, ctypes.cast(letters, raw.FPDF_WIDESTRING))
     raw.FPDFPageObj_Transform(text, 1, 0, 0, 1, line.x, HEIGHT - line.y)

@@ -13,7 +13,7 @@ from vlm.processing.documents import open_document
 from vlm_app.bench.clock import repeated
 from vlm_app.bench.pages.documents import Corpus
 from vlm_app.bench.systems.page_job import WARM_UP_TOKENS, PageJob
-from vlm_app.bench.systems.session import Results, release
+from vlm_app.bench.systems.session import Results
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,14 +55,13 @@ def engine_alone(engine: EngineConfig, corpus: Corpus, job: PageJob, *, repeats:
 
         def read(pages: int, **sampling: Any) -> None:
             inputs = (_input(pipeline, pixels, next(numbers)) for _ in range(pages))
-            outputs = pipeline.as_completed(inputs, **job.config.sampling(0) | sampling)
+            outputs = pipeline.as_completed(inputs, on_error="raise", **job.config.sampling(0) | sampling)
             counts.append(sum(len(out.token_ids) for _, out in outputs))
 
         tokens = min(job.max_new_tokens or WARM_UP_TOKENS, WARM_UP_TOKENS)
         read(min(corpus.pages, engine.batch_size), max_new_tokens=tokens)
         counts.clear()
         seconds = repeated(lambda: read(corpus.pages), pipeline.device, repeats)
-    release(pipeline.device)
     return _results(corpus.pages, counts, seconds, engines=len(engine.devices))
 
 

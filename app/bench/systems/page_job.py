@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class FixedLength(JobConfig):
 
 @dataclass(frozen=True)
 class PageJob:
-    """Reads documents with an engine; the texts are written below `scratch` and removed."""
+    """Reads documents with an engine; each time the texts go to a new folder in `scratch`."""
 
     engine: EngineConfig
     max_new_tokens: int | None
@@ -53,14 +53,13 @@ class PageJob:
     def read(self, reader: Reader, corpus: Corpus, on_progress: Callable[[Summary], None] = lambda _: None) -> Summary:
         """Reads documents, from files to written markdown. Raises what stopped the job, and EngineError where pages are
         missing."""
-        out = self.scratch / corpus.folder.name
+        out = Path(tempfile.mkdtemp(dir=self.scratch))
         documents, config = name_all(find_documents([corpus.folder]).sources), self.config
         with ledger_of(out, self.engine.settings(self.max_new_tokens), recompute=False) as ledger:
             outputs = Outputs(out, config.format, ledger)
             job = Job(reader, documents, config, ledger=ledger, outputs=outputs, on_progress=on_progress)
             summary = job.run()
         self._check(summary, corpus)
-        shutil.rmtree(out)
         return summary
 
     def warm_up(self, reader: Reader, corpus: Corpus) -> float:
