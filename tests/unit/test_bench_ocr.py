@@ -9,23 +9,25 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests import tiny
-from vlm.errors import EngineError
-from vlm_app.bench import ocr as bench_ocr
+from vlm.errors import EngineError, InputError
 from vlm_app.bench import table
 from vlm_app.bench.csv_rows import OCR_CSV_HEADER
 from vlm_app.bench.ocr_config import DEFAULT_TOKENS, OcrBenchConfig
 from vlm_app.bench.pages.documents import write_documents
 from vlm_app.bench.systems import gpu_meter, processes
+from vlm_app.bench.systems.engine_alone import ReadyPage
 from vlm_app.bench.systems.page_engine import page_engine, write_tokenizer
 from vlm_app.bench.systems.page_job import PageJob
 from vlm_app.cli.main import main
 from vlm_app.ocr.job import Job
+from vlm_app.ocr.readers.devices import load_reader
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("--device", "cpu", "--repeats", "1", "--batch-size", "2", "--documents", "2", "--pages-per-document", "2")
@@ -148,16 +150,31 @@ def test_every_token_of_the_tokenizer_is_a_word(tmp_path):
     assert len(words) == len(set(words)) == 4996 and all(map(str.isalpha, words))
 
 
-def test_lost_pages_are_no_measurement(arch, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"pages": 1}, EngineError, "1 of 2 pages were not read"),
+        ({"stopped": InputError("the disk is full.")}, InputError, "the disk is full"),
+        ({"interrupted": True}, KeyboardInterrupt, ""),
+    ],
+)
+def test_a_job_that_ends_early_is_no_measurement(arch, tmp_path, monkeypatch, changes, error, says):
     engine = page_engine(OcrBenchConfig(arch=arch, device="cpu", tokens=3), tmp_path / "model")
     corpus = write_documents(tmp_path / "made", kinds=("png",), documents=1, pages=2, seed="1")
-    job = PageJob(engine, 3, tmp_path, fixed_length=True)
-    run = Job.run
-    monkeypatch.setattr(Job, "run", lambda self: dataclasses.replace(run(self), pages=1))
-    reader = bench_ocr.load_reader(dataclasses.replace(engine, workers=0))
-    with pytest.raises(EngineError, match="1 of 2 pages were not read"):
+    job, run = PageJob(engine, 3, tmp_path, fixed_length=True), Job.run
+    monkeypatch.setattr(Job, "run", lambda self: dataclasses.replace(run(self), **changes))
+    with (
+        closing(load_reader(dataclasses.replace(engine, workers=0))) as reader,
+        pytest.raises(error, match=says or None),
+    ):
         job.read(reader, corpus)
-    reader.close()
+
+
+def test_the_engine_alone_sees_no_page_twice():
+    pixels = torch.zeros(3, 4, 4)
+    pages = [ReadyPage(pixels, number)["pixel_values"] for number in range(3)]
+    assert len({page.numpy().tobytes() for page in pages}) == 3 and not pixels.any()
+    assert all(page.shape == pixels.shape and page.count_nonzero() == 1 for page in pages)
 
 
 # --- meters ---

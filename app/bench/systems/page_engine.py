@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -80,7 +81,9 @@ def _random_engine(config: OcrBenchConfig, arch: str, scratch: Path, on: str, pr
     checkpoint = random_checkpoint(
         read_arch(arch), scratch / "checkpoint", seed=config.seed, dtype=build.dtype, processor_files=(tokenizer,)
     )
-    return build_engine(checkpoint, scratch / "engine", build, progress=progress).path
+    engine = build_engine(checkpoint, scratch / "engine", build, progress=progress)
+    shutil.rmtree(checkpoint.path)  # as large as the engine
+    return engine.path
 
 
 def _check_length(config: OcrBenchConfig, build: BuildConfig, configs: RoleConfigs) -> None:
