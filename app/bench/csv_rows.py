@@ -26,6 +26,11 @@ THROUGHPUT_CSV_HEADER = (
     *("hf_pages_per_s", "hf_tokens_per_s", "hf_batch", "hf_new_tokens", "times_faster"),
     *("floor_pages_per_s", "floor_tokens_per_s", "of_floor", "backend"),
 )
+OCR_CSV_HEADER = (
+    *("subject", "dtype", "devices", "batch", "workers", "processes", "pages", "tokens_a_page"),
+    *("pages_per_s", "tokens_per_s", "cpu_ms_per_page", "gpu_busy", "peak_rss_bytes", "startup_seconds"),
+    *("engine_pages_per_s", "engine_tokens_per_s", "of_engine", "backend"),
+)
 
 
 def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
@@ -85,9 +90,19 @@ def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     return [result["subject"], result["config"]["dtype"], *settings, *speed, *beside, *floors, *how]
 
 
+def _ocr_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
+    config, ours, floor = result["config"], row["vlm"], row["floor"]
+    settings = [result["subject"], *(config[name] for name in ("dtype", "devices", "batch_size"))]
+    counts = [row["workers"], ours["processes"], result["documents"]["pages"], config["tokens"]]
+    speed = ["" if (value := ours[name]) is None else f"{value:.6g}" for name in OCR_CSV_HEADER[8:14]]
+    bounds = [_exact(floor[name]) for name in ("pages_per_s", "tokens_per_s", "reached")]
+    return [*settings, *counts, *speed, *bounds, row["backend"]]
+
+
 KINDS = {
     "latency": (LATENCY_CSV_HEADER, _latency_csv_row),
     "throughput": (THROUGHPUT_CSV_HEADER, _throughput_csv_row),
     "text": (CSV_HEADER, _csv_row),
     "prompt": (PROMPT_CSV_HEADER, _prompt_csv_row),
+    "ocr": (OCR_CSV_HEADER, _ocr_csv_row),
 }

@@ -20,6 +20,13 @@ MEASURES = {
     ),
     "throughput": (("pages_per_s", "pages/s", True), ("tokens_per_s", "tokens/s", True)),
 }
+# of a job over documents: field, what it is called, and what one of it is in the field
+JOB_MEASURES = (
+    ("cpu_ms_per_page", "CPU ms a page", 1),
+    ("gpu_busy", "GPU busy, %", 0.01),
+    ("peak_rss_bytes", "memory at most, GB", 1e9),
+    ("startup_seconds", "start-up, s", 1),
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,8 @@ def rows(result: dict[str, Any]) -> list[Row]:
         return [_text_row(result, part) for part in parts]
     if result["kind"] == "prompt":
         return [line for part in parts for line in _prompt_rows(result, part)]
+    if result["kind"] == "ocr":
+        return [line for part in parts for line in _job_rows(result, part)]
     return [
         _line_of(part, part, name, field, has_floor=field in part["floor"], more_is_better=more_is_better)
         for field, name, more_is_better in MEASURES[result["kind"]]
@@ -101,6 +110,8 @@ def workload(result: dict[str, Any]) -> str:
     subject = f"{result['subject']}, {config['dtype']}"
     if threads := config.get("threads"):
         subject += f", CPU, {threads} thread{'s' if threads > 1 else ''}"
+    if result["kind"] == "ocr":
+        return f"{subject}, {_job(result)}"
     if "rows" in result:
         return subject
     return f"{subject}, batch {config['batch_size']}, {config['new_tokens']:,} tokens a page"
@@ -125,6 +136,31 @@ def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
         _line_of(result, row, f"{of}: first token, ms", "first_token_ms", has_floor=False, more_is_better=False),
         _line_of(result, row, f"{of}: a further token, ms", "ms_per_token", has_floor=True, more_is_better=False),
     ]
+
+
+def _job(result: dict[str, Any]) -> str:
+    """Names what a job reads: `192 pages (text, scan) to markdown, 1,000 tokens a page, batch 64`."""
+    config, pages = result["config"], result["documents"]["pages"]
+    most = "" if config["arch"] else "at most "
+    tokens = f", {most}{config['tokens']:,} tokens a page" if config["tokens"] else ""
+    devices = config["devices"].count(",") + 1
+    return (
+        f"{pages} pages ({', '.join(config['kinds'])}) to markdown{tokens}, batch {config['batch_size']}"
+        + f", {devices} devices" * (devices > 1)
+    )
+
+
+def _job_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
+    """Returns rates, which the engine alone bounds, and what they cost."""
+    workers = row["workers"]
+    of = "" if workers is None else f", {workers} worker{'s' * (workers != 1)}"
+    rates = [
+        _line_of(result, row, f"{name}{of}", field, has_floor=True, more_is_better=True)
+        for field, name, _ in MEASURES["throughput"]
+    ]
+    costs = [(name, row["vlm"][field], unit) for field, name, unit in JOB_MEASURES]
+    lines = [(f"{name}{of}", value / unit) for name, value, unit in costs if value is not None]
+    return rates + [Row(workload(result), measure, vlm=_number(value)) for measure, value in lines]
 
 
 def _line_of(

@@ -114,7 +114,7 @@ def test_csv_of_committed_results():
         rows = result.get("rows", [result])
         assert len(lines) == len(rows) * len(result["config"].get("backends") or ["torch"])
         assert {len(line) for line in lines} == {len(header)} and headers.setdefault(result["kind"], header) == header
-    assert len({tuple(header) for header in headers.values()}) == len(headers) == 4
+    assert len({tuple(header) for header in headers.values()}) == len(headers) >= 4
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,19 @@ from vlm.registry.catalogs import architecture, match_family, model_spec
 from vlm.registry.spec import Role
 
 
-def random_checkpoint(arch: str | dict[str, Any], out: Path, *, seed: int = 0, dtype: str = "float32") -> Checkpoint:
+def random_checkpoint(
+    arch: str | dict[str, Any],
+    out: Path,
+    *,
+    seed: int = 0,
+    dtype: str = "float32",
+    processor_files: Sequence[Path] = (),
+) -> Checkpoint:
     """Returns a checkpoint of a published shape (`nougat-base`), or of a Hugging Face configuration, with random
     weights.
 
-    Norm weights are 1, all else is normal with deviation 0.02. The same seed gives the same bytes. It has no processor.
+    Norm weights are 1, all else is normal with deviation 0.02. The same seed gives the same bytes. It has the
+    processor's files that are given, or none.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {dtype!r}, allowed are {listed(DTYPES)}.")
@@ -40,6 +49,7 @@ def random_checkpoint(arch: str | dict[str, Any], out: Path, *, seed: int = 0, d
         roles=roles,
         generation=generation_defaults(hf),
         source=f"{label}, random weights, seed {seed}",
+        processor_files=processor_files,
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from vlm.errors import InputError
 from vlm.options import option
 from vlm_app.bench.config import BenchConfig, PromptBenchConfig, SubjectConfig, TextBenchConfig, ThroughputConfig
+from vlm_app.bench.ocr_config import OcrBenchConfig
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
 from vlm_app.cli.evaluation.bench_output import check_writable, print_csv, print_table
@@ -115,6 +116,25 @@ def prompt(*, config: PromptBenchConfig, csv: CSV = False, out: Out = None) -> N
 
 @app.command()
 @command
+@takes(config=_group(OcrBenchConfig))
+def ocr(*, config: OcrBenchConfig, csv: CSV = False, out: Out = None) -> None:
+    """The job of vlm ocr over generated documents, from files to written markdown: pages a second, beside the engine
+    alone.
+
+    Letter pages are made from the seed: text and tables as PDFs, scans and photographs in PDFs, page images. Beside the
+    rates stand start-up, the processor time of all processes a page, the GPU's busy share and the most memory. The
+    engine alone reads as many pages whose pixel values are ready: what the job could reach.
+
+    \b
+    Examples:
+      vlm bench ocr --arch nougat-base --random-weights --batch-size 128 --workers "4;16" --json ocr.json
+      vlm bench ocr --model mini-nougat --kinds scan,png --documents 6 --pages-per-document 2
+    """
+    _measure("ocr", config, out, as_csv=csv)
+
+
+@app.command()
+@command
 def table(results: Annotated[list[Path], typer.Argument(help="Files written by --json.")]) -> None:
     """Print the table of docs/benchmarks.md: results, in markdown.
 
@@ -130,7 +150,7 @@ def table(results: Annotated[list[Path], typer.Argument(help="Files written by -
 def _measure(kind: str, config: SubjectConfig, out: Path | None, as_csv: bool = False) -> None:
     check_writable(out)
     # a module of its own, or one of the two of pages
-    module = importlib.import_module(f"vlm_app.bench.{kind if kind in ('text', 'prompt') else 'measure'}")
+    module = importlib.import_module(f"vlm_app.bench.{kind if kind in ('text', 'prompt', 'ocr') else 'measure'}")
     with Progress() as progress:
         result = getattr(module, kind)(config, progress)
     (print_csv if as_csv else print_table)(result)

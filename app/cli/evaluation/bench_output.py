@@ -33,14 +33,23 @@ def print_table(result: dict[str, Any]) -> None:
     for row in rows(result):
         table.add_row(*row.cells)
     Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
-    env, floor = result["environment"], result["floor"]
-    print(f"{env['device']}, memory {floor['bandwidth'] / 1e9:,.0f} GB/s measured; commit {env['commit'] or 'unknown'}")
+    env = result["environment"]
+    print(f"{env['device']}, {_bound(result)}; commit {env['commit'] or 'unknown'}")
     for line in _notes(result):
         print(line)
 
 
+def _bound(result: dict[str, Any]) -> str:
+    """Says what the floor was taken from."""
+    if result["kind"] == "ocr":
+        return f"{result['environment']['cpus']} CPUs; the floor is the engine alone, pixel values ready"
+    return f"memory {result['floor']['bandwidth'] / 1e9:,.0f} GB/s measured"
+
+
 def _notes(result: dict[str, Any]) -> Iterator[str]:
     """Yields what a figure beside ours is worth."""
+    if result["kind"] == "ocr":
+        return
     rows = result.get("rows", ())
     token_counts = {row["hf"]["measured_tokens"] for row in rows if row["hf"] and row["hf"]["extrapolated"]}
     if token_counts:
