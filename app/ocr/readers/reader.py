@@ -82,8 +82,9 @@ class PipelineReader:
         return self._measures
 
     def close(self) -> None:
-        self.renderer.close()
+        self.renderer.close()  # what the engine's thread may wait for
         if self._thread is not None:
+            self._thread.stop()
             self._thread.join(CLOSE_SECONDS)
         self.pipeline.close()
 
