@@ -12,9 +12,9 @@ def test_each_content_is_encoded_once_an_adapter():
     cat, again, dog = (Image(torch.full((3, 2, 2), value), rows=2) for value in (1.0, 1.0, 2.0))
     cache, encoded = EncoderCache(8), []
 
-    def encode(pixels: list[torch.Tensor]) -> list[torch.Tensor]:
-        encoded.extend(float(x.mean()) for x in pixels)
-        return [torch.full((2, 4), float(len(encoded))) for _ in pixels]
+    def encode(images: list[Image]) -> list[torch.Tensor]:
+        encoded.extend(float(image.pixels.mean()) for image in images)
+        return [torch.full((2, 4), float(len(encoded))) for _ in images]
 
     first = cache.features([cat, again, dog], encode)
     assert encoded == [1.0, 2.0] and set(first) == {cat.key, dog.key}
