@@ -44,6 +44,10 @@ class TimeSeries:
         """Returns the last seconds as one interval; one of no length before the first sample."""
         return _joined(self._recent)
 
+    def between(self, begin: float, end: float) -> Interval:
+        """Returns the intervals that lie between two moments as one; one of no length where none does."""
+        return _joined([each for each in self.intervals if begin <= each.until - each.seconds and each.until <= end])
+
     def whole(self) -> Interval:
         """Returns the job so far as one interval; one of no length before the first sample."""
         return _joined(self.intervals)
