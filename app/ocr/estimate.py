@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from vlm_app.ocr.bootstrap import DRAWS, Array, Value, resampled, resampled_by_document
 from vlm_app.ocr.bottleneck import ENGINE, PREPARING, Bottleneck, bottleneck
 from vlm_app.ocr.sample_run import Sample
 from vlm_app.ocr.sampling import Census
 
-Array = NDArray[np.float64]
-DRAWS = 1000  # of the bootstrap
-LEVEL = 0.9
-FEW = 5  # documents: of fewer, pages are drawn instead
-
-
-@dataclass(frozen=True)
-class Value:
-    """A number, and between which it lies 9 times of 10."""
-
-    estimate: float
-    low: float
-    high: float
-
-    @classmethod
-    def from_draws(cls, draws: Array) -> Value:
-        """The first is the estimate, the others are what other samples might have told."""
-        tail = (1 - LEVEL) / 2
-        low, high = np.quantile(draws, (tail, 1 - tail)) if len(draws) > 1 else (draws[0], draws[0])
-        return cls(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])))
+PARTS = 6  # of the time in which the engines are full, or somewhat more
 
 
 @dataclass(frozen=True)
@@ -49,7 +29,7 @@ class Estimate:
 
 
 def predict(sample: Sample, census: Census, *, engines: int, gpu_price: float | None, seed: int) -> Estimate:
-    """Draws documents, and parts of the time in which the engines were full, again and again with replacement.
+    """Draws documents, pages and parts of the time in which the engines were full, again and again with replacement.
 
     A job takes as long as the sample did from its begin to its end beyond what its pages cost when the engines are
     full, and as all of its pages cost then.
@@ -58,7 +38,7 @@ def predict(sample: Sample, census: Census, *, engines: int, gpu_price: float | 
     binding = bottleneck(sample.span)
     first, whole = _costs(sample, binding)
     pages = _num_pages(census, random)
-    count, work, tokens, bad = _resampled(_by_cluster(sample.pages, whole), random).T
+    count, work, tokens, bad = _sums(sample, whole, census, random).T
     rate = _rates(sample, first, random)
     start = np.maximum(0.0, sample.seconds - first.sum() / rate)
     seconds = start + pages * work / count / rate * _cost_beside_sample(sample, census, binding)
@@ -68,7 +48,7 @@ def predict(sample: Sample, census: Census, *, engines: int, gpu_price: float | 
         seconds=Value.from_draws(seconds),
         pages_per_second=Value.from_draws(pages / seconds),
         tokens=Value.from_draws(pages * tokens / count),
-        error_rate=_error_rate(bad / count, len(sample.pages)),
+        error_rate=Value.from_draws(bad / count) if bad[0] else Value.of_none_seen(len(sample.pages)),
         cost=None if cost is None else Value.from_draws(cost),
         cost_per_million_pages=None if cost is None else Value.from_draws(cost / pages * 1e6),
         binding=binding,
@@ -105,41 +85,32 @@ def _num_pages(census: Census, random: np.random.Generator) -> Array:
     counts = np.array(census.counts, dtype=np.float64)
     if census.is_whole:
         return np.full(1 + DRAWS, counts.sum())
-    return _resampled(counts[:, None], random)[:, 0] / len(counts) * census.num_documents
+    return resampled(counts[:, None], random)[:, 0] / len(counts) * census.num_documents
 
 
-def _by_cluster(pages: Any, costs: Array) -> Array:
-    """Returns pages, costs, tokens and bad pages, summed by document, or of each page of few documents: [n, 4]."""
-    is_few = len({page.document for page in pages}) < FEW
-    sums: dict[tuple[int, int], Array] = {}
-    for page, cost in zip(pages, costs, strict=True):
-        cluster = (page.document, page.page if is_few else 0)
-        row = np.array([1.0, cost, sum(page.tokens), page.is_bad])
-        sums[cluster] = sums.get(cluster, np.zeros(4)) + row
-    return np.stack(list(sums.values()))
+def _sums(sample: Sample, costs: Array, census: Census, random: np.random.Generator) -> Array:
+    """Returns the number of pages, what they cost, tokens and bad pages: [1 + DRAWS, 4]."""
+    rows = sorted(
+        (page.document, page.page, 1.0, cost, sum(page.tokens), page.is_bad)
+        for page, cost in zip(sample.pages, costs, strict=True)
+    )
+    documents = [row[0] for row in rows]
+    drawn = set(documents)
+    readable = len(census.pages) / len(census.counts) * census.num_documents
+    pages = sum(len(census.pages[document]) for document in drawn)
+    shares = (len(drawn) / readable, len(rows) / pages)
+    return resampled_by_document(np.array([row[2:] for row in rows], dtype=np.float64), documents, shares, random)
 
 
 def _rates(sample: Sample, costs: Array, random: np.random.Generator) -> Array:
-    """Returns pages a second while the engines are full: [1 + DRAWS]. Its parts are as long as all slots take to
-    change."""
+    """Returns pages a second while the engines are full: [1 + DRAWS]. Each of its parts takes all slots to
+    change, once or several times: pages are done in bursts."""
     if not sample.is_steady:
         return np.full(1 + DRAWS, costs.sum() / sample.seconds)
-    steady, size = sample.steady, sample.slots
+    steady = sample.steady
+    size = sample.slots * max(1, (steady.stop - steady.start) // (sample.slots * PARTS))
     until = [page.until for page in sample.pages]
     ends = range(steady.start + size, steady.stop + 1, size)
     parts = [(costs[end - size : end].sum(), until[end - 1] - until[end - size - 1]) for end in ends]
-    work, seconds = _resampled(np.array(parts), random).T
+    work, seconds = resampled(np.array(parts), random).T
     return work / np.maximum(seconds, 1e-9)
-
-
-def _resampled(rows: Array, random: np.random.Generator) -> Array:
-    """Returns the sums of the rows, then sums of as many that are drawn with replacement: [1 + DRAWS, columns]."""
-    drawn = random.integers(len(rows), size=(DRAWS, len(rows)))
-    return np.concatenate([rows.sum(0, keepdims=True), rows[drawn].sum(1)])
-
-
-def _error_rate(rates: Array, pages: int) -> Value:
-    """Returns the part of bad pages; where none is seen, as many as one would miss in a sample of this size."""
-    if rates[0] > 0:
-        return Value.from_draws(rates)
-    return Value(0.0, 0.0, 1 - ((1 - LEVEL) / 2) ** (1 / pages))

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vlm_app.core.names import as_text
-from vlm_app.ocr.estimate import LEVEL, Estimate, Value
+from vlm_app.ocr.bootstrap import LEVEL, Value
+from vlm_app.ocr.estimate import Estimate
 from vlm_app.ocr.html_report import lasting
 from vlm_app.ocr.sample_run import Sample
 from vlm_app.ocr.sampling import Census
