@@ -114,6 +114,13 @@ def test_a_series_stays_short_and_loses_nothing(seconds):
     )
 
 
+def test_the_rest_of_a_job_is_no_interval_of_its_own():
+    """A burst of pages in its last moment would be the highest rate of all."""
+    series = series_of(3)
+    series.sample(3.01, 26, 30, measured({}, {}))
+    assert [(each.until, each.pages) for each in series.intervals] == [(1, 2), (2, 2), (3.01, 22)]
+
+
 def test_a_series_without_samples():
     series = TimeSeries()
     assert series.whole().seconds == series.recent().seconds == 0.0 and bottleneck(series.whole()) is None
