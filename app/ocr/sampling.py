@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -54,13 +55,14 @@ def draw_pages(census: Census, most: int, seed: int) -> dict[int, list[int]]:
     a document has as large a part of the sample as of all pages. Documents come in random order: what is read first
     is no other kind of pages than what is read last.
     """
-    random = Random(seed)
-    places = [(document, page) for document in sorted(census.pages) for page in census.pages[document]]
-    ends = [len(places) * i // most for i in range(most + 1)] if most < len(places) else range(len(places) + 1)
+    random, documents = Random(seed), sorted(census.pages)
+    starts = [0, *itertools.accumulate(len(census.pages[document]) for document in documents)]
+    most = min(most, starts[-1])
     drawn: dict[int, list[int]] = {}
-    for begin, end in itertools.pairwise(ends):
-        document, page = places[random.randrange(begin, end)]
-        drawn.setdefault(document, []).append(page)
+    for part in range(most):
+        position = random.randrange(starts[-1] * part // most, starts[-1] * (part + 1) // most)
+        index = bisect_right(starts, position) - 1
+        drawn.setdefault(documents[index], []).append(census.pages[documents[index]][position - starts[index]])
     order = random.sample(sorted(drawn), len(drawn))
     return {document: drawn[document] for document in order}
 
