@@ -16,12 +16,12 @@ from tests.unit.test_ocr_limit import FakeReader
 from vlm.errors import DocumentError, InputError
 from vlm_app.ocr.config import EstimateConfig, JobConfig
 from vlm_app.ocr.documents.naming import Source, name_all
-from vlm_app.ocr.estimate import predict
-from vlm_app.ocr.estimate_report import EstimateReport
+from vlm_app.ocr.estimates.estimate import predict
+from vlm_app.ocr.estimates.estimate_report import EstimateReport
+from vlm_app.ocr.estimates.sample_run import Sample, SampledPage, SampleRun
+from vlm_app.ocr.estimates.sampling import MOST_COUNTED, Census, draw_pages, take_census, work
 from vlm_app.ocr.measures import Measures, Queues
 from vlm_app.ocr.report import Summary
-from vlm_app.ocr.sample_run import Sample, SampledPage, SampleRun
-from vlm_app.ocr.sampling import MOST_COUNTED, Census, draw_pages, take_census, work
 
 SLOTS = 8
 

@@ -21,14 +21,14 @@ from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig
 from vlm_app.ocr.documents.naming import Document, name_all
 from vlm_app.ocr.documents.pages import check_pages
 from vlm_app.ocr.documents.sources import find_documents
+from vlm_app.ocr.estimates.sample_run import Sample, SampleRun
+from vlm_app.ocr.estimates.sampling import Census, draw_pages, take_census
 from vlm_app.ocr.readers.devices import load_reader
 from vlm_app.ocr.readers.engines import EngineConfig, devices_of
 from vlm_app.ocr.report import Summary
-from vlm_app.ocr.sample_run import Sample, SampleRun
-from vlm_app.ocr.sampling import Census, draw_pages, take_census
 
 if TYPE_CHECKING:
-    from vlm_app.ocr.estimate_report import EstimateReport
+    from vlm_app.ocr.estimates.estimate_report import EstimateReport
 
 
 @command
@@ -102,8 +102,8 @@ def _sample(
 
 
 def _report(sample: Sample, census: Census, engine: EngineConfig, gpu_price: float | None, seed: int) -> EstimateReport:
-    from vlm_app.ocr.estimate import predict
-    from vlm_app.ocr.estimate_report import EstimateReport
+    from vlm_app.ocr.estimates.estimate import predict
+    from vlm_app.ocr.estimates.estimate_report import EstimateReport
 
     numbers = predict(sample, census, engines=len(engine.devices), gpu_price=gpu_price, seed=seed)
     return EstimateReport(numbers, census, sample, seed, gpu_price)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vlm_app.ocr.bootstrap import DRAWS, Array, Value, resampled, resampled_by_document
 from vlm_app.ocr.bottleneck import ENGINE, PREPARING, Bottleneck, bottleneck
-from vlm_app.ocr.sample_run import Sample
-from vlm_app.ocr.sampling import Census
+from vlm_app.ocr.estimates.bootstrap import DRAWS, Array, Value, resampled, resampled_by_document
+from vlm_app.ocr.estimates.sample_run import Sample
+from vlm_app.ocr.estimates.sampling import Census
 
 PARTS = 6  # of the time in which the engines are full, or somewhat more
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Document
+from vlm_app.ocr.estimates.sampling import work
 from vlm_app.ocr.events import LOOP, Event, PageFailed, PageRead, Reader, Unreadable
 from vlm_app.ocr.measures import Interval
 from vlm_app.ocr.monitor import Monitor
 from vlm_app.ocr.report import Failure, Summary
-from vlm_app.ocr.sampling import work
 
 
 @dataclass

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vlm_app.core.names import as_text
-from vlm_app.ocr.bootstrap import LEVEL, Value
-from vlm_app.ocr.estimate import Estimate
-from vlm_app.ocr.html_report import lasting
-from vlm_app.ocr.sample_run import Sample
-from vlm_app.ocr.sampling import Census
+from vlm_app.ocr.estimates.bootstrap import LEVEL, Value
+from vlm_app.ocr.estimates.estimate import Estimate
+from vlm_app.ocr.estimates.sample_run import Sample
+from vlm_app.ocr.estimates.sampling import Census
+from vlm_app.ocr.reports.html_report import lasting
 
 
 @dataclass(frozen=True)
