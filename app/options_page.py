@@ -16,7 +16,7 @@ from vlm.requests.sampling_options import MODELS
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.options.groups import BUILD
 from vlm_app.demo.config import DemoConfig
-from vlm_app.ocr.config import JobConfig, PlaceConfig
+from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig
 from vlm_app.server.core.config import ServerConfig
 
 HEAD = """# Options
@@ -40,6 +40,7 @@ PARTS = (
     ("## A server\n\nFields of `ServerConfig`", "`vlm serve`", ServerConfig),
     ("## The demo\n\nFields of `DemoConfig`", "`vlm demo`", DemoConfig),
     ("## Documents\n\nFields of `JobConfig`: what is read and how it is written", "`vlm ocr`", JobConfig),
+    ("Fields of `EstimateConfig`: what is read to tell how long a job takes", "`vlm estimate`", EstimateConfig),
     ("Fields of `PlaceConfig`: where a job runs", "`vlm ocr`", PlaceConfig),
 )
 

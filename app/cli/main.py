@@ -16,7 +16,7 @@ from vlm_app.cli.artifacts import build, convert, export_triton, inspect, models
 from vlm_app.cli.errors import INTERRUPTED, print_error
 from vlm_app.cli.evaluation import bench, verify
 from vlm_app.cli.evaluation.eval import evaluate
-from vlm_app.cli.inference import encode, generate, ocr, run, summarize, translate
+from vlm_app.cli.inference import encode, estimate, generate, ocr, run, summarize, translate
 from vlm_app.cli.options.groups import GroupedCommand
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ VERBS = (
     run,
     generate,
     ocr,
+    estimate,
     translate,
     summarize,
     encode,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from vlm.errors import InputError
 from vlm.options import check_limits, option, same_option
@@ -40,6 +40,19 @@ class JobConfig:
         if not attempt:
             return first
         return first | {"temperature": min(0.2 * attempt, 1.0), "top_p": 0.95, "seed": attempt}
+
+
+@dataclass(frozen=True)
+class EstimateConfig:
+    """Which pages an estimate reads. Raises InputError for a value that is not allowed."""
+
+    BATCHES: ClassVar[int] = 8  # as many pages as are read at once, so often, unless told
+
+    sample: int | None = option(None, "Pages to read.", default="8 times what is read at once", allowed=at_least(1))
+    seed: int = option(0, "Of the draw of pages, and of the intervals.", allowed=at_least(0))
+
+    def __post_init__(self) -> None:
+        check_limits(self, flags=True)
 
 
 @dataclass(frozen=True)

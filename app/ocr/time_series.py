@@ -34,7 +34,7 @@ class TimeSeries:
         length, costs = seconds - last.until, measures.since(last.measures)
         interval = Interval(seconds, length, pages - last.pages, tokens - last.tokens, costs)
         self._recent.append(interval)
-        if self.intervals and self.intervals[-1].seconds + length / 2 < self._step:
+        if self.intervals and self._belongs_to_last(length):
             interval = self.intervals.pop() + interval
         self.intervals.append(interval)
         if len(self.intervals) > self._most:
@@ -44,9 +44,18 @@ class TimeSeries:
         """Returns the last seconds as one interval; one of no length before the first sample."""
         return _joined(self._recent)
 
+    def between(self, begin: float, end: float) -> Interval:
+        """Returns the intervals that lie between two moments as one; one of no length where none does."""
+        return _joined([each for each in self.intervals if begin <= each.until - each.seconds and each.until <= end])
+
     def whole(self) -> Interval:
         """Returns the job so far as one interval; one of no length before the first sample."""
         return _joined(self.intervals)
+
+    def _belongs_to_last(self, seconds: float) -> bool:
+        """Says whether the last interval is not complete without as many seconds more, or these are the job's rest: too
+        few to tell a rate."""
+        return self.intervals[-1].seconds + seconds / 2 < self._step or seconds < SECONDS / 2
 
     def _thin_out(self) -> None:
         """Joins intervals by twos."""

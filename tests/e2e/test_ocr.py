@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from tests.cli_kit import ended
-from tests.ocr_jobs import commits
+from tests.ocr_jobs import book, commits
 from tests.unit.hub_server import Hub, serve
 from tests.unit.test_documents import ENCRYPTED
 from vlm.build.store import packaged_models
@@ -71,6 +71,26 @@ def test_documents_become_markdown(cli, tmp_path):
     for name in ("broken.pdf", "text.jpg", "truncated.png"):
         assert f"{name}" in err
     assert "Traceback" not in err and "2 documents, 4 pages" in err
+
+
+def test_an_estimate_reads_a_sample_and_writes_nothing(cli, tmp_path, monkeypatch):
+    source = tmp_path / "in"
+    source.mkdir()
+    book(source / "a.pdf", 9)
+    book(source / "b.pdf", 3, seed=1)
+    (source / "broken.pdf").write_bytes(b"%PDF-1.4 nothing")
+    monkeypatch.chdir(tmp_path)
+    options = ("--batch-size", 2, "--device", "cpu", "--max-new-tokens", 8, "--workers", 1, "--gpu-price", 2.5)
+    code, stdout, err = cli("estimate", source, *options, "--sample", 8, "--json")
+    estimate = json.loads(stdout)
+    assert code == 0 and list(tmp_path.iterdir()) == [source], err
+    assert estimate["pages"]["estimate"] == 12 and estimate["sample"]["pages"] == 8 and estimate["sample"]["is_steady"]
+    assert estimate["documents"]["found"] == 3 and len(estimate["documents"]["unreadable"]) == 1
+    for name in ("seconds", "tokens", "cost", "cost_per_million_pages", "pages_per_second"):
+        assert 0 < estimate[name]["low"] <= estimate[name]["estimate"] <= estimate[name]["high"]
+    assert estimate["binds"]["stage"] and estimate["cpu_ms_a_page"]["decode"] > 0
+    code, stdout, err = cli("estimate", source / "broken.pdf", *options)
+    assert (code, stdout) == (2, "") and "none of 1 documents can be opened" in err and "Traceback" not in err
 
 
 def test_a_folder_of_bad_documents_is_finished_and_each_is_reported(cli, tmp_path):

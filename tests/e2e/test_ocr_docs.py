@@ -100,7 +100,8 @@ def test_every_command_runs(folder, monkeypatch, capsys):
         if mark.startswith("file: "):
             (folder / mark.removeprefix("file: ")).write_text(text)
     given = calls_of(folder, [text for mark, text in blocks if not mark], DEVICES="cpu")
-    assert len(given) == 9 and all("vlm ocr" in text or "sbatch" in text or "export" in text for _, text in blocks)
+    marks = ("vlm ocr", "vlm estimate", "sbatch", "export")
+    assert len(given) == 10 and all(any(mark in text for mark in marks) for _, text in blocks)
     with buckets(folder, monkeypatch) as store:
         for _, *arguments in given:
             assert run(arguments) == 0, capsys.readouterr().err

@@ -195,6 +195,7 @@ def test_the_first_token_of_an_encoder_decoder(folders):
 VERBS = [
     ("run", "--text", PROMPT), ("generate", PROMPT), ("translate", PROMPT), ("summarize", PROMPT),
     ("eval", "examples/translate.tsv", "--metric", "exact"), ("encode", "a"), ("ocr", "examples/page.png", "-o", "x"),
+    ("estimate", "examples/page.png"),
     ("serve", "mini-t5"), ("demo", "mini-t5", "--port", "0"), ("export-triton", "mini-t5", "-o", "y"),
 ]  # fmt: skip
 GIVEN = {
@@ -218,7 +219,7 @@ def test_each_verb_hands_on_how_its_models_are_loaded(verb, tmp_path, monkeypatc
         raise Loaded
 
     monkeypatch.setitem(vlm.__dict__, "load", note)
-    if verb[0] in ("ocr", "export-triton"):
+    if verb[0] in ("ocr", "estimate", "export-triton"):
         monkeypatch.setattr("vlm.build.store.resolve", note)
     arguments = [str(tmp_path / word) if word in ("x", "y") else word for word in verb]
     flags = [part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", value)]

@@ -5,12 +5,19 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from tests.server_kit import until
+from vlm.api.prefetch import Prefetch
+from vlm.executor.timing import DeviceTimer
 from vlm.stage_clock import StageClock
 from vlm_app.ocr.bottleneck import bottleneck
 from vlm_app.ocr.measures import Interval, Measures, Queues
+from vlm_app.ocr.readers.meter import Meter
 from vlm_app.ocr.report import Summary, live, totals
 from vlm_app.ocr.time_series import TimeSeries
 
@@ -54,6 +61,46 @@ def test_threads_and_other_processes_add_to_one_clock():
         thread.join()
     clock.add({"draw": 0.25, "prepare": 1.0})
     assert clock.seconds()["draw"] == 0.25 and clock.seconds()["prepare"] >= 1.02
+
+
+# --- what a pipeline tells ---
+def test_inputs_that_are_being_prepared_and_those_that_wait():
+    gate = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        feed = Prefetch(pool, enumerate("abc"), lambda name: name != "b" and gate.wait(10), window=2)
+        until(lambda: feed.num_prepared == 1)
+        assert feed.num_preparing == 1, "the window has room for two"
+        gate.set()
+        assert feed.ready(block=True)[0][0] == 0
+
+
+def test_device_time_that_is_through_is_told_without_waiting():
+    timer = DeviceTimer(torch.device("cpu"))
+    for done in (True, False):
+        end = SimpleNamespace(query=lambda done=done: done, synchronize=lambda done=done: done or pytest.fail("waits"))
+        begin = SimpleNamespace(elapsed_time=lambda end: 1500)
+        timer._pending.append(("decode", begin, end))
+    assert timer.finished() == {"decode": 1.5} == timer.finished() and len(timer._pending) == 1
+
+
+def test_a_meter_adds_up_the_calls_of_a_job():
+    """The pipeline's own device time begins anew with each call."""
+    usage = SimpleNamespace(running=3, waiting=2)
+    pipeline = SimpleNamespace(
+        clock=StageClock(), device_seconds={}, feed=None, usage=lambda: usage,
+        capabilities=SimpleNamespace(max_batch_size=4),
+    )  # fmt: skip
+    meter = Meter(pipeline, workers=5)
+    for number in range(2):
+        for index, _ in meter.watched(enumerate("ab")):
+            pipeline.device_seconds = {"decode": 1.0 + index}
+            pipeline.feed = SimpleNamespace(num_prepared=1, num_preparing=7)
+            measures = meter.measures()
+            assert measures.device == {"decode": 2.0 * number + 1.0 + index}
+            assert measures.queues == Queues(5, 4, preparing=7, ready=3, running=3)
+        pipeline.feed = None
+    assert meter.measures().device == {"decode": 4.0} and meter.measures().queues == Queues(5, 4)
+    assert meter.measures().stages.keys() == {"decode"} and meter.measures().engines == 1
 
 
 # --- measures ---
@@ -112,6 +159,13 @@ def test_a_series_stays_short_and_loses_nothing(seconds):
         and recent.seconds == min(seconds, 10)
         and recent.measures.queues.ready > seconds - 10
     )
+
+
+def test_the_rest_of_a_job_is_no_interval_of_its_own():
+    """A burst of pages in its last moment would be the highest rate of all."""
+    series = series_of(3)
+    series.sample(3.01, 26, 30, measured({}, {}))
+    assert [(each.until, each.pages) for each in series.intervals] == [(1, 2), (2, 2), (3.01, 22)]
 
 
 def test_a_series_without_samples():

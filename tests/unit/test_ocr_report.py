@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from vlm.errors import InputError
-from vlm_app.ocr.html_report import ROWS, html_report, lasting
-from vlm_app.ocr.job_report import LISTED, job_report, report_path, write_report
 from vlm_app.ocr.measures import Measures, Queues
 from vlm_app.ocr.report import Failure, Summary
+from vlm_app.ocr.reports.html_report import ROWS, html_report, lasting
+from vlm_app.ocr.reports.job_report import LISTED, job_report, report_path, write_report
 
 CONFIGURATION = {"model": "nougat 12", "pages": None, "runtime": {"device": "cpu"}}
 

@@ -25,7 +25,7 @@ FOREIGN = set(
     " --query-gpu --id --loop-ms".split()
 )
 LOADING_VERBS = {
-    "run", "generate", "translate", "summarize", "eval", "encode", "ocr", "serve", "demo", "export-triton",
+    "run", "generate", "translate", "summarize", "eval", "encode", "ocr", "estimate", "serve", "demo", "export-triton",
 }  # fmt: skip
 # what the core names beside the options of all verbs that load a model -> who can run into it
 OF_SOME = {

@@ -24,13 +24,13 @@ from vlm_app.ocr.documents.pages import check_pages, selected
 from vlm_app.ocr.documents.sources import Shard, find_documents
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.job import Job
-from vlm_app.ocr.job_report import configuration_of, job_report, report_path, write_report
 from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.outputs import Outputs
 from vlm_app.ocr.readers.devices import load_reader
 from vlm_app.ocr.readers.engines import EngineConfig, devices_of
 from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
+from vlm_app.ocr.reports.job_report import configuration_of, job_report, report_path, write_report
 
 OCR_LOADING = LOADING.changed(
     max_batch_size={

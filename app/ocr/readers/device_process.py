@@ -41,6 +41,7 @@ def serve(pipe: Connection, engine: EngineConfig, device: str) -> None:
 def _read(reader: PipelineReader, works: Iterator[Work], sampling: Mapping[str, Any], pipe: Connection) -> None:
     """Sends what comes of a round, and now and then what it has cost."""
     told = time.monotonic()
+    pipe.send(reader.measures())
     for event in reader.events(works, sampling):
         if not isinstance(event, Taken):
             pipe.send(event)

@@ -70,7 +70,8 @@ class DeviceReader:
         self._documents.clear()
 
     def measures(self) -> Measures:
-        return reduce(add, (device.measures for device in self._devices))
+        told = reduce(add, (device.measures for device in self._devices))
+        return replace(told, engines=self.engines)  # some may not have told anything yet
 
     def close(self) -> None:
         self._opener.close()

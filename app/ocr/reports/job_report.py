@@ -11,9 +11,9 @@ from vlm.errors import InputError
 from vlm_app.core.names import as_text
 from vlm_app.core.storage import is_remote, location, reaching
 from vlm_app.ocr.bottleneck import bottleneck
-from vlm_app.ocr.html_report import html_report
 from vlm_app.ocr.measures import Interval
 from vlm_app.ocr.placing import write_whole
+from vlm_app.ocr.reports.html_report import html_report
 
 if TYPE_CHECKING:
     from vlm_app.ocr.config import JobConfig

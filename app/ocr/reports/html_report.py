@@ -17,7 +17,8 @@ TEMPLATE = """<!doctype html>
   :root { color-scheme: light dark }
   body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
   table { border-collapse: collapse; margin: .5rem 0 1.5rem }
-  td, th { padding: .15rem 1rem .15rem 0; text-align: left; vertical-align: top; overflow-wrap: anywhere }
+  td, th { padding: .15rem 1rem .15rem 0; text-align: left; vertical-align: top }
+  td { overflow-wrap: break-word; max-width: 30rem }
   td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
   svg { width: 100%; height: auto; overflow: visible }
   svg text { font-size: 11px; fill: currentColor }

@@ -1,0 +1,100 @@
+"""What an estimate says: lines for people, or JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vlm_app.core.names import as_text
+from vlm_app.ocr.estimates.bootstrap import LEVEL, Value
+from vlm_app.ocr.estimates.estimate import Estimate
+from vlm_app.ocr.estimates.sample_run import Sample
+from vlm_app.ocr.estimates.sampling import Census
+from vlm_app.ocr.reports.html_report import lasting
+
+
+@dataclass(frozen=True)
+class EstimateReport:
+    """An estimate, what it was made of, and the price of a device an hour."""
+
+    estimate: Estimate
+    census: Census
+    sample: Sample
+    seed: int
+    gpu_price: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns all of it as JSON has it; durations in seconds."""
+        numbers = asdict(self.estimate)
+        binding = numbers.pop("binding")
+        span, whole, pages = self.sample.span, self.sample.summary.series.whole(), len(self.sample.pages)
+        return {
+            **numbers,
+            "level": LEVEL,
+            "gpu_price": self.gpu_price,
+            "binds": binding,
+            "device_share": span.measures.device_share(span.seconds),
+            "cpu_ms_a_page": {name: seconds / pages * 1e3 for name, seconds in whole.measures.stages.items()},
+            "documents": {
+                "found": self.census.num_documents,
+                "counted": len(self.census.counts),
+                "unreadable": [
+                    {"document": as_text(f.document), "kind": f.kind, "reason": f.reason} for f in self.census.failures
+                ],
+            },
+            "sample": {
+                "pages": pages,
+                "documents": self.num_sampled_documents,
+                "read_again": self.sample.summary.retries,
+                "seconds": self.sample.summary.seconds,
+                "is_steady": self.sample.is_steady,
+                "seed": self.seed,
+            },
+        }
+
+    @property
+    def num_sampled_documents(self) -> int:
+        return len({page.document for page in self.sample.pages})
+
+    @property
+    def is_too_small(self) -> bool:
+        """Says whether there are more pages than were read, and too few were to see the engines full."""
+        return not self.sample.is_steady and self.estimate.pages.estimate > len(self.sample.pages)
+
+    def lines(self) -> Iterator[str]:
+        """Yields what people read."""
+        estimate, price = self.estimate, self.gpu_price
+        yield f"pages: {_counted(estimate.pages)} in {self.census.num_documents:,} documents{self._unopened()}"
+        yield f"time: {_lasting(estimate.seconds)}, {_ranged(estimate.pages_per_second, '{:,.2f}')} pages/s"
+        if estimate.cost and estimate.cost_per_million_pages:
+            yield f"cost: {_ranged(estimate.cost, '{:,.2f}')} at {price:g} an hour a device"
+            yield f"cost of a million pages: {_ranged(estimate.cost_per_million_pages, '{:,.2f}')}"
+        yield f"tokens: {_ranged(estimate.tokens, '{:,.0f}')}"
+        yield f"bad pages: {_ranged(estimate.error_rate, '{:.2%}')}"
+        if estimate.binding:
+            yield f"what bounds it: {estimate.binding.reason}"
+        yield (
+            f"read for this: {len(self.sample.pages):,} pages of {self.num_sampled_documents:,} documents in"
+            f" {lasting(self.sample.summary.seconds)}; in brackets: {LEVEL:.0%} intervals"
+        )
+
+    def _unopened(self) -> str:
+        census = self.census
+        opened = "" if census.is_whole else f" ({len(census.counts):,} were opened)"
+        kinds = Counter(failure.kind for failure in census.failures).most_common()
+        failed = ", ".join(f"{count} {kind}" for kind, count in kinds)
+        return opened + (f"; cannot be opened: {failed}" if failed else "")
+
+
+def _counted(value: Value) -> str:
+    return f"{value.estimate:,.0f}" if value.low == value.high else _ranged(value, "{:,.0f}")
+
+
+def _ranged(value: Value, form: str) -> str:
+    return f"{form.format(value.estimate)} ({form.format(value.low)} to {form.format(value.high)})"
+
+
+def _lasting(value: Value) -> str:
+    return f"{lasting(value.estimate)} ({lasting(value.low)} to {lasting(value.high)})"
