@@ -15,7 +15,7 @@ from vlm_app.cli import demo, serve
 from vlm_app.cli.artifacts import build, convert, export_triton, inspect, models
 from vlm_app.cli.errors import INTERRUPTED, print_error
 from vlm_app.cli.evaluation import bench, verify
-from vlm_app.cli.evaluation.eval import evaluate
+from vlm_app.cli.evaluation.eval_texts import evaluate
 from vlm_app.cli.inference import encode, generate, ocr, run, summarize, translate
 from vlm_app.cli.options.groups import GroupedCommand
 
