@@ -1,4 +1,4 @@
-"""`vlm eval`: a model's scores on texts with references, with Hugging Face's beside them on request."""
+"""`vlm eval texts`: a model's scores on texts with references, with Hugging Face's beside them on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vlm.options import check_limits, option
 from vlm.ranges import at_least
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
-from vlm_app.cli.options import texts
+from vlm_app.cli.options import texts as text_options
 from vlm_app.cli.options.common import Model, ReferenceDType, check_reference_dtype
 from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
@@ -71,14 +71,14 @@ class Scoring:
 @command
 @takes(
     scoring=Group.making(Scoring), sampling=SAMPLING, options=LOADING,
-    framing=Group.making(texts.Framing).changed(src_lang=AS_IN_TRANSLATE, tgt_lang=AS_IN_TRANSLATE),
+    framing=Group.making(text_options.Framing).changed(src_lang=AS_IN_TRANSLATE, tgt_lang=AS_IN_TRANSLATE),
 )  # fmt: skip
-def evaluate(
+def texts(
     *,
     data: Annotated[Path, typer.Argument(help="A .tsv (text, tab, reference) or .jsonl (text, reference) file.")],
-    model: Model = texts.DEFAULT_TEXT_MODEL,
+    model: Model = text_options.DEFAULT_TEXT_MODEL,
     scoring: Scoring,
-    framing: texts.Framing,
+    framing: text_options.Framing,
     compare_hf: Annotated[bool, typer.Option("--compare-hf", help="Run Hugging Face on the same texts.")] = False,
     reference_dtype: ReferenceDType = None,
     sampling: dict[str, Any],
@@ -107,10 +107,10 @@ def evaluate(
         from vlm_app.text.evaluation import check_comparable
 
         check_comparable(sampling)
-    texts.check_output("--json", out, [data])
+    text_options.check_output("--json", out, [data])
     pairs, errors = read_pairs(data, scoring.limit)
     folder = _hf_folder(model) if compare_hf else None
-    pipeline = texts.load_text_model(model, options)
+    pipeline = text_options.load_text_model(model, options)
     reference = None if folder is None else (folder, reference_dtype or pipeline.engine.build.dtype)
     result = {"model": model, **_run(pipeline, scoring, framing, pairs=pairs, sampling=sampling, reference=reference)}
     result["left_out"] = [*errors, *result["left_out"]]
@@ -132,7 +132,7 @@ def _hf_folder(model: str) -> Path:
 
 
 def _run(
-    pipeline: Pipeline, scoring: Scoring, framing: texts.Framing, pairs: list[Any], sampling: dict[str, Any],
+    pipeline: Pipeline, scoring: Scoring, framing: text_options.Framing, pairs: list[Any], sampling: dict[str, Any],
     reference: tuple[Path, str] | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the figures; `reference`: Hugging Face's folder and the type that it computes in, where it runs, too."""
@@ -156,7 +156,7 @@ def _run(
     return result | {"outputs": outputs(pairs, ours, theirs)}
 
 
-def _to_input(pipeline: Pipeline, task: str, framing: texts.Framing) -> ToInput:
+def _to_input(pipeline: Pipeline, task: str, framing: text_options.Framing) -> ToInput:
     """Returns what makes inputs of texts. Raises InputError for languages of a summary."""
     from vlm_app.text.tasks import summary
 
