@@ -52,8 +52,13 @@ class Judge:
 
 
 def failure(check: Check, text: str) -> str | None:
-    """Returns why a text does not pass, None where it does."""
-    return check.failure(_page_text(text))
+    """Returns why a text does not pass, None where it does. A text that a parser refuses does not."""
+    try:
+        return check.failure(_page_text(text))
+    except MemoryError:
+        raise
+    except Exception as error:  # of a package, about a text that may be anything
+        return f"judging it has failed ({type(error).__name__})"
 
 
 @lru_cache(maxsize=1)  # the checks of a page come one after the other
