@@ -206,8 +206,8 @@ def assess(args: argparse.Namespace, model, run: dict) -> None:
             say(args, f"  wanted {page.text!r}\n  read   {text!r}")
     sheets = foreign.as_the_model_sees(foreign.pillow_alone(renderer.faces))
     say(args, f"drawn by Pillow: {json.dumps(foreign.score(sheets, evaluate.read(model, sheets, device)))}")
-    write_results(args.out, results, run)
-    write_card(args.out, results, run, sum(p.numel() for p in model.parameters()))
+    papers = write_results(args.out, results, run)
+    write_card(args.out, papers, sum(p.numel() for p in model.parameters()))
 
 
 def main() -> None:

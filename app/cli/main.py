@@ -15,7 +15,7 @@ from vlm_app.cli import demo, serve
 from vlm_app.cli.artifacts import build, convert, export_triton, inspect, models
 from vlm_app.cli.errors import INTERRUPTED, print_error
 from vlm_app.cli.evaluation import bench, verify
-from vlm_app.cli.evaluation.eval import evaluate
+from vlm_app.cli.evaluation import eval as evaluation
 from vlm_app.cli.inference import encode, estimate, generate, ocr, run, summarize, translate
 from vlm_app.cli.options.groups import GroupedCommand
 
@@ -47,7 +47,7 @@ VERBS = (
 for module in VERBS:
     name = module.__name__.rpartition(".")[2]
     app.command(name.replace("_", "-"), cls=GroupedCommand)(getattr(module, name))
-app.command("eval", cls=GroupedCommand)(evaluate)
+app.add_typer(evaluation.app, name="eval")
 app.add_typer(bench.app, name="bench")
 
 

@@ -76,7 +76,10 @@ def unknown_words(words: list[str]) -> list[str]:
     """Returns the verb, or the options, of a command that the command line does not have."""
     command = typer.main.get_command(app)
     while hasattr(command, "commands") and words:
-        if (verb := words[0]) not in command.commands:
+        if (verb := words[0]) not in command.commands and hasattr(command, "default"):
+            command = command.commands[command.default]
+            break
+        if verb not in command.commands:
             return [verb] if not verb.startswith("-") else []
         command, words = command.commands[verb], words[1:]
     known = {"--help"}.union(*(param.opts + param.secondary_opts for param in command.params))

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.nougat import evaluate, fonts
+from training.nougat import evaluate, fonts, page_checks
 from training.nougat.pages import COLUMNS, DENSE, KINDS, MAX_TOKENS, ROWS, Renderer, encode
 from training.nougat.text import CHARACTERS, EOS, PAD, TOKEN, Writer, is_held_out, word_table
 from vlm.processing.tokenization import Tokenizer
+from vlm_app.ocr.checks.check_file import read_checks
+from vlm_app.ocr.checks.judging import failure
 
 ASSET = Path(__file__).parents[2] / "vlm" / "assets" / "mini-nougat"
 FACES = fonts.installed()
@@ -88,6 +90,32 @@ def test_the_card_states_the_measured_figures():
     assert results["held-out words"]["cer"]["all"] <= 0.02
     for family, (_, licence, _) in fonts.FAMILIES.items():
         assert family in card and licence in card
+
+
+def test_the_card_states_how_many_checks_pass():
+    checks, card = json.loads((ASSET / "eval.json").read_text())["checks"], (ASSET / "README.md").read_text()
+    assert checks["pages"] >= 80 and set(checks["rates"]) == {"clean", "degraded"}
+    for kind in ("present", "absent", "order", "table", "baseline"):
+        cells = [f"{100 * passed / judged:.1f}% of {judged}" for passed, judged in
+                 (rates[kind] for rates in checks["rates"].values())]  # fmt: skip
+        assert f"| {kind} | {' | '.join(cells)} |" in card
+    for rates in checks["rates"].values():
+        assert rates["all"][0] / rates["all"][1] >= 0.9
+
+
+@with_fonts
+def test_a_page_passes_the_checks_that_are_made_of_it(tmp_path):
+    page_checks.write(Renderer(FACES), tmp_path, count=len(KINDS))
+    pages = page_checks.checked_pages(Renderer(FACES), len(KINDS), seed=17)
+    for state in ("clean", "degraded"):
+        entries = read_checks(tmp_path / f"{state}.jsonl")
+        assert {entry.check.type for entry in entries} == {"present", "absent", "order", "table", "baseline"}
+        for check in (entry.check for entry in entries):
+            assert (tmp_path / check.pdf).is_file()
+            text = pages[int(Path(check.pdf).stem)].text
+            assert failure(check, text) is None, text
+            other = "another page of which nothing is known"
+            assert check.type in ("absent", "baseline") or failure(check, other) is not None
 
 
 def test_the_weights_are_small_enough_to_ship():

@@ -25,7 +25,8 @@ FOREIGN = set(
     " --query-gpu --id --loop-ms".split()
 )
 LOADING_VERBS = {
-    "run", "generate", "translate", "summarize", "eval", "encode", "ocr", "estimate", "serve", "demo", "export-triton",
+    "run", "generate", "translate", "summarize", "eval", "eval pages", "encode", "ocr", "estimate", "serve", "demo",
+    "export-triton",
 }  # fmt: skip
 # what the core names beside the options of all verbs that load a model -> who can run into it
 OF_SOME = {
@@ -42,10 +43,18 @@ MACHINES = {"--preprocess-workers <int>"}  # whose defaults are the machine's
 OF_RUN = {"--model", "--model-repository"}  # "What --model of `vlm run` takes", "`vlm serve --model-repository`"
 
 
+def verbs(group=None):
+    """Names and commands of a group; one that has a default stands for that, too."""
+    for name, command in (group or typer.main.get_command(app)).commands.items():
+        yield name, command
+        if hasattr(command, "default"):
+            yield name, command.commands[command.default]
+
+
 def commands(group=None, before="") -> dict[str, set[str]]:
     """Options by verb."""
     found = {}
-    for name, command in (group or typer.main.get_command(app)).commands.items():
+    for name, command in verbs(group):
         if hasattr(command, "commands"):
             found |= commands(command, f"{before}{name} ")
         found[before + name] = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "--debug"}
@@ -55,7 +64,7 @@ def commands(group=None, before="") -> dict[str, set[str]]:
 def shown(group=None, before="") -> dict[str, dict[str, str | None]]:
     """What the help of each verb says: its options, and their defaults in words."""
     found = {}
-    for name, command in (group or typer.main.get_command(app)).commands.items():
+    for name, command in verbs(group):
         if hasattr(command, "commands"):
             found |= shown(command, f"{before}{name} ")
             continue

@@ -257,7 +257,7 @@ def test_agreement_counts_texts_and_tokens():
 def test_thresholds(capsys, found, asked, says):
     import typer
 
-    from vlm_app.cli.evaluation.eval import _judge
+    from vlm_app.cli.evaluation.eval_texts import _judge
 
     if says is None:
         _judge(found, asked)

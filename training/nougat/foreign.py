@@ -196,16 +196,6 @@ def score(sheets: list[ForeignPage] | list[HeldOutPage], read: list[str]) -> dic
     return rates
 
 
-def add_to_card(folder: Path, rates: dict) -> None:
-    """Writes the figures into eval.json and the card of a model folder."""
-    from training.nougat.export import write_card, write_results
-    from training.nougat.model import build
-
-    papers = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
-    write_results(folder, papers["results"], papers["run"], rates)
-    write_card(folder, papers["results"], papers["run"], sum(p.numel() for p in build().parameters()), rates)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mini-nougat", help="the packaged model or a folder")
@@ -223,7 +213,9 @@ def main() -> None:
     ]
     print(json.dumps(rates := score(sheets, read), indent=2))
     if args.card:
-        add_to_card(ASSET, rates)
+        from training.nougat.export import add_to_card
+
+        add_to_card(ASSET, foreign=rates)
     if args.save:
         args.save.mkdir(parents=True, exist_ok=True)
         for i, (sheet, found) in enumerate(zip(sheets, read, strict=True)):

@@ -1,0 +1,211 @@
+"""`vlm eval texts`: a model's scores on texts with references, with Hugging Face's beside them on request."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vlm.errors import InputError
+from vlm.options import check_limits, option
+from vlm.ranges import at_least
+from vlm_app.cli.display.progress import Progress
+from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
+from vlm_app.cli.options import texts as text_options
+from vlm_app.cli.options.common import Model, ReferenceDType, check_reference_dtype
+from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.core.load_options import LoadOptions
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vlm.api.pipeline import Pipeline
+    from vlm_app.text.tasks import ToInput
+
+METRICS = {"translate": ("exact", "bleu"), "summarize": ("exact", "rouge")}  # of a task
+THRESHOLDS = {"bleu": "bleu", "rouge1": "rouge", "exact": "exact"}  # score -> its metric
+HF_BATCH_SIZE = 8
+WARM_UP = 200  # pairs before speed is taken
+THRESHOLD = "Exit with 1 below this score (0 to 100)."
+AS_IN_TRANSLATE = {"help": "As in vlm translate."}
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Which pairs are scored, by what. Raises InputError for what is unknown or not measured."""
+
+    task: str = option("translate", "translate or summarize.")
+    metric: tuple[str, ...] = option((), "bleu (and chrF), rouge or exact; repeat it.", default="those of the task")
+    limit: int | None = option(None, "The first so many pairs.", allowed=at_least(1))
+    bleu_threshold: float | None = option(None, THRESHOLD)
+    rouge1_threshold: float | None = option(None, THRESHOLD)
+    exact_threshold: float | None = option(None, THRESHOLD)
+
+    def __post_init__(self) -> None:
+        check_limits(self, flags=True)
+        if self.task not in METRICS:
+            raise InputError(f"--task is {self.task!r}; allowed are {', '.join(METRICS)}.")
+        names = sorted({name for names in METRICS.values() for name in names})
+        if unknown := [name for name in self.metrics if name not in names]:
+            raise InputError(f"--metric is {unknown[0]!r}; allowed are {', '.join(names)}.")
+        for name, metric in THRESHOLDS.items():
+            if self.thresholds[name] is not None and metric not in self.metrics:
+                why = f"--metric {' '.join(self.metrics)}" if self.metric else f"--task {self.task}"
+                raise InputError(f"--{name}-threshold does not go with {why}; add --metric {metric}.")
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Returns what is measured."""
+        return tuple(dict.fromkeys(self.metric or METRICS[self.task]))
+
+    @property
+    def thresholds(self) -> dict[str, float | None]:
+        """Returns the score that each metric must reach."""
+        return {name: getattr(self, f"{name}_threshold") for name in THRESHOLDS}
+
+
+@command
+@takes(
+    scoring=Group.making(Scoring), sampling=SAMPLING, options=LOADING,
+    framing=Group.making(text_options.Framing).changed(src_lang=AS_IN_TRANSLATE, tgt_lang=AS_IN_TRANSLATE),
+)  # fmt: skip
+def texts(
+    *,
+    data: Annotated[Path, typer.Argument(help="A .tsv (text, tab, reference) or .jsonl (text, reference) file.")],
+    model: Model = text_options.DEFAULT_TEXT_MODEL,
+    scoring: Scoring,
+    framing: text_options.Framing,
+    compare_hf: Annotated[bool, typer.Option("--compare-hf", help="Run Hugging Face on the same texts.")] = False,
+    reference_dtype: ReferenceDType = None,
+    sampling: dict[str, Any],
+    out: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+    options: LoadOptions,
+) -> None:
+    """Score a model: BLEU and chrF (sacrebleu) of translations, ROUGE (rouge-score) of summaries, and exact matches.
+
+    A line without a text and a reference, or with a text that the model cannot take, is named on stderr and left out.
+    Of several outputs a text (--num-return-sequences) the best one counts. --compare-hf generates with transformers on
+    the same token ids and settings, and prints its scores, how many tokens agree, and the speed of both: one
+    measurement after a warm-up, Hugging Face in padded batches of 8; vlm bench is what measures speed properly.
+
+    \b
+    Examples:
+      vlm eval examples/translate.tsv --src-lang en --tgt-lang de --compare-hf
+      vlm eval examples/notices.jsonl --task summarize --rouge1-threshold 90
+      vlm eval pairs.tsv --prefix "" --metric bleu --metric rouge --limit 500 --json scores.json
+    """
+    from vlm_app.text.pairs import read_pairs
+    from vlm_app.text.scores import check_installed
+
+    check_reference_dtype(reference_dtype, None if compare_hf else "--compare-hf")
+    check_installed(scoring.metrics)
+    if compare_hf:
+        from vlm_app.text.evaluation import check_comparable
+
+        check_comparable(sampling)
+    text_options.check_output("--json", out, [data])
+    pairs, errors = read_pairs(data, scoring.limit)
+    folder = _hf_folder(model) if compare_hf else None
+    pipeline = text_options.load_text_model(model, options)
+    reference = None if folder is None else (folder, reference_dtype or pipeline.engine.build.dtype)
+    result = {"model": model, **_run(pipeline, scoring, framing, pairs=pairs, sampling=sampling, reference=reference)}
+    result["left_out"] = [*errors, *result["left_out"]]
+    _print(result)
+    if out is not None:
+        _write(out, result)
+    _judge(result["vlm"]["scores"], scoring.thresholds)
+
+
+def _hf_folder(model: str) -> Path:
+    from vlm.build.store import locate
+
+    with Progress() as progress:
+        source = locate(model, progress=progress)
+    if source.kind != "hf":
+        what = f"a {source.kind} of ours" if source.kind in ("engine", "checkpoint") else f"a {source.kind} model"
+        raise InputError(f"--compare-hf needs Hugging Face's weights; {model} is {what}.")
+    return source.path
+
+
+def _run(
+    pipeline: Pipeline, scoring: Scoring, framing: text_options.Framing, pairs: list[Any], sampling: dict[str, Any],
+    reference: tuple[Path, str] | None,
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the figures; `reference`: Hugging Face's folder and the type that it computes in, where it runs, too."""
+    from vlm_app.text.evaluation import agreement, outputs, run_hugging_face, run_vlm
+
+    to_input = _to_input(pipeline, scoring.task, framing)
+    if reference is not None:
+        run_vlm(pipeline, pairs[:WARM_UP], to_input, sampling)  # kernels and graphs are made at first use
+    ours, pairs, errors = run_vlm(pipeline, pairs, to_input, sampling)
+    references, theirs = [pair.reference for pair in pairs], None
+    result = {"task": scoring.task, "pairs": len(pairs), "left_out": errors, "dtype": pipeline.engine.build.dtype}
+    result |= {"device": str(pipeline.device), "sampling": sampling}
+    result["vlm"] = {**ours.summary(scoring.metrics, references), "batch_size": pipeline.capabilities.max_batch_size}
+    if reference is not None:
+        folder, dtype = reference
+        theirs = run_hugging_face(
+            folder, pipeline, pairs, to_input=to_input, sampling=sampling, batch_size=HF_BATCH_SIZE, dtype=dtype
+        )
+        result["hf"] = {**theirs.summary(scoring.metrics, references), "batch_size": HF_BATCH_SIZE, "dtype": dtype}
+        result["agreement"] = agreement(ours, theirs)
+    return result | {"outputs": outputs(pairs, ours, theirs)}
+
+
+def _to_input(pipeline: Pipeline, task: str, framing: text_options.Framing) -> ToInput:
+    """Returns what makes inputs of texts. Raises InputError for languages of a summary."""
+    from vlm_app.text.tasks import summary
+
+    if task == "translate":
+        return framing.translation(pipeline)
+    if framing.src_lang or framing.tgt_lang:
+        raise InputError("--src-lang and --tgt-lang go with --task translate.")
+    return summary(pipeline, framing.prefix, framing.truncate, framing.suffix)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    for reason in result["left_out"]:
+        print_error(f"left out: {reason}.")
+    left_out = f" ({len(result['left_out'])} left out)" if result["left_out"] else ""
+    print(f"{result['model']}, {result['task']}, {result['pairs']} pairs{left_out}, {result['dtype']}")
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 100).print(_table(result))
+    if same := result.get("agreement"):
+        print(f"token agreement {same['tokens']:.2f}%, texts with the same tokens {same['texts']:.2f}%")
+
+
+def _table(result: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    systems = {name: result[key] for key, name in (("vlm", "vlm"), ("hf", "Hugging Face")) if key in result}
+    table = Table()
+    table.add_column("speed: one measurement")
+    for name, system in systems.items():
+        dtype = system.get("dtype", result["dtype"])
+        other = "" if dtype == result["dtype"] else f", {dtype}"
+        table.add_column(f"{name}{other}, batch {system['batch_size']}", justify="right")
+    for name in result["vlm"]["scores"]:
+        table.add_row(name, *(f"{system['scores'][name]:.2f}" for system in systems.values()))
+    for name, label in (("texts_per_s", "texts/s, once"), ("tokens_per_s", "tokens/s, once")):
+        table.add_row(label, *(f"{system[name]:.1f}" for system in systems.values()))
+    return table
+
+
+def _write(out: Path, result: dict[str, Any]) -> None:
+    try:
+        out.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--json {out} cannot be written: {error.strerror}.") from None
+
+
+def _judge(scores: dict[str, float], thresholds: dict[str, float | None]) -> None:
+    shortfalls = [f"{name} {scores[name]:.2f} is below {least:g}" for name, least in thresholds.items()
+              if least is not None and scores[name] < least]  # fmt: skip
+    if shortfalls:
+        print_error("; ".join(shortfalls) + ".")
+        raise typer.Exit(PARTLY_FAILED)
