@@ -71,7 +71,7 @@ def test_inputs_that_are_being_prepared_and_those_that_wait():
         until(lambda: feed.num_prepared == 1)
         assert feed.num_preparing == 1, "the window has room for two"
         gate.set()
-        assert feed.ready(block=True)[0][0] == 0
+        assert feed.ready(block=True)[0][0] == 1, "the first one holds up nobody"
 
 
 def test_device_time_that_is_through_is_told_without_waiting():
@@ -90,7 +90,9 @@ def test_a_meter_adds_up_the_calls_of_a_job():
         clock=StageClock(), device_seconds={}, feed=None, usage=lambda: usage,
         capabilities=SimpleNamespace(max_batch_size=4),
     )  # fmt: skip
-    meter = Meter(pipeline, workers=5)
+    renderer = SimpleNamespace(clock=StageClock(), ahead=5)
+    renderer.clock.add({"draw": 0.5})
+    meter = Meter(pipeline, renderer)
     for number in range(2):
         for index, _ in meter.watched(enumerate("ab")):
             pipeline.device_seconds = {"decode": 1.0 + index}
@@ -100,7 +102,7 @@ def test_a_meter_adds_up_the_calls_of_a_job():
             assert measures.queues == Queues(5, 4, preparing=7, ready=3, running=3)
         pipeline.feed = None
     assert meter.measures().device == {"decode": 4.0} and meter.measures().queues == Queues(5, 4)
-    assert meter.measures().stages.keys() == {"decode"} and meter.measures().engines == 1
+    assert meter.measures().stages.keys() == {"decode", "draw"} and meter.measures().engines == 1
 
 
 # --- measures ---

@@ -1,0 +1,55 @@
+"""Inputs that are prepared ahead of the engine, in whatever order they come."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from vlm.api.prefetch import Prefetch
+from vlm.errors import ImageError
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def drained(feed: Prefetch) -> dict[int, object]:
+    """Takes what is left; an error stands for itself."""
+    results: dict[int, object] = {}
+    while feed.more:
+        for index, future in feed.ready(block=True):
+            results[index] = future.exception() or future.result()
+            feed.done()
+    return results
+
+
+def test_an_input_may_be_a_future_which_holds_up_no_other(pool):
+    slow, refused = Future(), Future()
+    feed = Prefetch(pool, enumerate(["a", slow, "b", refused, "c"]), str.upper, window=5)
+    taken = {}
+    while len(taken) < 3:
+        taken |= {index: future.result() for index, future in feed.ready(block=True)}
+    assert taken == {0: "A", 2: "B", 4: "C"} and feed.ready(block=False) == [] and feed.num_preparing == 2
+    refused.set_exception(error := ImageError("no image."))
+    slow.set_result("s")
+    assert drained(feed) == {1: "S", 3: error}
+
+
+def test_no_more_are_under_way_than_the_window_says(pool):
+    begun = []
+    futures = [Future() for _ in range(6)]
+    feed = Prefetch(pool, enumerate(begun.append(i) or futures[i] for i in range(6)), lambda value: value, window=2)
+    assert begun == [0, 1]
+    for future in futures:
+        future.set_result(future)
+    assert drained(feed) == dict(enumerate(futures)) and begun == list(range(6))
+
+
+def test_what_nobody_waits_for_is_not_prepared(pool):
+    waiting, prepared = Future(), []
+    feed = Prefetch(pool, enumerate([waiting]), prepared.append, window=2)
+    feed.close()
+    assert waiting.cancelled() and prepared == []
