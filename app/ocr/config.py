@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from vlm.errors import InputError
 from vlm.options import check_limits, option, same_option
+from vlm.processing.media_pool import MediaConfig
 from vlm.ranges import Range, at_least
 from vlm.requests.sampling_params import SamplingParams
 
@@ -21,6 +22,7 @@ class JobConfig:
     limit: int | None = option(
         None, "Pages to read in this run; without it the same command goes on.", default="all", allowed=at_least(1)
     )
+    exact_pixels: bool = same_option(MediaConfig, "exact_pixels")
     recompute: bool = option(False, "Read everything again; else only what was not read yet.")
     retries: int = option(
         2, "Of a page whose text repeats itself, by sampling.", allowed=at_least(0, "it must be 0 or more")

@@ -10,6 +10,7 @@ from vlm.registry.images import (
     Transform,
     pad_sliver,
     pad_to_square,
+    scale_by_size,
     shrink_for_square,
     transformers_class,
 )
@@ -39,15 +40,21 @@ def _square_later(image: Image.Image, settings: Settings) -> Image.Image:
     return pad_sliver(shrink_for_square(image), settings)
 
 
+def _scale(size: tuple[float, float], settings: Settings) -> float | None:
+    """Returns the factor of a square, where one is made of the image."""
+    is_square = settings.get(SQUARE) or settings.get("do_pad")
+    return scale_by_size((max(size), max(size)) if is_square else size, settings)
+
+
 def _cropped(image_size: tuple[int, int]) -> dict[str, Any]:
     crop = {"height": image_size[0], "width": image_size[1]}
     return {"size": {"shortest_edge": min(image_size)}, "crop_size": crop}
 
 
-CLIP = ImageProcessorSpec("CLIPImageProcessor", _load, _cropped, _square)
-BLIP = ImageProcessorSpec("BlipImageProcessor", _load, prepare=_square)
-SIGLIP = ImageProcessorSpec("SiglipImageProcessor", _load, prepare=_square)
-LLAVA = ImageProcessorSpec("LlavaImageProcessor", _load, prepare=_square_later)
+CLIP = ImageProcessorSpec("CLIPImageProcessor", _load, _cropped, _square, scale=_scale)
+BLIP = ImageProcessorSpec("BlipImageProcessor", _load, prepare=_square, scale=_scale)
+SIGLIP = ImageProcessorSpec("SiglipImageProcessor", _load, prepare=_square, scale=_scale)
+LLAVA = ImageProcessorSpec("LlavaImageProcessor", _load, prepare=_square_later, scale=_scale)
 
 
 def preferring(first: ImageProcessorSpec) -> tuple[ImageProcessorSpec, ...]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import Any, Protocol
 
 from PIL import Image
 
@@ -16,13 +18,14 @@ from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError, ImageError, listed
 from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
 from vlm.processing.image_tags import check_tags
-from vlm.processing.images import damage, decoded, open_image
+from vlm.processing.images import check_size, damage, decoded, open_image
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".jp2"}
 )
 PDF_SUFFIX = ".pdf"
 DPI = 200  # enough for any model's input after its own scaling down
+OVERSAMPLING = 1.5  # pixels that are drawn for one that is kept, in each direction: a page has margins
 MAX_SIDE = 2**15  # pixels of a page, which is otherwise a strip
 POINTS = 72  # of a PDF, per inch
 STDIN = "stdin"
@@ -54,13 +57,22 @@ def _is_pdf(path: Path) -> bool:
         return b"%PDF-" in file.read(1024) or path.suffix.lower() == PDF_SUFFIX
 
 
+class Detail(Protocol):
+    """Says what is kept of a picture: how large its content is, and by which factor that is scaled (None: unknown)."""
+
+    def content_size(self, image: Image.Image) -> tuple[int, int]: ...
+
+    def scale(self, size: tuple[float, float]) -> float | None: ...
+
+
 class Document:
     """Pages by index, from 0."""
 
     num_pages: int
 
-    def render(self, page: int, dpi: int = DPI) -> Image.Image:
-        """Returns a page as an RGB picture; DocumentError or ImageError for this page alone."""
+    def render(self, page: int, dpi: int = DPI, *, detail: Detail | None = None) -> Image.Image:
+        """Returns a page as an RGB picture, with `detail` no larger than what is kept of it needs. Raises DocumentError
+        or ImageError for this page alone."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -97,9 +109,10 @@ class PdfDocument(Document):
     def close(self) -> None:
         self._pdf.close()
 
-    def render(self, page: int, dpi: int = DPI, max_pixels: int = MAX_PAGE_PIXELS) -> Image.Image:
-        """Draws a page at `dpi`, as every verb draws it; a larger one at fewer, within both `max_pixels` and
-        `MAX_PAGE_PIXELS`."""
+    def render(
+        self, page: int, dpi: int = DPI, *, max_pixels: int = MAX_PAGE_PIXELS, detail: Detail | None = None
+    ) -> Image.Image:
+        """Draws a page at `dpi`; a larger one at fewer, within both `max_pixels` and `MAX_PAGE_PIXELS`."""
         import pypdfium2
 
         name = f"{self.name} page {page + 1}"
@@ -107,12 +120,28 @@ class PdfDocument(Document):
             pdf_page = self._pdf[page]
             width, height = pdf_page.get_size()
             scale = _scale(width, height, name, dpi=dpi, max_pixels=min(max_pixels, MAX_PAGE_PIXELS))
-            image = pdf_page.render(scale=scale)  # pyright: ignore[reportArgumentType] - 1 by default, but any float
-            return image.to_pil().convert("RGB")
+            return _sized((height * scale, width * scale), lambda part: _drawn(pdf_page, scale * part), detail)
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
         except (pypdfium2.PdfiumError, ValueError, OverflowError) as error:
             raise DocumentError(f"{name} cannot be rendered: {str(error).rstrip('.')}.") from None
+
+
+def _drawn(pdf_page: Any, scale: float) -> Image.Image:
+    return pdf_page.render(scale=scale).to_pil().convert("RGB")
+
+
+def _sized(size: tuple[float, float], draw: Callable[[float], Image.Image], detail: Detail | None) -> Image.Image:
+    """Returns a picture that is (height, width) at full size, drawn at the part of it that `detail` needs; once more
+    where so little of it is content that this would be enlarged."""
+    scale = None if detail is None else detail.scale(size)
+    if detail is None or scale is None or (part := scale * OVERSAMPLING) >= 1:
+        return draw(1.0)
+    picture = draw(part)
+    enlarged = detail.scale(detail.content_size(picture))
+    if enlarged is None or enlarged <= 1:
+        return picture
+    return draw(min(1.0, part * enlarged * OVERSAMPLING))
 
 
 def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:
@@ -155,11 +184,24 @@ class ImageDocument(Document):
         if self.num_pages > MAX_FRAMES:
             raise ImageError(f"{name} has more than {MAX_FRAMES:,} frames; split it.", "too large")
 
-    def render(self, page: int, dpi: int = DPI) -> Image.Image:
-        name = f"{self.path} page {page + 1}" if page else str(self.path)
+    def render(self, page: int, dpi: int = DPI, *, detail: Detail | None = None) -> Image.Image:
+        with open_image(self.path, self._name(page), checked=True) as image:
+            check_size(image, self._name(page))
+            size, is_jpeg = (image.height, image.width), image.format == "JPEG"
+        return _sized(size, lambda part: self._decoded(page, part), detail if is_jpeg else None)
+
+    def _name(self, page: int) -> str:
+        return f"{self.path} page {page + 1}" if page else str(self.path)
+
+    def _decoded(self, page: int, part: float) -> Image.Image:
+        """Returns a frame; of a JPEG, whose decoder can scale, an eighth, a quarter or a half that is no smaller than
+        this part."""
+        name = self._name(page)
         with open_image(self.path, name, checked=True) as image:
             with damage(name):
                 image.seek(page)
+                if part < 1:
+                    image.draft(None, (math.ceil(image.width * part), math.ceil(image.height * part)))
             return decoded(image, name)
 
 

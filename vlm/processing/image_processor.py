@@ -87,6 +87,14 @@ class ImageProcessor:
             )
         return pixels
 
+    def scale(self, size: tuple[float, float]) -> float | None:
+        """Returns the factor by which content of (height, width) is scaled; None where that is not known."""
+        return self._spec.scale(size, self._settings)
+
+    def content_size(self, image: Image.Image) -> tuple[int, int]:
+        """Returns the (height, width) of the part of an RGB image that is scaled."""
+        return self._spec.content_size(image, self._settings)
+
     def fits(self) -> bool:
         """Says whether an image of the model's own size comes out in that size."""
         if self.image_size is None:

@@ -65,7 +65,7 @@ def _check_format(image: Image.Image, name: str) -> None:
 
 def decoded(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decodes a picture that may not have been read from its file yet to RGB."""
-    _check_size(image, name, max_pixels)
+    check_size(image, name, max_pixels)
     with damage(name):
         return to_rgb(image)
 
@@ -134,7 +134,8 @@ def _identified(file: BinaryIO, name: str, checked: bool) -> Image.Image:
         raise ImageError(f"{name} is no image that can be read; give {_ALLOWED}.") from None
 
 
-def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
+def check_size(image: Image.Image, name: str, max_pixels: int = MAX_PIXELS) -> None:
+    """Raises ImageError for a picture without pixels, or with too many."""
     width, height = image.size
     if not width or not height:
         raise ImageError(f"{name} is {width}×{height} pixels; an image has at least one.")

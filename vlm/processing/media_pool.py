@@ -16,6 +16,7 @@ from typing import Any
 
 from vlm.errors import EngineError, ImageError
 from vlm.limits import MAX_PIXELS
+from vlm.options import option
 from vlm.processing.worker_call import Call
 from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
 
@@ -33,6 +34,7 @@ class MediaConfig:
     max_pixels: int = MAX_PIXELS  # of an image
     budget: Budget = field(default_factory=Budget)  # of a call
     preload: str = "vlm.processing.preload"  # what processes import before they are ready
+    exact_pixels: bool = option(False, "Pages are drawn at 200 dpi, not at the size that the model keeps.")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vlm.errors import LimitError
-from vlm.processing.documents import PdfDocument
+from vlm.processing.documents import Detail, PdfDocument
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
@@ -37,9 +37,10 @@ processor = lru_cache(maxsize=16)(ProcessorSource.load)
 def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, config: MediaConfig) -> list[list[ImagePixels]]:
     """Reads in this thread, as `pixels`. One picture is held at a time, whatever their number."""
     room, images = config.max_images, []
+    detail = None if config.exact_pixels else processor(source)
     for file in files:
         # one by one, as the pipeline has it, too: a batch may differ in the last bit
-        pages = list(map(partial(_processed, source), _pages(file, room, config)))
+        pages = list(map(partial(_processed, source), _pages(file, room, config, detail)))
         room -= len(pages)
         images.append(pages)
     return images
@@ -49,7 +50,7 @@ def _processed(source: ProcessorSource, page: Image.Image) -> ImagePixels:
     return processor(source).read(page)
 
 
-def _pages(file: ImageFile, room: int, config: MediaConfig) -> Iterator[Image.Image]:
+def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | None) -> Iterator[Image.Image]:
     pdf = PdfDocument(file, "the PDF") if isinstance(file, bytes) and b"%PDF-" in file[:1024] else None
     if (1 if pdf is None else pdf.num_pages) > room:
         raise LimitError(f"a request may have {config.max_images} images and pages; send the others by themselves.")
@@ -57,4 +58,4 @@ def _pages(file: ImageFile, room: int, config: MediaConfig) -> Iterator[Image.Im
         yield load_image(file, max_pixels=config.max_pixels)
         return
     for page in range(pdf.num_pages):
-        yield pdf.render(page, max_pixels=config.max_pixels)
+        yield pdf.render(page, max_pixels=config.max_pixels, detail=detail)

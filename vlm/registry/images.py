@@ -102,6 +102,24 @@ def pad_sliver(image: Image.Image, settings: Settings) -> Image.Image:
     return padded
 
 
+def scale_by_size(size: tuple[float, float], settings: Settings) -> float | None:
+    """Returns the factor by which a processor of transformers' scales a picture of (height, width), from its `size`;
+    None where it scales none, or in another way."""
+    target = settings.get("size")
+    if not settings.get("do_resize", True) or not isinstance(target, Mapping):
+        return None
+    if set(target) == {"shortest_edge"}:
+        return target["shortest_edge"] / min(size)
+    if {"height", "width"} <= set(target):
+        return max(target["height"] / size[0], target["width"] / size[1])
+    return None
+
+
+def whole_size(image: Image.Image, settings: Settings) -> tuple[int, int]:
+    """Returns the (height, width) of an image of which all is kept."""
+    return image.height, image.width
+
+
 @dataclass(frozen=True)
 class ImageProcessorSpec:
     """One image processor, under the name that a preprocessor_config.json gives it.
@@ -113,6 +131,10 @@ class ImageProcessorSpec:
     load: Callable[[str, Settings], Transform] = transformers_class  # (name, settings)
     default_settings: Callable[[tuple[int, int]], dict[str, Any]] = exact_size  # of a model without any
     prepare: Callable[[Image.Image, Settings], Image.Image] = pad_sliver  # an image, before the transform
+    # how pages are drawn no larger than what is kept of them: the (height, width) of the part of an image that is
+    # scaled, and by which factor; None: not known, so that pages are drawn at full size
+    content_size: Callable[[Image.Image, Settings], tuple[int, int]] = whole_size
+    scale: Callable[[tuple[float, float], Settings], float | None] = scale_by_size
 
 
 # --- shapes ---

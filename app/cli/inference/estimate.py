@@ -67,7 +67,9 @@ def estimate(
         print_error(f"not searched: {path}: {reason}.")
     with Progress() as progress:
         where = devices_of(places.devices or options.device)
-        engine = EngineConfig.resolved(model, where, options, workers=places.workers, progress=progress)
+        engine = EngineConfig.resolved(
+            model, where, options, workers=places.workers, progress=progress, exact_pixels=config.exact_pixels
+        )
     census = _census(documents, engine, config.pages, sampling.seed)
     sample = _sample(documents, census, engine, config, sampling)
     _print(_report(sample, census, engine, gpu_price=gpu_price, seed=sampling.seed), as_json)

@@ -84,8 +84,9 @@ def ocr(
     with Progress() as progress:
         where = _cluster_device(options.device) if places.ray else devices_of(places.devices or options.device)
         engine = EngineConfig.resolved(
-            model, where, options, workers=places.workers, progress=progress, elsewhere=places.ray
-        )
+            model, where, options, workers=places.workers, progress=progress, elsewhere=places.ray,
+            exact_pixels=config.exact_pixels,
+        )  # fmt: skip
     name = part.name if part else ""
     with ledger_of(folder, engine.settings(config.max_new_tokens), config.recompute, name) as ledger:
         reader = _cluster_reader(engine, places.engines) if places.ray else load_reader(engine)

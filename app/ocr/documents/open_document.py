@@ -14,7 +14,7 @@ from vlm_app.core.storage import LocalCopy, digest
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm.processing.documents import Document
+    from vlm.processing.documents import Detail, Document
 
 
 class OpenDocument:
@@ -38,11 +38,11 @@ class OpenDocument:
     def named(self, text: str) -> str:
         return self._copy.named(text)
 
-    def render(self, page: int) -> Image:
-        """Returns a page (from 0) in RGB."""
+    def render(self, page: int, detail: Detail | None = None) -> Image:
+        """Returns a page (from 0) in RGB, with `detail` no larger than what is kept of it needs."""
         try:
             with self._lock, self._renamed():
-                return self._document.render(page)
+                return self._document.render(page, detail=detail)
         except VlmError:
             raise
         except MemoryError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,16 +14,24 @@ if TYPE_CHECKING:
     from vlm_app.ocr.documents.open_document import OpenDocument
 
 
-def read_page(
-    document: OpenDocument, page: int, source: ProcessorSource | None, clock: StageClock
-) -> Image | ImagePixels:
+@dataclass(frozen=True)
+class PageImages:
+    """How pages become what a model takes."""
+
+    source: ProcessorSource
+    exact_pixels: bool = False  # they are drawn at full size, whatever the model keeps of them
+
+
+def read_page(document: OpenDocument, page: int, images: PageImages | None, clock: StageClock) -> Image | ImagePixels:
     """Returns a page (from 0): its picture, or what the image processor makes of it. Raises DocumentError and
     ImageError."""
-    with clock("draw"):
-        picture = document.render(page)
-    if source is None:
-        return picture
+    if images is None:
+        with clock("draw"):
+            return document.render(page)
     from vlm.processing.media_reading import processor
 
+    own = processor(images.source)
+    with clock("draw"):
+        picture = document.render(page, None if images.exact_pixels else own)
     with clock("process"):
-        return processor(source).read(picture)
+        return own.read(picture)

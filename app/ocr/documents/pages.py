@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 from vlm.errors import DocumentError, InputError, VlmError
 from vlm.stage_clock import StageClock
 from vlm_app.ocr.documents.open_document import OpenDocument
-from vlm_app.ocr.documents.page_reading import read_page
+from vlm_app.ocr.documents.page_reading import PageImages, read_page
 from vlm_app.ocr.events import Work
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm.processing.image_processor import ProcessorSource
     from vlm.requests.pixels import ImagePixels
 
 MOST_PAGES = 100_000  # of a document
@@ -56,8 +55,8 @@ class InProcess:
 
     ahead = 0
 
-    def __init__(self, source: ProcessorSource | None = None):
-        self.clock, self._source = StageClock(), source
+    def __init__(self, images: PageImages | None = None):
+        self.clock, self._images = StageClock(), images
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pages")
 
     def open(self, path: Path) -> Future[Pages]:
@@ -70,7 +69,7 @@ class InProcess:
         return future
 
     def read(self, document: OpenDocument, page: int) -> Future[Image | ImagePixels]:
-        return self._threads.submit(read_page, document, page, self._source, self.clock)
+        return self._threads.submit(read_page, document, page, self._images, self.clock)
 
     def close(self) -> None:
         """Drops what waits."""

@@ -15,12 +15,11 @@ from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
 from vlm.stage_clock import StageClock
 from vlm_app.core.storage import LocalCopy
 from vlm_app.ocr.documents.open_document import OpenDocument
-from vlm_app.ocr.documents.page_reading import read_page
+from vlm_app.ocr.documents.page_reading import PageImages, read_page
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm.processing.image_processor import ProcessorSource
     from vlm.requests.pixels import ImagePixels
     from vlm_app.ocr.documents.pages import Pages
 
@@ -31,19 +30,19 @@ OPENING, READING = 0, 1  # the order in which workers take what waits: no docume
 
 
 class RenderPool:
-    """So many worker processes, which start at once. They draw pages; with the source of an image processor they run
-    that, too."""
+    """So many worker processes, which start at once. They draw pages; with `images` they run the image processor,
+    too."""
 
     def __init__(
         self,
         workers: int,
-        source: ProcessorSource | None = None,
+        images: PageImages | None = None,
         *,
         seconds: float = SECONDS,
         memory_mb: int = MEDIA_MEMORY_MB,
     ):
-        self.ahead, self.clock, self.source = workers, StageClock(), source
-        preload = __name__ if source is None else PRELOAD
+        self.ahead, self.clock, self.images = workers, StageClock(), images
+        preload = __name__ if images is None else PRELOAD
         self._pool = MediaPool(MediaConfig(workers, budget=Budget(seconds, memory_mb), preload=preload))
         self._pool.start()
 
@@ -81,7 +80,7 @@ class PooledDocument:
 
     def _answer(self, worker: WorkerProcess, page: int | None) -> Any:
         try:
-            answer, seconds = worker.run(_answer, self.local, page, self._pool.source)
+            answer, seconds = worker.run(_answer, self.local, page, self._pool.images)
             self._pool.clock.add(seconds)
             return answer
         except WorkerFailure as failure:
@@ -105,13 +104,13 @@ def _sentence(kind: str, what: str, budget: Budget) -> str:
 _documents: OrderedDict[Path, OpenDocument] = OrderedDict()  # the last ones, open
 
 
-def _answer(path: Path, page: int | None, source: ProcessorSource | None) -> tuple[Any, Mapping[str, float]]:
+def _answer(path: Path, page: int | None, images: PageImages | None) -> tuple[Any, Mapping[str, float]]:
     """Returns a page, or for None (number of pages, digest of the content); and the CPU seconds of its stages."""
     clock = StageClock()
     try:
         with clock("open"):
             document = _opened(path, again=page is None)
-        answer = (document.num_pages, document.digest) if page is None else read_page(document, page, source, clock)
+        answer = (document.num_pages, document.digest) if page is None else read_page(document, page, images, clock)
         return answer, clock.seconds()
     except (VlmError, MemoryError):
         raise

@@ -33,6 +33,7 @@ class EngineConfig:
     options: LoadOptions  # how it was resolved, and is loaded
     devices: tuple[str, ...]  # an engine on each
     workers: int | None = None  # processes that read pages; None: by the number of cores
+    exact_pixels: bool = False  # pages are drawn at full size, whatever the model keeps of them
 
     @classmethod
     def resolved(
@@ -43,6 +44,7 @@ class EngineConfig:
         workers: int | None,
         progress: Progress | None = None,
         elsewhere: bool = False,
+        exact_pixels: bool = False,
     ) -> EngineConfig:
         """Builds what is missing; the devices of other machines (`elsewhere`) are not looked at.
 
@@ -59,7 +61,7 @@ class EngineConfig:
         path = options.resolve(model, on, progress)
         build_config = EngineDir.open(path, verify=False).build
         options = options.overridden_by(LoadOptions({"dtype": build_config.dtype, "backend": build_config.backend}))
-        return cls(path, model, options, devices, workers)
+        return cls(path, model, options, devices, workers, exact_pixels)
 
     def here(self) -> EngineConfig:
         """Returns the same engine on another machine, built there where its folder is not shared."""
@@ -74,8 +76,9 @@ class EngineConfig:
         content = {name: entry["sha256"] for name, entry in manifest.files.items()}
         mark = hashlib.sha256(canonical_json(content).encode()).hexdigest()[:12]
         model = f"{manifest.family} {mark}"
-        length = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
-        return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens, **length}
+        more = {name: value for name, value in self.options.build.items() if name == "max_seq_len"}
+        more |= {"exact_pixels": True} if self.exact_pixels else {}
+        return {"model": model, "dtype": manifest.dtype, "max_new_tokens": max_new_tokens, **more}
 
     @property
     def batch_size(self) -> int:
@@ -101,11 +104,13 @@ class EngineConfig:
 
     def renderer(self) -> Renderer:
         from vlm.processing.processor import processor_source
+        from vlm_app.ocr.documents.page_reading import PageImages
         from vlm_app.ocr.documents.render_pool import RenderPool
 
         source = processor_source(self._open())
+        images = None if source is None else PageImages(source, self.exact_pixels)
         workers = usual_workers(self.devices[0]) if self.workers is None else self.workers
-        return RenderPool(workers, source) if workers else InProcess(source)
+        return RenderPool(workers, images) if workers else InProcess(images)
 
 
 def usual_workers(device: str, engines: int = 1) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vlm.backends.threads import usable_cpus
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
-from vlm.options import check_limits, option
+from vlm.options import check_limits, option, same_option
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.worker_process import Budget
 from vlm.ranges import at_least, positive
@@ -57,6 +57,7 @@ class ServerConfig(ConnectionLimits):
     media_memory_mb: int = option(
         Budget.memory_mb, "That decoding a request may take in its process.", allowed=at_least(1)
     )
+    exact_pixels: bool = same_option(MediaConfig, "exact_pixels")
     drain_seconds: int = option(30, "For what runs at SIGTERM, or when its model is unloaded.", allowed=NONE_OR_MORE)
     model_control: bool = option(False, "Clients may load and unload the models of repositories.")
     exit_when_broken: bool = option(  # for a supervisor to start it again
@@ -89,4 +90,5 @@ class ServerConfig(ConnectionLimits):
     def media(self) -> MediaConfig:
         """Returns how images are read, and what those of a request may cost."""
         budget = Budget(self.media_seconds, self.media_memory_mb)
-        return MediaConfig(self.preprocess_workers, self.max_images, self.max_image_pixels, budget)
+        limits = {"max_images": self.max_images, "max_pixels": self.max_image_pixels, "budget": budget}
+        return MediaConfig(self.preprocess_workers, **limits, exact_pixels=self.exact_pixels)
