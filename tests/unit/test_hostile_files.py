@@ -23,6 +23,7 @@ from vlm.limits import MAX_FRAMES, MAX_PADDED_PIXELS, MAX_PAGE_PIXELS, MAX_PAGES
 from vlm.processing.documents import PdfDocument, is_pdf, open_document
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.images import FORMATS, load_image
+from vlm.registry.images import Transform
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
 BOMB = kit.tag_bomb(5000, 2**20)  # 5 GB
@@ -185,7 +186,7 @@ def test_slivers_are_not_padded_beyond_their_budget(kind):
 def processor_that_only_pads(kind: str, config: dict, seen: list[tuple[int, int]]) -> ImageProcessor:
     module, _, name = kind.partition(":")
     spec = getattr(importlib.import_module(f"visual_engines.families.{module}"), name)
-    transform = lambda images: seen.append(images[0].size) or torch.zeros(1, 3, 1, 1)  # noqa: E731
+    transform = Transform(lambda images: seen.append(images[0].size) or torch.zeros(1, 3, 1, 1))
     return ImageProcessor(dataclasses.replace(spec, load=lambda name, settings: transform), config)
 
 

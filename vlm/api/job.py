@@ -75,7 +75,9 @@ class Job:
             yield from self._added()
             for update in self._loop.step() if self._waiting else ():
                 yield from self._taken(update)
-            yield from self._texts.ready(block=not self._waiting)
+            for result in self._texts.ready(block=not self._waiting):
+                self._inputs.done()
+                yield result
 
     def close(self) -> None:
         """Drops what has not ended."""
@@ -103,7 +105,6 @@ class Job:
         self._on_completion(update.completion)
         samples.completions[update.request_id] = update.completion
         if len(samples.completions) == len(samples.ids):
-            self._inputs.done()
             self._texts.begin(samples.index, [samples.completions[i] for i in samples.ids])
 
     def _give_up(self, samples: _Samples) -> None:

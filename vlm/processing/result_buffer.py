@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from multiprocessing import reduction
 from typing import Any
 
-import numpy as np
-
 SIZE = 2**24  # bytes; no memory is taken until they are written
 ALIGNMENT = 64  # bytes
 Message = tuple[bytes, list[tuple[int, int]]]  # a pickle, and where its arrays lie: (start, end)
@@ -58,6 +56,8 @@ class ResultBuffer:
 
     def read(self, message: Message) -> Any:
         """Returns a value with arrays of its own."""
+        import numpy as np  # the command line is not to wait for it
+
         content, spans = message
         shared = np.frombuffer(self._memory, np.uint8) if self._memory is not None else np.empty(0, np.uint8)
         # numpy copies without Python's lock, which a server's other threads wait for
