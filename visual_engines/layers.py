@@ -1,4 +1,4 @@
-"""What visual networks share: activations under Hugging Face's names, and the feed-forward layer."""
+"""What visual networks share: activations under Hugging Face's names, patches, windows, the feed-forward layer."""
 
 from __future__ import annotations
 
@@ -30,6 +30,44 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "swish": F.silu,
     **dict.fromkeys(("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_new", "gelu_fast", "gelu_accurate"), tanh_gelu),
 }
+
+
+class PatchEmbed(nn.Module):
+    """Turns squares of pixels into rows, under timm's names. A grid that is not whole is padded with zeros."""
+
+    def __init__(
+        self,
+        patch_size: int | tuple[int, int],
+        channels: int,
+        width: int,
+        *,
+        bias: bool = True,
+        norm: nn.Module | None = None,
+    ):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size, bias=bias)
+        self.norm = norm or nn.Identity()
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """[n, channels, H, W] -> [n, rows, columns, width]"""
+        missing = [-side % patch for side, patch in zip(pixel_values.shape[2:], self.proj.stride, strict=True)]
+        if any(missing):
+            pixel_values = F.pad(pixel_values, (0, missing[1], 0, missing[0]))
+        return self.norm(self.proj(pixel_values).permute(0, 2, 3, 1))
+
+
+def window_partition(x: Tensor, side: int) -> Tensor:
+    """[n, rows, columns, C] -> [n · windows, side, side, C]; rows and columns are multiples of the side"""
+    images, rows, columns, channels = x.shape
+    x = x.view(images, rows // side, side, columns // side, side, channels)
+    return x.transpose(2, 3).reshape(-1, side, side, channels)
+
+
+def window_reverse(windows: Tensor, rows: int, columns: int) -> Tensor:
+    """[n · windows, side, side, C] -> [n, rows, columns, C]"""
+    side, channels = windows.shape[1], windows.shape[-1]
+    x = windows.view(-1, rows // side, columns // side, side, side, channels)
+    return x.transpose(2, 3).reshape(-1, rows, columns, channels)
 
 
 class Mlp(nn.Module):

@@ -264,3 +264,37 @@ def test_a_processor_without_a_normalization_gives_values():
         assert image.pixels.dtype == np.float32 and image.normalization is None
     own = ImageProcessor(OWN, {"side": 8}).read(colour())
     assert own.pixels.dtype == np.float32 and own.normalization is None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"do_crop_margin": False},
+        {"do_thumbnail": False},
+        {"do_resize": False},
+        {"do_pad": False},
+        {"do_align_long_axis": True},
+        {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.3, 0.4], "rescale_factor": 1 / 128},
+        {"size": {"height": 30, "width": 50}},
+        # what is not published is left to transformers' class
+        {"resample": 3},
+        {"do_normalize": False},
+        {"do_rescale": False},
+    ],
+    ids=str,
+)
+def test_a_page_becomes_the_bits_that_transformers_class_makes_of_it(settings):
+    settings = {"size": {"height": 90, "width": 60}} | settings
+    theirs, ours = NougatImageProcessor(**settings), ImageProcessor(NOUGAT_IMAGES, settings)
+    drawn = np.random.default_rng(0)
+    for height, width in ((240, 180), (180, 260), (70, 55), (200, 200)):
+        for noise in (0, 25):
+            page = np.full((height, width, 3), 255.0)
+            page[height // 5 : -height // 4, width // 7 : -width // 6] = drawn.integers(0, 256, 3)
+            page += drawn.normal(0, noise, page.shape) if noise else 0
+            picture = Image.fromarray(page.clip(0, 255).astype(np.uint8))
+            if settings.get("do_align_long_axis") and height <= width:  # their class turns channels in place of axes
+                assert ours([picture]).shape == (1, 3, 90, 60)
+                continue
+            assert torch.equal(ours([picture]), theirs(picture, return_tensors="pt")["pixel_values"])

@@ -27,7 +27,7 @@ def attention(grid, window, heads, width, shift, qkv_bias):
     x = torch.randn(2, *grid, width)
     want = module._by_windows(x)
     area = window**2
-    index = swin.get_relative_position_index(window, window)
+    index = swin.relative_position_index(window)
     table = module.relative_position_bias_table.data[index.view(-1)].view(area, area, -1).permute(2, 0, 1)
     bias = F.pad(table, (0, swin_kernels.padded_area(window) - area)).contiguous()
     found = swin_kernels.window_attention(module.qkv(x), module.qkv.bias, bias, window, shift)

@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers.patch_embed import PatchEmbed
-from timm.models.swin_transformer import get_relative_position_index, window_partition, window_reverse
 from torch import Tensor, nn
 
-from visual_engines.layers import Mlp
+from visual_engines.layers import Mlp, PatchEmbed, window_partition, window_reverse
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Drop, Fuse, Rename
@@ -118,6 +116,13 @@ def _contradictions(config: SwinConfig) -> list[str]:
     return errors
 
 
+def relative_position_index(side: int) -> Tensor:
+    """Returns for each pair of a window's cells its row in the bias table: [side², side²]."""
+    cells = torch.cartesian_prod(torch.arange(side), torch.arange(side))
+    apart = cells[:, None] - cells[None] + side - 1  # from 0
+    return apart[..., 0] * (2 * side - 1) + apart[..., 1]
+
+
 class WindowAttention(nn.Module):
     """Attends inside windows, every other time shifted by half a window, with a learned bias by relative position.
 
@@ -139,7 +144,7 @@ class WindowAttention(nn.Module):
     def init_buffers(self, device: torch.device) -> None:
         """Makes the bias of every head and pair of cells once, not in each pass, as `device` takes it."""
         area = self.window**2
-        index = get_relative_position_index(self.window, self.window).to(device)
+        index = relative_position_index(self.window).to(device)
         bias = self.relative_position_bias_table.detach()[index.view(-1)].view(area, area, -1).permute(2, 0, 1)
         if device.type == "cuda":
             from visual_engines.models.swin_kernels import padded_area
@@ -156,7 +161,7 @@ class WindowAttention(nn.Module):
         past = lambda side, edge: (torch.arange(side, device=device) >= side - edge).to(dtype)  # noqa: E731
         rows, columns = (past(side, self.window) + past(side, self.shift) for side in self.padded_grid)
         region = (rows[:, None] * 3 + columns[None])[None, :, :, None]
-        region = window_partition(region, (self.window, self.window)).flatten(1)
+        region = window_partition(region, self.window).flatten(1)
         return torch.where(region[:, None] != region[:, :, None], SHIFT_MASK, 0.0).to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -175,9 +180,8 @@ class WindowAttention(nn.Module):
             x = F.pad(x, (0, 0, 0, self.padding[1], 0, self.padding[0]))
         if self.shift:
             x = torch.roll(x, (-self.shift, -self.shift), (1, 2))
-        window = (self.window, self.window)
-        y = self._attend(window_partition(x, window).view(images, -1, self.window**2, channels))
-        y = window_reverse(y.view(-1, *window, channels), window, *self.padded_grid)
+        y = self._attend(window_partition(x, self.window).view(images, -1, self.window**2, channels))
+        y = window_reverse(y.view(-1, self.window, self.window, channels), *self.padded_grid)
         if self.shift:
             y = torch.roll(y, (self.shift, self.shift), (1, 2))
         return y[:, :height, :width]
@@ -259,16 +263,8 @@ class SwinEncoder(nn.Module):
     def __init__(self, config: SwinConfig, context: ModelContext):
         super().__init__()
         self.config = config
-        self.patch_embed = PatchEmbed(
-            img_size=config.image_size,
-            patch_size=config.patch_size,  # pyright: ignore[reportArgumentType] - pairs are taken, too
-            in_chans=config.num_channels,
-            embed_dim=config.embed_dim,
-            norm_layer=LayerNorm,
-            output_fmt="NHWC",
-            strict_img_size=False,
-            dynamic_img_pad=True,
-        )
+        norm = LayerNorm(config.embed_dim)
+        self.patch_embed = PatchEmbed(config.patch_size, config.num_channels, config.embed_dim, norm=norm)
         self.stages = nn.Sequential(*(Stage(config, i, context) for i in range(len(config.depths))))
 
     def init_buffers(self, device: torch.device) -> None:

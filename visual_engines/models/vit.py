@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers.patch_embed import PatchEmbed
 from torch import Tensor, nn
 
-from visual_engines.layers import ACTIVATIONS, Mlp
+from visual_engines.layers import ACTIVATIONS, Mlp, PatchEmbed
 from vlm.config import VisionConfig
 from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Apply, Drop, Fuse, Rename
@@ -153,8 +152,7 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         clip = config.kind == "clip_vision_model"
-        size = {"img_size": config.image_size, "patch_size": config.patch_size, "in_chans": config.num_channels}
-        self.patch_embed = PatchEmbed(**size, embed_dim=config.width, bias=not clip)
+        self.patch_embed = PatchEmbed(config.patch_size, config.num_channels, config.width, bias=not clip)
         if config.class_token:
             self.class_token = nn.Parameter(torch.zeros(config.width))
         self.positions = nn.Parameter(torch.zeros(config.num_features, config.width))
@@ -178,7 +176,7 @@ class ViT(nn.Module):
         return rows[0] if len(rows) == 1 else torch.cat(rows, -1)
 
     def _embedded(self, pixel_values: Tensor) -> Tensor:
-        x = self.patch_embed(pixel_values)
+        x = self.patch_embed(pixel_values).flatten(1, 2)
         if self.config.class_token:
             x = torch.cat([self.class_token.expand(x.shape[0], 1, -1), x], 1)
         x = x + self.positions

@@ -132,16 +132,17 @@ def _drawn(pdf_page: Any, scale: float) -> Image.Image:
 
 
 def _sized(size: tuple[float, float], draw: Callable[[float], Image.Image], detail: Detail | None) -> Image.Image:
-    """Returns a picture that is (height, width) at full size, drawn at the part of it that `detail` needs; once more
-    where so little of it is content that this would be enlarged."""
+    """Returns a picture that is (height, width) at full size, drawn at the part of it that `detail` needs; again where
+    so little of it is content that this would be enlarged."""
     scale = None if detail is None else detail.scale(size)
-    if detail is None or scale is None or (part := scale * OVERSAMPLING) >= 1:
+    if detail is None or scale is None:
         return draw(1.0)
+    part = min(1.0, scale * OVERSAMPLING)
     picture = draw(part)
-    enlarged = detail.scale(detail.content_size(picture))
-    if enlarged is None or enlarged <= 1:
-        return picture
-    return draw(min(1.0, part * enlarged * OVERSAMPLING))
+    while part < 1 and (enlarged := detail.scale(detail.content_size(picture)) or 0.0) > 1:
+        part = min(1.0, part * enlarged * OVERSAMPLING)
+        picture = draw(part)
+    return picture
 
 
 def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:

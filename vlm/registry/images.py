@@ -54,20 +54,23 @@ def transform_by(processor_class: Callable[..., Any], settings: Settings) -> Tra
         return processor(images, return_tensors="pt", **options)["pixel_values"]
 
     values = Transform(lambda images: pixels(images).float())
-    if (normalization := _last_step(processor)) is None:
+    names = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
+    if (normalization := fused_normalization(**{name: getattr(processor, name, None) for name in names})) is None:
         return values
     levels = Transform(lambda images: pixels(images, do_rescale=False, do_normalize=False), normalization)
     return levels if _agree(levels, values) else values
 
 
-def _last_step(processor: Any) -> Normalization | None:
-    """Returns the normalization that a processor of transformers' has by its settings, if it has."""
-    if not (getattr(processor, "do_rescale", None) and getattr(processor, "do_normalize", None)):
+def fused_normalization(
+    *, do_rescale: Any, rescale_factor: Any, do_normalize: Any, image_mean: Any, image_std: Any
+) -> Normalization | None:
+    """Returns the normalization that settings of transformers' make their rescaling and normalizing; None where they
+    do one alone, or neither."""
+    if not (do_rescale and do_normalize):
         return None
     import torch
 
-    shades = (processor.image_mean, processor.image_std)
-    mean, std = ((torch.tensor(each) * (1.0 / processor.rescale_factor)).reshape(-1) for each in shades)
+    mean, std = ((torch.tensor(each) * (1.0 / rescale_factor)).reshape(-1) for each in (image_mean, image_std))
     return Normalization(tuple(mean.tolist()), tuple(std.tolist()))
 
 

@@ -1,0 +1,96 @@
+"""Pages that are drawn no larger than what a model keeps of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+
+from tests import media_kit as kit
+from visual_engines.families.image_processors import BLIP, CLIP, LLAVA
+from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from vlm.processing import documents
+from vlm.processing.documents import PdfDocument, open_document
+from vlm.processing.image_processor import ImageProcessor
+from vlm.processing.media_pool import MediaConfig
+from vlm.processing.media_reading import read_pixels
+
+FRAME = {"size": {"height": 96, "width": 64}}
+LINES = b"".join(b"%d %d 400 6 re f " % (100 + 3 * i, 80 + 60 * i) for i in range(11))  # in a page of 612 × 792 points
+
+
+def page(content: bytes = LINES) -> PdfDocument:
+    return PdfDocument(kit.one_page(content, box=b"0 0 612 792"), "x.pdf")
+
+
+def nougat(**settings) -> ImageProcessor:
+    return ImageProcessor(NOUGAT_IMAGES, FRAME | settings)
+
+
+def values(processor: ImageProcessor, picture: Image.Image) -> torch.Tensor:
+    return processor([picture])[0]
+
+
+def test_a_page_is_drawn_somewhat_larger_than_its_frame():
+    assert page().render(0).size == (1700, 2200)
+    for settings in ({}, {"do_crop_margin": False}):
+        processor = ImageProcessor(NOUGAT_IMAGES, {"size": {"height": 896, "width": 672}} | settings)
+        picture = page().render(0, detail=processor)
+        assert picture.width == pytest.approx(672 * documents.OVERSAMPLING, abs=1)
+        exact, own = (values(processor, each) for each in (page().render(0), picture))
+        assert float((exact - own).abs().mean()) < 0.1 * float(exact.std()), settings
+
+
+def test_small_content_is_drawn_as_large_as_the_frame_needs_it():
+    """Without its margin a drop of text is enlarged: a page that was drawn at the frame's size would blur it."""
+    drop = b"300 400 40 50 re f"
+    picture = page(drop).render(0, detail=nougat())
+    assert nougat().content_size(picture)[1] >= 64 and picture.width < 1700
+    assert page(drop).render(0, detail=nougat(do_crop_margin=False)).width < picture.width
+    dot = page(b"300 400 4 5 re f").render(0, detail=nougat())
+    assert dot.size == (1700, 2200), "never larger than the page at 200 dpi"
+
+
+def test_what_is_kept_of_a_picture():
+    """The factor by which each processor scales, as it shows in what it makes of a picture."""
+    square = {"pad_to_square": True, "size": {"shortest_edge": 24}, "crop_size": {"height": 24, "width": 24}}
+    for spec, settings, size, factor in (
+        (CLIP, {"size": {"shortest_edge": 24}}, (240, 120), 24 / 120),
+        (CLIP, square, (240, 120), 24 / 240),
+        (BLIP, {"size": {"height": 24, "width": 48}}, (240, 120), 48 / 120),
+        (LLAVA, {"size": {"shortest_edge": 24}, "do_pad": True}, (240, 120), 24 / 240),
+        (NOUGAT_IMAGES, FRAME, (240, 120), 64 / 120),
+        (CLIP, {"size": {"longest_edge": 24}}, (240, 120), None),
+        (CLIP, {"do_resize": False, "size": {"shortest_edge": 24}}, (240, 120), None),
+        (NOUGAT_IMAGES, {"do_resize": False} | FRAME, (240, 120), None),
+    ):
+        assert spec.scale(size, settings) == (factor and pytest.approx(factor)), (spec.name, settings)
+
+
+def test_a_jpeg_is_decoded_at_a_part_of_its_size(tmp_path: Path):
+    picture = Image.new("RGB", (1600, 2000), "white")
+    ImageDraw.Draw(picture).rectangle((100, 100, 1500, 1900), fill="grey", outline="black", width=40)
+    for name, size in (("a.jpg", (200, 250)), ("a.png", (1600, 2000))):
+        picture.save(tmp_path / name)
+        assert open_document(tmp_path / name).render(0, detail=nougat()).size == size
+        assert open_document(tmp_path / name).render(0).size == (1600, 2000)
+    turned = picture.getexif()
+    turned[0x0112] = 6  # a camera held upright
+    picture.save(tmp_path / "b.jpg", exif=turned)
+    assert open_document(tmp_path / "b.jpg").render(0, detail=nougat()).size == (250, 200)
+
+
+def test_servers_draw_pages_so_unless_they_are_told_not_to(monkeypatch):
+    from tests.unit.test_images import ProcessorSource
+
+    source, seen = ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64)), []
+    read = ImageProcessor.read
+    monkeypatch.setattr(ImageProcessor, "read", lambda self, image: seen.append(image.size) or read(self, image))
+    content = kit.one_page(LINES, box=b"0 0 612 792")
+    for exact in (False, True):
+        [[image]] = read_pixels([content], source, MediaConfig(exact_pixels=exact))
+        assert image.pixels.shape == (3, 96, 64) and image.pixels.dtype == np.uint8
+    assert seen[0][0] < 110 and seen[1] == (1700, 2200)
