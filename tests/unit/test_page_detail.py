@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -94,3 +95,77 @@ def test_servers_draw_pages_so_unless_they_are_told_not_to(monkeypatch):
         [[image]] = read_pixels([content], source, MediaConfig(exact_pixels=exact))
         assert image.pixels.shape == (3, 96, 64) and image.pixels.dtype == np.uint8
     assert seen[0][0] < 110 and seen[1] == (1700, 2200)
+
+
+# --- pages that are one JPEG ---
+def scan(folder: Path, size: tuple[int, int] = (1700, 2200), **options) -> Path:
+    """Writes a PDF of a page with one image, as Pillow makes it: a JPEG at 200 dpi."""
+    picture = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(picture)
+    for i in range(12):
+        draw.rectangle((200 + 30 * i, 150 + 150 * i, 1400, 190 + 150 * i), fill=(20 * i, 40, 90))
+    picture.save(folder / "scan.pdf", resolution=200, **options)
+    return folder / "scan.pdf"
+
+
+def counted(monkeypatch) -> list[float]:
+    """Returns the scales at which pages are drawn from now on."""
+    scales, drawn = [], documents._drawn
+    monkeypatch.setattr(documents, "_drawn", lambda page, scale: scales.append(scale) or drawn(page, scale))
+    return scales
+
+
+def rewritten(path: Path, change) -> Path:
+    """Changes the first page of a PDF with pypdfium2, in the file."""
+    import pypdfium2
+
+    document = pypdfium2.PdfDocument(path)
+    change(document, document[0])
+    document.save(path.with_name("changed.pdf"))
+    return path.with_name("changed.pdf")
+
+
+def add_text(mode: int):
+    def change(document, page):
+        from pypdfium2 import raw
+
+        text = raw.FPDFPageObj_NewTextObj(document, b"Helvetica", 40.0)
+        raw.FPDFText_SetText(text, (ctypes.c_ushort * 4)(*b"abc", 0))
+        raw.FPDFTextObj_SetTextRenderMode(text, mode)
+        raw.FPDFPageObj_Transform(text, 1, 0, 0, 1, 100, 700)
+        raw.FPDFPage_InsertObject(page, text)
+        page.gen_content()
+
+    return change
+
+
+def test_a_scanned_page_is_decoded_in_place_of_drawn(tmp_path, monkeypatch):
+    processor, scales = ImageProcessor(NOUGAT_IMAGES, {"size": {"height": 448, "width": 336}}), counted(monkeypatch)
+    for turn in (0, 90, 180, 270):
+        path = rewritten(scan(tmp_path), lambda document, page, turn=turn: page.set_rotation(turn))
+        own = open_document(path).render(0, detail=processor)
+        assert scales == [] and max(own.size) == 1100, "a half of it"
+        drawn = open_document(path).render(0)
+        assert len(scales) == 1 and drawn.width > drawn.height if turn % 180 else drawn.width < drawn.height
+        exact, fast = values(processor, drawn), values(processor, own)
+        assert float((exact - fast).abs().mean()) < 0.05 * float(exact.std())
+        scales.clear()
+    text_layer = rewritten(scan(tmp_path), add_text(mode=3))  # as OCR programs add it
+    open_document(text_layer).render(0, detail=processor)
+    assert scales == []
+
+
+@pytest.mark.parametrize("kind", ["more text", "dark", "smaller", "cmyk"])
+def test_what_is_more_than_a_scan_is_drawn(tmp_path, monkeypatch, kind):
+    processor, scales = ImageProcessor(NOUGAT_IMAGES, {"size": {"height": 448, "width": 336}}), counted(monkeypatch)
+    path = scan(tmp_path)
+    if kind == "more text":
+        path = rewritten(path, add_text(mode=0))
+    elif kind == "smaller":
+        path = rewritten(path, lambda document, page: page.set_mediabox(-100, 0, 612, 792))
+    elif kind == "dark":
+        Image.new("RGB", (1700, 2200), (40, 40, 40)).save(path, resolution=200)
+    else:
+        Image.new("CMYK", (1700, 2200), (0, 0, 0, 20)).save(path, resolution=200)
+    picture = open_document(path).render(0, detail=processor)
+    assert scales and picture.width < 1100

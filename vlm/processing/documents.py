@@ -19,6 +19,7 @@ from vlm.errors import DocumentError, ImageError, listed
 from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
 from vlm.processing.image_tags import check_tags
 from vlm.processing.images import check_size, damage, decoded, open_image
+from vlm.processing.scanned_page import ScannedPage
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".jp2"}
@@ -120,7 +121,14 @@ class PdfDocument(Document):
             pdf_page = self._pdf[page]
             width, height = pdf_page.get_size()
             scale = _scale(width, height, name, dpi=dpi, max_pixels=min(max_pixels, MAX_PAGE_PIXELS))
-            return _sized((height * scale, width * scale), lambda part: _drawn(pdf_page, scale * part), detail)
+            scan = None if detail is None else ScannedPage.of(pdf_page)
+
+            def draw(part: float) -> Image.Image:
+                if scan and part < 1 and (picture := scan.picture(width * scale * part, height * scale * part)):
+                    return picture
+                return _drawn(pdf_page, scale * part)
+
+            return _sized((height * scale, width * scale), draw, detail)
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
         except (pypdfium2.PdfiumError, ValueError, OverflowError) as error:
