@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from vlm_app.ocr.measures import Interval, Measures, Queues
 
 ENGINE = "engine"
-PREPARING = ("open", "draw", "process", "hash", "prepare")  # stages of a page on its way to an engine
+PREPARING = ("open", "draw", "process", "prepare")  # stages of a page on its way to an engine
 HANDLING = ("decode", "post-process", "write")  # stages of the thread that gives engines their work and takes results
 WORDS = {
     "open": "opening documents",
     "draw": "drawing",
     "process": "the image processor",
-    "hash": "hashing",
     "prepare": "preparing inputs",
     "decode": "driving the engine",
     "post-process": "post-processing",
