@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from vlm.errors import InputError
+from vlm_app.core.packages import library
 
 Scores = dict[str, float]  # each from 0 to 100
 LIBRARIES = {"bleu": ("sacrebleu", "sacrebleu"), "rouge": ("rouge_score.rouge_scorer", "rouge-score")}
@@ -45,12 +44,7 @@ def _rouge(outputs: list[str], references: list[str]) -> Scores:
 
 def _library(metric: str) -> Any:
     module, package = LIBRARIES[metric]
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise InputError(
-            f"{package} is not installed; pip install 'vlm-runtime[eval]' brings what vlm eval needs."
-        ) from None
+    return library(module, package, extra="eval", verb="vlm eval")
 
 
 METRICS = {"exact": _exact, "bleu": _bleu, "rouge": _rouge}

@@ -16,7 +16,7 @@ from vlm.executor.prompt_embeds import Parts
 from vlm.executor.timing import DeviceTimer
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.requests.image import Image
-from vlm.requests.pixels import Normalization
+from vlm.requests.pixels import Normalization, pixel_values
 from vlm.requests.request import Request
 
 
@@ -77,8 +77,7 @@ class Encoders:
         """Returns pixel values [n, C, H, W] of images of one shape on the device: levels, a quarter of the bytes, are
         normalized there."""
         pixels = torch.stack([image.pixels for image in images]).to(self.device, non_blocking=True)
-        normalization = images[0].normalization
-        return (pixels if normalization is None else normalization(pixels)).to(self.dtype)
+        return pixel_values(pixels, images[0].normalization).to(self.dtype)
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later."""

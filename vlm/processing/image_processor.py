@@ -13,7 +13,7 @@ from vlm.artifacts.files import load_json
 from vlm.errors import EngineError, ImageError, listed
 from vlm.limits import MAX_INPUT_SIDE
 from vlm.registry.images import ImageProcessorSpec, Settings
-from vlm.requests.pixels import ImagePixels
+from vlm.requests.pixels import ImagePixels, pixel_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,8 +71,7 @@ class ImageProcessor:
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Turns RGB images into pixel values [n, 3, H, W] float32. Raises ImageError for one that comes out in another
         size than the model takes: not all settings crop, and some belong to another model."""
-        normalization, pixels = self._transform.normalization, self._checked(images)
-        return pixels if normalization is None else normalization(pixels)
+        return pixel_values(self._checked(images), self._transform.normalization)
 
     def read(self, image: Image.Image) -> ImagePixels:
         """Turns an RGB image into what processes exchange and requests hold. Raises ImageError as a call does."""

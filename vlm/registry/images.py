@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlm.limits import MAX_PADDED_PIXELS
-from vlm.requests.pixels import Normalization
+from vlm.requests.pixels import Normalization, pixel_values
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -32,8 +32,7 @@ class Transform:
 
     def values(self, images: Sequence[Image.Image]) -> Tensor:
         """Returns pixel values [n, C, H, W] float32."""
-        pixels = self.apply(images)
-        return pixels if self.normalization is None else self.normalization(pixels)
+        return pixel_values(self.apply(images), self.normalization)
 
 
 # --- what the parts of a spec are by default ---

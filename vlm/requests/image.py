@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vlm.requests.content_key import content_key
-from vlm.requests.pixels import ImagePixels, Normalization, pixel_digest
+from vlm.requests.pixels import ImagePixels, Normalization, pixel_digest, pixel_values
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,19 +36,13 @@ class Image:
         """Makes an image of what an image processor gave, of a size that the network takes."""
         import torch
 
-        height, width = image.pixels.shape[1:]
-        return cls(
-            torch.from_numpy(image.pixels),
-            vision.rows_of(height, width),
-            vision.grid_of(height, width),
-            normalization=image.normalization,
-            digest=image.digest,
-        )
+        own = cls.from_pixels(torch.from_numpy(image.pixels), vision)
+        return replace(own, normalization=image.normalization, digest=image.digest)
 
     @property
     def values(self) -> Tensor:
         """Returns its pixel values [C, H, W] float32."""
-        return self.pixels if self.normalization is None else self.normalization(self.pixels)
+        return pixel_values(self.pixels, self.normalization)
 
     @cached_property
     def key(self) -> bytes:

@@ -41,6 +41,11 @@ class ImagePixels:
         return cls(pixels, normalization, pixel_digest(pixels, normalization))
 
 
+def pixel_values(pixels: Tensor, normalization: Normalization | None) -> Tensor:
+    """Returns the values of pixels [..., C, H, W]: of levels with a normalization, or values already."""
+    return pixels if normalization is None else normalization(pixels)
+
+
 def pixel_digest(pixels: np.ndarray, normalization: Normalization | None) -> bytes:
     """Returns a hash of an image's shape and pixels [C, H, W]."""
     return content_key(repr((pixels.shape, normalization)).encode(), pixels.reshape(-1).data)

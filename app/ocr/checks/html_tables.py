@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from vlm_app.ocr.checks.libraries import library
+from vlm_app.ocr.checks.libraries import eval_library
 from vlm_app.ocr.checks.table import Draft, Table
 
 
@@ -13,7 +13,7 @@ def html_tables(text: str) -> list[Table]:
     """Returns the tables, those within a cell too. Headings are `th`, and all cells of a `thead`."""
     if "<table" not in text.lower():
         return []
-    soup = library("bs4").BeautifulSoup(text, "html.parser")
+    soup = eval_library("bs4").BeautifulSoup(text, "html.parser")
     tables = (Table.from_rows(_rows(table)) for table in soup.find_all("table"))
     return [table for table in tables if table is not None]
 

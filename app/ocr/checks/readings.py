@@ -9,7 +9,7 @@ from typing import Any
 
 from vlm.errors import InputError, VlmError
 from vlm_app.ocr.checks.check_file import Entry
-from vlm_app.ocr.documents.pages import OpenDocument
+from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.events import Event, PageFailed, PageRead, Reader, Unreadable, Work
 
 PDFS = "pdfs"  # the folder of the documents in olmOCR-bench
