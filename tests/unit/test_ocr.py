@@ -98,11 +98,11 @@ def test_pages_of_pdfs_are_drawn_one_at_a_time(tmp_path, monkeypatch):
     inside, most = [], []
     render = PdfDocument.render
 
-    def watched(self, page):
+    def watched(self, page, detail=None):
         inside.append(page)
         most.append(len(inside))
         time.sleep(0.01)
-        picture = render(self, page)
+        picture = render(self, page, detail=detail)
         inside.remove(page)
         return picture
 
@@ -114,7 +114,7 @@ def test_pages_of_pdfs_are_drawn_one_at_a_time(tmp_path, monkeypatch):
 
 def test_what_a_renderer_trips_over_costs_a_page(tmp_path):
     document = OpenDocument(image(tmp_path / "a.png"))
-    document._document = SimpleNamespace(render=lambda page: 1 / 0)
+    document._document = SimpleNamespace(render=lambda page, detail: 1 / 0)
     with pytest.raises(DocumentError, match=r"a\.png page 1 cannot be rendered: division by zero"):
         document.render(0)
 
