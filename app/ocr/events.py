@@ -63,7 +63,13 @@ class PageFailed:
     reason: str
 
 
-Event = Opened | Unreadable | PageRead | PageFailed
+@dataclass(frozen=True)
+class Waiting:
+    """Nothing has been read for a while; measures go on."""
+
+
+Answer = Opened | Unreadable | PageRead | PageFailed
+Event = Answer | Waiting
 
 
 class Reader(Protocol):

@@ -9,7 +9,7 @@ from vlm.errors import DocumentError, VlmError
 from vlm_app.ocr import writers
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Document
-from vlm_app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
+from vlm_app.ocr.events import LOOP, Event, Opened, PageFailed, PageRead, Reader, Unreadable, Waiting, Work
 from vlm_app.ocr.ledger.ledger import FAILED, LOOPED, Ledger, Page
 from vlm_app.ocr.monitor import Monitor
 from vlm_app.ocr.outputs import OCCUPIED, Outputs
@@ -105,7 +105,7 @@ class Job:
 
     # --- events ---
     def _take(self, event: Event, attempt: int) -> None:
-        if event.document not in self._plan.due:  # given up meanwhile
+        if isinstance(event, Waiting) or event.document not in self._plan.due:  # given up meanwhile
             return
         if isinstance(event, Opened):
             self._opened(event, attempt)

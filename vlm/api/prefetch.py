@@ -13,6 +13,7 @@ class Prefetch:
     """Prepares inputs in worker threads, at most `window` of them under way or unanswered.
 
     An input may be a Future of one: no thread waits for it, and one that is long in coming holds up no other.
+    One that is cancelled is no input.
     """
 
     def __init__(
@@ -44,7 +45,10 @@ class Prefetch:
         while self._under_way and ((block and not inputs) or not self._prepared.empty()):
             index, future = self._prepared.get()
             del self._under_way[index]
-            inputs.append((index, future))
+            if future.cancelled():
+                self._room += 1
+            else:
+                inputs.append((index, future))
         return inputs
 
     def done(self) -> None:
@@ -68,7 +72,13 @@ class Prefetch:
             self._submit(index, self._prepare, value)
             return
         self._under_way[index] = value
-        value.add_done_callback(lambda value: self._submit(index, lambda: self._prepare(value.result())))
+        value.add_done_callback(lambda value: self._arrived(index, value))
+
+    def _arrived(self, index: int, value: Future[Any]) -> None:
+        if value.cancelled():
+            self._prepared.put((index, value))
+        else:
+            self._submit(index, lambda: self._prepare(value.result()))
 
     def _submit(self, index: int, function: Callable[..., Any], *arguments: Any) -> None:
         if self._closed:

@@ -23,6 +23,10 @@ from vlm.executor.sampling_plan import BeamRows, SamplingPlan
 from vlm.requests.sequence import PrefillChunk, Sequence
 from vlm.requests.token_update import Hypothesis
 
+# sequences from which on a thread sleeps until a burst is done: it wakes up some 50 µs late, but leaves its core to
+# those who prepare the next inputs
+SLEEPING_BATCH_SIZE = 8
+
 
 class Executor:
     """Admits sequences into slots, fills their caches and decodes them, burst by burst."""
@@ -160,6 +164,6 @@ class Executor:
         if not self.asynchronous:
             return DecodeBurst(sequences, result, top, None if logits is None else logits.clone(), None)
         top, logits = (None if part is None else to_host(part) for part in (top, logits))
-        result, ready = to_host(result), torch.cuda.Event()
+        result, ready = to_host(result), torch.cuda.Event(blocking=len(sequences) >= SLEEPING_BATCH_SIZE)
         ready.record()
         return DecodeBurst(sequences, result, top, logits, ready)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -90,14 +89,27 @@ class LocalPages:
         return self._renderer.read(self._document, page)
 
 
-def opening(renderer: Renderer, works: Iterable[Work]) -> Iterator[tuple[Work, Future[Pages]]]:
-    """Yields works in order, the next few documents being opened meanwhile."""
-    pending: deque[tuple[Work, Future[Pages]]] = deque()
+def opening(renderer: Renderer, works: Iterable[Work], in_order: bool = False) -> Iterator[tuple[Work, Future[Pages]]]:
+    """Yields works as their documents open, the next few being opened meanwhile: one that is long in opening holds up
+    no other, unless they are to come in order."""
+    take = _first if in_order else _first_open
+    pending: list[tuple[Work, Future[Pages]]] = []
     for work in works:
         pending.append((work, renderer.open(work.path)))
         if len(pending) > renderer.ahead:
-            yield pending.popleft()
-    yield from pending
+            yield take(pending)
+    while pending:
+        yield take(pending)
+
+
+def _first(pending: list[tuple[Work, Future[Pages]]]) -> tuple[Work, Future[Pages]]:
+    return pending.pop(0)
+
+
+def _first_open(pending: list[tuple[Work, Future[Pages]]]) -> tuple[Work, Future[Pages]]:
+    """Takes the first of those that are open; waits until one is."""
+    wait([future for _, future in pending], return_when=FIRST_COMPLETED)
+    return pending.pop(next(i for i, (_, future) in enumerate(pending) if future.done()))
 
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from vlm.errors import EngineError, InputError, VlmError
 from vlm_app.core.storage import EXTRA
 from vlm_app.ocr.documents.pages import selected
 from vlm_app.ocr.documents.render_pool import RenderPool
-from vlm_app.ocr.events import Event, Opened, PageFailed, Unreadable, Work
+from vlm_app.ocr.events import Answer, Event, Opened, PageFailed, Unreadable, Work
 from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.reader import page_event
 
@@ -98,10 +98,10 @@ class RayReader:
         )
 
 
-def _opened_first(events: Iterable[Event]) -> Iterator[Event]:
+def _opened_first(events: Iterable[Answer]) -> Iterator[Answer]:
     """Holds pages until their document is known: Ray gives back what is ready first."""
     documents: set[int] = set()
-    pending: dict[int, list[Event]] = defaultdict(list)
+    pending: dict[int, list[Answer]] = defaultdict(list)
     for event in events:
         if isinstance(event, Opened):
             documents.add(event.document)

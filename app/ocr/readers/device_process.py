@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
-from vlm_app.ocr.events import Work
+from vlm_app.ocr.events import Waiting, Work
 from vlm_app.ocr.readers.reader import PipelineReader, Taken
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def _read(reader: PipelineReader, works: Iterator[Work], sampling: Mapping[str, 
     told = time.monotonic()
     pipe.send(reader.measures())
     for event in reader.events(works, sampling):
-        if not isinstance(event, Taken):
+        if not isinstance(event, Taken | Waiting):
             pipe.send(event)
         if time.monotonic() - told >= SECONDS:
             told = time.monotonic()

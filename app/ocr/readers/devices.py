@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.errors import EngineError, VlmError
 from vlm_app.ocr.documents.pages import Pages, opening, selected
 from vlm_app.ocr.documents.render_pool import RenderPool
-from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Reader, Unreadable, Work
+from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Reader, Unreadable, Waiting, Work
 from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.device_process import READY, ROUND_DONE, serve
 from vlm_app.ocr.readers.reader import PipelineReader
@@ -103,11 +103,12 @@ class DeviceReader:
             if device.pipe in ready:
                 for event in device.take():
                     yield self._renamed(event)
-                    self._release(event.document)
+                    if not isinstance(event, Waiting):
+                        self._release(event.document)
 
-    def _renamed(self, event: PageRead | PageFailed) -> PageRead | PageFailed:
+    def _renamed(self, event: PageRead | PageFailed | Waiting) -> PageRead | PageFailed | Waiting:
         """Reasons name the document, not the local copy of a remote one."""
-        if isinstance(event, PageRead):
+        if not isinstance(event, PageFailed):
             return event
         return replace(event, reason=self._documents[event.document].named(event.reason))
 
@@ -155,13 +156,14 @@ class _Device:
         self.pages.setdefault(work.document, set()).update(numbers)
         self.send(work)
 
-    def take(self) -> Iterator[PageRead | PageFailed]:
-        """Yields the next message, as pages."""
+    def take(self) -> Iterator[PageRead | PageFailed | Waiting]:
+        """Yields the next message, as pages; what it has cost so far brings none."""
         message = self.receive()
         if message == ROUND_DONE:
             self.busy = False
         elif isinstance(message, Measures):
             self.measures = message
+            yield Waiting()
         elif isinstance(message, Unreadable):  # it could be opened a moment ago
             for page in self.pages.pop(message.document, ()):
                 yield PageFailed(message.document, page, message.kind, message.reason)

@@ -8,17 +8,21 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from vlm_app.ocr.events import Waiting
+
 if TYPE_CHECKING:
     import torch
 
 EVENTS = 1024  # that wait to be taken
 SECONDS = 0.1  # between two looks at whether anybody takes them
+QUIET_SECONDS = 1.0  # without an event, until that is told
 END = object()
 Put = Callable[[Any], None]
 
 
 class EngineThread:
-    """Runs a function that puts events, on a device; iterated, it gives them, and raises what the function raises."""
+    """Runs a function that puts events, on a device; iterated, it gives them, now and then that there are none, and
+    raises what the function raises."""
 
     def __init__(self, function: Callable[[Put], None], device: torch.device):
         self._function, self._device = function, device
@@ -28,7 +32,7 @@ class EngineThread:
         self._thread.start()
 
     def __iter__(self) -> Iterator[Any]:
-        while (event := self._events.get()) is not END:
+        while (event := self._next()) is not END:
             if isinstance(event, BaseException):
                 raise event
             yield event
@@ -50,6 +54,12 @@ class EngineThread:
         except BaseException as error:
             with contextlib.suppress(_Stopped):
                 self._put(error)
+
+    def _next(self) -> Any:
+        try:
+            return self._events.get(timeout=QUIET_SECONDS)
+        except queue.Empty:
+            return Waiting()
 
     def _put(self, event: Any) -> None:
         while not self._is_stopped.is_set():

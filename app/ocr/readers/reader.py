@@ -6,32 +6,29 @@ import contextlib
 import itertools
 import queue
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import VlmError
-from vlm_app.ocr.documents.pages import InProcess, Renderer, opening, selected
+from vlm_app.ocr.documents.pages import InProcess, Pages, Renderer, opening, selected
 from vlm_app.ocr.events import Event, Opened, PageFailed, PageRead, Unreadable, Work
 from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.engine_thread import EngineThread, Put
 from vlm_app.ocr.readers.meter import Meter
+from vlm_app.ocr.readers.page_feed import PageFeed
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from vlm.api.pipeline import Output, Pipeline
-    from vlm.requests.pixels import ImagePixels
     from vlm_app.ocr.readers.engines import EngineConfig
 
 
-PULLED = 64  # works that the engine's thread finds: none is pulled while it waits
+PULLED = 64  # works that the feed finds: none is pulled while it waits
 CLOSE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Taken:
-    """The engine's thread has taken a work."""
+    """A work has been begun."""
 
 
 class PipelineReader:
@@ -42,7 +39,6 @@ class PipelineReader:
     def __init__(self, pipeline: Pipeline, renderer: Renderer | None = None):
         self.pipeline, self.renderer = pipeline, renderer or InProcess()
         self._meter = Meter(pipeline, self.renderer)
-        self._measures = self._meter.measures()
         self._thread: EngineThread | None = None
 
     @classmethod
@@ -61,16 +57,19 @@ class PipelineReader:
         works = iter(works)
         for _ in range(PULLED):
             inbox.put(next(works, None))
-        for event in self.events(iter(inbox.get, None), sampling, limit):
-            if isinstance(event, Taken):
-                inbox.put(next(works, None))
-            else:
-                yield event
+        try:
+            for event in self.events(iter(inbox.get, None), sampling, limit):
+                if isinstance(event, Taken):
+                    inbox.put(next(works, None))
+                else:
+                    yield event
+        finally:
+            inbox.put(None)  # whoever waits for a work goes
 
     def events(
         self, works: Iterator[Work], sampling: Mapping[str, Any], limit: int | None = None
     ) -> Iterator[Event | Taken]:
-        """Yields events, and of each work that it has been pulled: by the engine's thread."""
+        """Yields events, and of each work that it has been pulled: by the feed's thread."""
         thread = EngineThread(lambda put: self._run(works, sampling, limit, put), self.pipeline.device)
         self._thread = thread
         try:
@@ -79,7 +78,7 @@ class PipelineReader:
             thread.stop()
 
     def measures(self) -> Measures:
-        return self._measures
+        return self._meter.measures()
 
     def close(self) -> None:
         self.renderer.close()  # what the engine's thread may wait for
@@ -90,20 +89,18 @@ class PipelineReader:
 
     # --- in the engine's thread ---
     def _run(self, works: Iterator[Work], sampling: Mapping[str, Any], limit: int | None, put: Put) -> None:
-        under_way: dict[int, tuple[int, int]] = {}  # index of an input -> document and page
-        inputs = itertools.islice(self._inputs(works, under_way, put), limit)
-        with contextlib.closing(self.pipeline.as_completed(inputs, on_error="yield", **sampling)) as results:
-            for index, result in self._meter.watched(results):
-                document, page = under_way.pop(index)
-                self._measures = self._meter.measures()
-                put(page_event(document, page, result))
-        self._measures = self._meter.measures()
+        pages = itertools.islice(self._pages(works, put, in_order=limit is not None), limit)
+        with (
+            contextlib.closing(PageFeed(pages)) as feed,
+            contextlib.closing(self.pipeline.as_completed(feed, on_error="yield", **sampling)) as results,
+        ):
+            for number, result in self._meter.watched(results):
+                put(page_event(*feed.pages.pop(number), result))
 
-    def _inputs(
-        self, works: Iterator[Work], under_way: dict[int, tuple[int, int]], put: Put
-    ) -> Iterator[Future[Image | ImagePixels]]:
-        count = 0
-        for work, future in opening(self.renderer, _told(works, put)):
+    # --- in the feed's thread ---
+    def _pages(self, works: Iterator[Work], put: Put, in_order: bool) -> Iterator[tuple[int, int, Pages]]:
+        """Yields the pages to read, of documents as they open."""
+        for work, future in opening(self.renderer, _told(works, put), in_order=in_order):
             try:
                 document = future.result()
                 pages = selected(work.pages, document.num_pages)
@@ -111,11 +108,7 @@ class PipelineReader:
                 put(Unreadable(work.document, error.kind, str(error)))
                 continue
             put(Opened(work.document, document.num_pages, pages, document.digest))
-            for page in pages:
-                if page not in work.done_pages:
-                    under_way[count] = (work.document, page)
-                    count += 1
-                    yield document.read(page)
+            yield from ((work.document, page, document) for page in pages if page not in work.done_pages)
 
 
 def _told(works: Iterator[Work], put: Put) -> Iterator[Work]:
