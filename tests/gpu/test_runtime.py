@@ -15,6 +15,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.requests.pixels import ImagePixels, Normalization
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,6 +55,23 @@ def test_preemption(case):
     )
     assert joined(pipe, images, LIMITS, [0] * 9) == want
     assert joined.preemptions > 0
+
+
+def test_levels_are_normalized_on_the_device(case):
+    """What worker processes hand on of a page reads as the values that it stands for."""
+    engine, images, _ = case
+    normalization = Normalization((127.5, 120.0, 110.0), (60.0, 70.0, 80.0))
+    levels = [torch.randint(0, 256, image.shape, dtype=torch.uint8) for image in images]
+    ours = [ImagePixels.of(each.numpy(), normalization) for each in levels]
+    values = [{"pixel_values": normalization(each)} for each in levels]
+    options = {"max_new_tokens": 20, "loop_detection": False}
+    found = [
+        [(out.token_ids, out.cumulative_logprob) for out in Pipeline(engine, RuntimeConfig(device=device)).generate(
+            inputs, **options)]
+        for device, inputs in (("cuda", ours), ("cuda", values), ("cpu", values))
+    ]  # fmt: skip
+    assert found[0] == found[1]
+    assert [tokens for tokens, _ in found[0]] == [tokens for tokens, _ in found[2]]
 
 
 def test_sampling_draws_the_cpus_tokens(case):

@@ -53,8 +53,7 @@ def create_encoders(
     options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
         return Encoders(SlotEncoders(**options), runtime)
-    graphs = GraphPool(device) if runtime.cuda_graphs and device.type == "cuda" else None
-    return Encoders(TorchEncoders(**options, graphs=graphs), runtime)
+    return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device)), runtime)
 
 
 def _paged_runner(
@@ -71,9 +70,13 @@ def _paged_runner(
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=dtype, free_bytes=free, shard=shard)
     cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=dtype, device=device, shard=shard)
-    sampler = _sampler(decoder.config, limits, shape, encoders)
-    graphs = encoders.graphs
+    sampler, graphs = _sampler(decoder.config, limits, shape, encoders), _graphs(runtime, device)
     return PagedRunner(decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs)
+
+
+def _graphs(runtime: RuntimeConfig, device: torch.device) -> GraphPool | None:
+    """Returns a pool for passes that follow each other: images are encoded beside decoding, in memory of their own."""
+    return GraphPool(device) if runtime.cuda_graphs and device.type == "cuda" else None
 
 
 def _slot_runner(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from typing import Any, Protocol
 
@@ -27,6 +29,7 @@ class EncoderNetworks(Protocol):
     encoder: Any
     device: torch.device
     dtype: torch.dtype
+    stream: torch.cuda.Stream | None  # on which passes over images may run beside decoding
 
     def encode(self, pixel_values: Tensor) -> Tensor:
         """Encodes [n, C, H, W] -> features [n, rows, hidden] in the engine's type, until the next call."""
@@ -66,12 +69,30 @@ class Encoders:
     def encode_pixels(self, images: Items[Image]) -> list[Tensor]:
         """Returns each image's features [rows, hidden], computed now; images of one shape share passes."""
         by_number: dict[int, Tensor] = {}
-        for numbers in numbers_by_shape(images):
-            for part in batched(numbers, self.max_encoder_batch_size):
-                # a graph's output is overwritten by its next run
-                features = self.networks.encode(self._values([images[i] for i in part])).clone()
-                by_number |= zip(part, features, strict=True)
+        with self._beside_decoding() as handed_on:
+            for numbers in numbers_by_shape(images):
+                for part in batched(numbers, self.max_encoder_batch_size):
+                    # a graph's output is overwritten by its next run
+                    features = self.networks.encode(self._values([images[i] for i in part])).clone()
+                    by_number |= zip(part, handed_on(features), strict=True)
         return [by_number[i] for i in range(len(images))]
+
+    @contextlib.contextmanager
+    def _beside_decoding(self) -> Iterator[Callable[[Tensor], Tensor]]:
+        """Runs passes over images on a stream of their own: they wait for no burst that is under way. What comes after
+        waits for them; tensors that it takes are handed on."""
+        if (stream := self.networks.stream) is None:
+            yield lambda tensor: tensor
+            return
+        following = torch.cuda.current_stream(self.device)
+
+        def handed_on(tensor: Tensor) -> Tensor:
+            tensor.record_stream(following)
+            return tensor
+
+        with torch.cuda.stream(stream):
+            yield handed_on
+        following.wait_stream(stream)
 
     def _values(self, images: Items[Image]) -> Tensor:
         """Returns pixel values [n, C, H, W] of images of one shape on the device: levels, a quarter of the bytes, are

@@ -17,6 +17,8 @@ from vlm.layers.forward_batch import HiddenStateRecorder
 class SlotEncoders:
     """Networks whose sequences are right-padded."""
 
+    stream = None  # their buffers are decoding's, too
+
     def __init__(
         self,
         visual: Network[VisionConfig] | None,

@@ -24,6 +24,7 @@ class TorchEncoders:
         self, visual: Any, encoder: Any, *, device: torch.device, dtype: torch.dtype, graphs: GraphPool | None = None
     ):
         self.visual, self.encoder, self.device, self.dtype, self.graphs = visual, encoder, device, dtype, graphs
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph_shapes: set[torch.Size] = set()
 
     def encode(self, pixel_values: Tensor) -> Tensor:
