@@ -14,6 +14,7 @@ from vlm.registry.images import (
     Transform,
     fused_normalization,
     is_sliver,
+    sampled,
     transform_by,
 )
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from PIL import Image
     from torch import Tensor
 
-REDUCTION = 4
+SAMPLED = 2  # of so many pixels one is looked at, in each direction, to find out how large the content is
 BILINEAR = 2  # of PIL.Image.Resampling
 NORMALIZED = {
     "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": (0.485, 0.456, 0.406),
@@ -97,7 +98,9 @@ def _levels(image: Image.Image) -> Tensor:
 
 def _cropped(image: Image.Image) -> Image.Image:
     """Cuts the margin off; keeps it where nothing but a sliver would be left, which cannot be scaled to the frame."""
-    left, top, right, bottom = box = content_box(image)
+    if (box := content_box(image)) is None:
+        return image
+    left, top, right, bottom = box
     return image if is_sliver(bottom - top, right - left) else image.crop(box)
 
 
@@ -150,11 +153,14 @@ def _padded(page: Tensor, frame: tuple[int, int]) -> Tensor:
 
 
 def _content_size(image: Image.Image, settings: Settings) -> tuple[int, int]:
-    """Returns the size without the margin, to within a few pixels: it is looked for in a smaller image."""
+    """Returns the size without the margin, to within a few pixels: it is looked for in a sample of its pixels."""
     if not settings.get("do_crop_margin", True):
         return image.height, image.width
-    left, top, right, bottom = content_box(image.reduce(REDUCTION))
-    return (bottom - top) * REDUCTION, (right - left) * REDUCTION
+    for step in (SAMPLED, 1):  # a dot may lie between the pixels of a sample
+        if box := content_box(sampled(image, step)):
+            left, top, right, bottom = box
+            return (bottom - top) * step, (right - left) * step
+    return image.height, image.width
 
 
 def _scale(size: tuple[float, float], settings: Settings) -> float | None:

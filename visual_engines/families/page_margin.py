@@ -17,10 +17,9 @@ CANDIDATES = 16  # rows or columns that are looked at for an end of the margin
 Box = tuple[int, int, int, int]  # left, top, right, bottom, as Pillow has it
 
 
-def content_box(page: Image.Image) -> Box:
-    """Returns the box of what is darker than THRESHOLD on the page's own scale of 0 to 255; the page's own where all is
-    of one shade."""
-    return _likely_box(page) or _sure_box(page) or (0, 0, *page.size)
+def content_box(page: Image.Image) -> Box | None:
+    """Returns the box of what is darker than THRESHOLD on the page's own scale of 0 to 255; None for one shade."""
+    return _likely_box(page) or _sure_box(page)
 
 
 def _likely_box(page: Image.Image) -> Box | None:
