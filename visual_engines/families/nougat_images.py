@@ -19,10 +19,11 @@ from vlm.registry.images import (
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
     from torch import Tensor
 
-SAMPLED = 2  # of so many pixels one is looked at, in each direction, to find out how large the content is
+SAMPLED = 500  # pixels of the shorter side, or some more, tell how large the content is
 BILINEAR = 2  # of PIL.Image.Resampling
 NORMALIZED = {
     "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": (0.485, 0.456, 0.406),
@@ -43,13 +44,14 @@ class PageProcessor:
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Turns RGB images into levels [n, 3, H, W] uint8."""
+        import numpy as np
         import torch
 
-        return torch.stack([self._processed(image) for image in images])
+        return torch.stack([self._processed(np.asarray(image)) for image in images])
 
-    def _processed(self, image: Image.Image) -> Tensor:
+    def _processed(self, picture: np.ndarray) -> Tensor:
         frame = self.size["height"], self.size["width"]
-        page = _levels(_cropped(image) if self.do_crop_margin else image)
+        page = _levels(_cropped(picture) if self.do_crop_margin else picture)
         if self.do_align_long_axis and (frame[0] - frame[1]) * (page.shape[2] - page.shape[3]) < 0:
             page = page.rot90(3, dims=(2, 3))
         if self.do_resize:
@@ -78,30 +80,26 @@ def _is_known(settings: Mapping[str, Any]) -> bool:
 
 def _by_transformers(settings: Settings) -> Transform:
     """Returns what transformers' class does, for settings of another form."""
-    from PIL import Image
     from transformers import NougatImageProcessor
 
     class Processor(NougatImageProcessor):
         def crop_margin(self, image: Tensor, gray_threshold: int = THRESHOLD) -> Tensor:
-            return _levels(_cropped(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())))[0]
+            return _levels(_cropped(image.permute(1, 2, 0).contiguous().numpy()))[0]
 
     return transform_by(Processor, settings)
 
 
-def _levels(image: Image.Image) -> Tensor:
-    """Returns an RGB image as [1, 3, H, W] uint8 in the order of the picture's bytes, in which resizing is fastest."""
-    import numpy as np
+def _levels(picture: np.ndarray) -> Tensor:
+    """[H, W, 3] uint8 -> [1, 3, H, W] in the order of the picture's bytes, in which resizing is fastest"""
     import torch
 
-    return torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
+    return torch.from_numpy(picture.copy())[None].permute(0, 3, 1, 2)
 
 
-def _cropped(image: Image.Image) -> Image.Image:
+def _cropped(picture: np.ndarray) -> np.ndarray:
     """Cuts the margin off; keeps it where nothing but a sliver would be left, which cannot be scaled to the frame."""
-    if (box := content_box(image)) is None:
-        return image
-    left, top, right, bottom = box
-    return image if is_sliver(bottom - top, right - left) else image.crop(box)
+    box = content_box(picture)
+    return picture if box is None or is_sliver(*picture[box].shape[:2]) else picture[box]
 
 
 def _with_short_side(page: Tensor, side: int) -> tuple[int, int]:
@@ -156,10 +154,13 @@ def _content_size(image: Image.Image, settings: Settings) -> tuple[int, int]:
     """Returns the size without the margin, to within a few pixels: it is looked for in a sample of its pixels."""
     if not settings.get("do_crop_margin", True):
         return image.height, image.width
-    for step in (SAMPLED, 1):  # a dot may lie between the pixels of a sample
-        if box := content_box(sampled(image, step)):
-            left, top, right, bottom = box
-            return (bottom - top) * step, (right - left) * step
+    import numpy as np
+
+    for step in (max(1, min(image.size) // SAMPLED), 1):  # a dot may lie between the pixels of a sample
+        picture = np.asarray(sampled(image, step))
+        if box := content_box(picture):
+            height, width = picture[box].shape[:2]
+            return height * step, width * step
     return image.height, image.width
 
 
