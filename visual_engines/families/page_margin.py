@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def _span(mask: Tensor) -> slice:
     return slice(int(places[0]), int(places[-1]) + 1)
 
 
+@lru_cache(maxsize=1024)
 def _limit(low: int, high: int) -> int:
     """Returns the shade below which all are darker than THRESHOLD, where these two are stretched to 0 and 255."""
     import torch
