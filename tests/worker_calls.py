@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 
 import numpy as np
 
@@ -28,6 +29,15 @@ def hang(seconds: float = 1e6) -> None:
 
 def eat(megabytes: int) -> int:
     return len(bytearray(megabytes * 2**20))
+
+
+def page_faults(buffers: int) -> int:
+    """Returns how many pages the system gave for buffers of 8 MB, after as many were taken and freed."""
+    before = 0
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        [bytearray(b"x") * 2**23 for _ in range(buffers)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 def die(number: int) -> None:

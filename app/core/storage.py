@@ -17,7 +17,6 @@ from vlm.errors import DocumentError, InputError, VlmError
 from vlm_app.core.names import as_text, is_utf8, percent_encoded
 
 EXTRA = "pip install 'vlm-runtime[ocr-cluster]'"
-CHUNK = 2**20  # bytes
 LONGEST_SUFFIX = 16  # characters that the name of a local copy keeps
 
 if TYPE_CHECKING:
@@ -164,11 +163,8 @@ def _iso_8601(when: datetime | float | str | None) -> str:
 
 def digest(path: Path) -> str:
     """Returns the SHA-256 of a file's content."""
-    hasher = hashlib.sha256()
     with reaching(path), path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            hasher.update(chunk)
-    return hasher.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class LocalCopy:

@@ -298,3 +298,9 @@ def test_a_page_becomes_the_bits_that_transformers_class_makes_of_it(settings):
                 assert ours([picture]).shape == (1, 3, 90, 60)
                 continue
             assert torch.equal(ours([picture]), theirs(picture, return_tensors="pt")["pixel_values"])
+
+
+def test_a_picture_of_the_caller_is_copied():
+    own = Image.new("RGB", (4, 3), "white")
+    load_image(own).putpixel((0, 0), (0, 0, 0))
+    assert own.getpixel((0, 0)) == (255, 255, 255)

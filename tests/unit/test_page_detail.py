@@ -84,6 +84,26 @@ def test_a_jpeg_is_decoded_at_a_part_of_its_size(tmp_path: Path):
     assert open_document(tmp_path / "b.jpg").render(0, detail=nougat()).size == (250, 200)
 
 
+def test_content_is_looked_for_where_more_could_be_drawn(tmp_path, monkeypatch):
+    seen, own = [], ImageProcessor.content_size
+    monkeypatch.setattr(ImageProcessor, "content_size", lambda self, image: seen.append(image.size) or own(self, image))
+    Image.new("RGB", (800, 1000), "white").save(tmp_path / "a.jpg")
+    for height, width, looked in ((420, 300, []), (200, 160, [(400, 500)])):  # at 1.5: more than a half; less
+        open_document(tmp_path / "a.jpg").render(0, detail=nougat(size={"height": height, "width": width}))
+        assert seen == looked
+
+
+def test_a_sample_tells_how_large_the_content_is():
+    """To within a pixel of the sample; of what lies between its pixels, all of them tell."""
+    picture = Image.new("RGB", (1600, 2000), "white")
+    ImageDraw.Draw(picture).rectangle((300, 500, 1000, 700), fill="black")
+    height, width = nougat().content_size(picture)
+    assert height == pytest.approx(201, abs=6) and width == pytest.approx(701, abs=6)
+    dot = Image.new("RGB", (1600, 2000), "white")
+    dot.putpixel((300, 501), (0, 0, 0))
+    assert nougat().content_size(dot) == (1, 1)
+
+
 def test_servers_draw_pages_so_unless_they_are_told_not_to(monkeypatch):
     from tests.unit.test_images import ProcessorSource
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from tests.media_kit import children
 from tests.server_kit import until
-from tests.worker_calls import ENDLESS, arrays, die, double, eat, fail_oddly, hang, pid, refuse
+from tests.worker_calls import ENDLESS, arrays, die, double, eat, fail_oddly, hang, page_faults, pid, refuse
 from vlm.errors import ImageError
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.result_buffer import SIZE, ResultBuffer
@@ -148,6 +149,11 @@ def test_shared_memory_goes_with_its_process(pool):
         assert failure(pool, die, signal.SIGKILL) == "crash"
         assert len(run(pool, arrays, 1000)[1000]) == 1000
     assert open_files() == before
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="glibc alone is told to")
+def test_memory_that_a_call_frees_is_there_for_the_next(pool):
+    assert run(pool, page_faults, 3) < 3 * 2**23 / 4096 / 2
 
 
 def test_a_process_that_cannot_start_is_told():

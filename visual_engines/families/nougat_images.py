@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from visual_engines.families.page_margin import THRESHOLD, content_box
 from vlm.registry.images import (
     NOT_ARGUMENTS,
     ImageProcessorSpec,
@@ -13,16 +14,16 @@ from vlm.registry.images import (
     Transform,
     fused_normalization,
     is_sliver,
+    sampled,
     transform_by,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from PIL import Image
     from torch import Tensor
 
-THRESHOLD = 200  # of a page's shades, from 0 to 255: what is darker is no margin
-REDUCTION = 4
-STRIP = 64  # rows, whose intermediate floats stay in the processor's cache
+SAMPLED = 500  # pixels of the shorter side, or some more, tell how large the content is
 BILINEAR = 2  # of PIL.Image.Resampling
 NORMALIZED = {
     "do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True, "image_mean": (0.485, 0.456, 0.406),
@@ -43,21 +44,21 @@ class PageProcessor:
 
     def __call__(self, images: Sequence[Image.Image]) -> Tensor:
         """Turns RGB images into levels [n, 3, H, W] uint8."""
+        import numpy as np
         import torch
 
-        return torch.stack([self._processed(_levels(image)) for image in images])
+        return torch.stack([self._processed(np.asarray(image)) for image in images])
 
-    def _processed(self, page: Tensor) -> Tensor:
+    def _processed(self, picture: np.ndarray) -> Tensor:
         frame = self.size["height"], self.size["width"]
-        if self.do_crop_margin:
-            page = _cropped(page)
-        if self.do_align_long_axis and (frame[0] - frame[1]) * (page.shape[1] - page.shape[2]) < 0:
-            page = page.rot90(3, dims=(1, 2))
+        page = _levels(_cropped(picture) if self.do_crop_margin else picture)
+        if self.do_align_long_axis and (frame[0] - frame[1]) * (page.shape[2] - page.shape[3]) < 0:
+            page = page.rot90(3, dims=(2, 3))
         if self.do_resize:
             page = _resized(page, _with_short_side(page, min(frame)), "bilinear")
         if self.do_thumbnail:
             page = _resized(page, _within(page, frame), "bicubic")
-        return _padded(page, frame) if self.do_pad else page.contiguous()
+        return (_padded(page, frame) if self.do_pad else page)[0].contiguous()
 
 
 def _load(name: str, settings: Settings) -> Transform:
@@ -83,61 +84,34 @@ def _by_transformers(settings: Settings) -> Transform:
 
     class Processor(NougatImageProcessor):
         def crop_margin(self, image: Tensor, gray_threshold: int = THRESHOLD) -> Tensor:
-            return _cropped(image)
+            return _levels(_cropped(image.permute(1, 2, 0).contiguous().numpy()))[0]
 
     return transform_by(Processor, settings)
 
 
-def _levels(image: Image.Image) -> Tensor:
-    """Returns an RGB image as [3, H, W] uint8 in the order of the picture's bytes, in which resizing is fastest."""
+def _levels(picture: np.ndarray) -> Tensor:
+    """[H, W, 3] uint8 -> [1, 3, H, W] in the order of the picture's bytes, in which resizing is fastest"""
     import torch
 
-    pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
-    return pixels.view(image.height, image.width, 3).permute(2, 0, 1)
+    return torch.from_numpy(picture.copy())[None].permute(0, 3, 1, 2)
 
 
-def _cropped(page: Tensor) -> Tensor:
+def _cropped(picture: np.ndarray) -> np.ndarray:
     """Cuts the margin off; keeps it where nothing but a sliver would be left, which cannot be scaled to the frame."""
-    crop = _without_margin(page)
-    return page if is_sliver(*crop.shape[-2:]) else crop
-
-
-def _without_margin(page: Tensor) -> Tensor:
-    """page [3, H, W] uint8 -> the box of what is darker than THRESHOLD on the page's own scale of 0 to 255"""
-    import torch
-
-    grey = torch.cat([_grey(strip) for strip in page.split(STRIP, dim=1)])
-    low, high = (int(value) for value in grey.aminmax())
-    if low == high:
-        return page
-    shades = torch.arange(low, high + 1, dtype=torch.uint8)
-    dark = low + int(((shades - low) / (high - low) * 255 < THRESHOLD).sum())  # and what is below
-    (top, bottom), (left, right) = (_ends(grey.amin(axis) < dark) for axis in (1, 0))
-    return page[:, top : bottom + 1, left : right + 1]
-
-
-def _grey(page: Tensor) -> Tensor:
-    """[3, H, W] uint8 -> [H, W] uint8, as torchvision weighs and truncates"""
-    red, green, blue = page.unbind()
-    return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114).to(page.dtype)
-
-
-def _ends(mask: Tensor) -> tuple[int, int]:
-    """Returns the first and the last index that is marked."""
-    places = mask.nonzero()[:, 0]
-    return int(places[0]), int(places[-1])
+    box = content_box(picture)
+    return picture if box is None or is_sliver(*picture[box].shape[:2]) else picture[box]
 
 
 def _with_short_side(page: Tensor, side: int) -> tuple[int, int]:
     """Returns the (height, width) that scales the shorter side to this."""
-    height, width = page.shape[1:]
+    height, width = page.shape[2:]
     long = int(side * max(height, width) / min(height, width))
     return (long, side) if width <= height else (side, long)
 
 
 def _within(page: Tensor, frame: tuple[int, int]) -> tuple[int, int]:
     """Returns the (height, width) that no longer passes the frame on a side."""
-    height, width = page.shape[1:]
+    height, width = page.shape[2:]
     within = min(height, frame[0]), min(width, frame[1])
     if within == (height, width):
         return within
@@ -152,11 +126,11 @@ def _resized(page: Tensor, size: tuple[int, int], mode: str) -> Tensor:
     import torch
     from torch.nn.functional import interpolate
 
-    if tuple(page.shape[1:]) == size:
+    if tuple(page.shape[2:]) == size:
         return page
     is_native = mode == "bicubic" or _has_native_bilinear()
-    batch = page[None] if is_native else page[None].float()
-    scaled = interpolate(batch, size, mode=mode, align_corners=False, antialias=True)[0]
+    levels = page if is_native else page.contiguous().float()
+    scaled = interpolate(levels, size, mode=mode, align_corners=False, antialias=True)
     return scaled if is_native else scaled.round_().to(torch.uint8)
 
 
@@ -172,16 +146,22 @@ def _padded(page: Tensor, frame: tuple[int, int]) -> Tensor:
     """Puts a page into the middle of the frame."""
     from torch.nn.functional import pad
 
-    down, across = frame[0] - page.shape[1], frame[1] - page.shape[2]
+    down, across = frame[0] - page.shape[2], frame[1] - page.shape[3]
     return pad(page, (across // 2, across - across // 2, down // 2, down - down // 2))
 
 
 def _content_size(image: Image.Image, settings: Settings) -> tuple[int, int]:
-    """Returns the size without the margin, to within a few pixels: it is looked for in a smaller image."""
+    """Returns the size without the margin, to within a few pixels: it is looked for in a sample of its pixels."""
     if not settings.get("do_crop_margin", True):
         return image.height, image.width
-    crop = _without_margin(_levels(image.reduce(REDUCTION)))
-    return crop.shape[1] * REDUCTION, crop.shape[2] * REDUCTION
+    import numpy as np
+
+    for step in (max(1, min(image.size) // SAMPLED), 1):  # a dot may lie between the pixels of a sample
+        picture = np.asarray(sampled(image, step))
+        if box := content_box(picture):
+            height, width = picture[box].shape[:2]
+            return height * step, width * step
+    return image.height, image.width
 
 
 def _scale(size: tuple[float, float], settings: Settings) -> float | None:

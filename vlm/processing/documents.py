@@ -136,7 +136,9 @@ class PdfDocument(Document):
 
 
 def _drawn(pdf_page: Any, scale: float) -> Image.Image:
-    return pdf_page.render(scale=scale).to_pil().convert("RGB")
+    bitmap = pdf_page.render(scale=scale, prefer_bgrx=True)  # pdfium fills and blends whole words faster than bytes
+    size = bitmap.width, bitmap.height
+    return Image.frombuffer("RGB", size, bitmap.buffer, "raw", "BGRX", bitmap.stride, 1)
 
 
 def _sized(size: tuple[float, float], draw: Callable[[float], Image.Image], detail: Detail | None) -> Image.Image:
@@ -147,10 +149,16 @@ def _sized(size: tuple[float, float], draw: Callable[[float], Image.Image], deta
         return draw(1.0)
     part = min(1.0, scale * OVERSAMPLING)
     picture = draw(part)
-    while part < 1 and (enlarged := detail.scale(detail.content_size(picture)) or 0.0) > 1:
+    while part < 1 and (enlarged := _enlarged(picture, size, detail)) > 1:
         part = min(1.0, part * enlarged * OVERSAMPLING)
         picture = draw(part)
     return picture
+
+
+def _enlarged(picture: Image.Image, size: tuple[float, float], detail: Detail) -> float:
+    """Returns the factor by which a picture's content is scaled; 1 for a picture that no other would be larger than."""
+    is_full = min(picture.size) >= min(size) - 1  # whatever part of it was to be decoded
+    return 1.0 if is_full else detail.scale(detail.content_size(picture)) or 0.0
 
 
 def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:

@@ -52,7 +52,8 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
         source = _from_array(source)
     if isinstance(source, Image.Image):
         _check_format(source, name)
-        return decoded(source, name, max_pixels)
+        picture = decoded(source, name, max_pixels)
+        return picture.copy() if picture is source else picture
     with open_image(source, name) as image:
         return decoded(image, name, max_pixels)
 
@@ -154,13 +155,19 @@ def _from_array(array: np.ndarray) -> Image.Image:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Returns an upright copy in RGB."""
+    """Returns it upright in RGB: itself where it is so."""
     image = upright(image)
     if image.mode.startswith("I") or image.mode == "F":
         return _strip_by_strip(image, _to_8_bits(image))
     if image.has_transparency_data:
         return _strip_by_strip(image, _on_white)
-    return image.convert("RGB")
+    return as_rgb(image)
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Returns it in RGB: itself where it is so, as a copy takes as long as to scale it."""
+    image.load()
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _strip_by_strip(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:

@@ -9,7 +9,8 @@ from typing import Any
 from PIL import Image, ImageStat
 
 from vlm.errors import ImageError
-from vlm.processing.images import check_size, damage, open_image
+from vlm.processing.images import as_rgb, check_size, damage, open_image
+from vlm.registry.images import sampled
 
 MOST_OBJECTS = 20_000  # of a page that are looked at: words of a text layer, which nobody sees
 SLACK = 0.01  # of a side, by which the image may miss the page's box
@@ -48,10 +49,10 @@ class ScannedPage:
                     return None
                 image.draft(None, (math.ceil(across), math.ceil(down)))
                 with damage("the page"):
-                    picture = image.convert("RGB")
+                    picture = as_rgb(image)
         except ImageError:
             return None
-        if sum(ImageStat.Stat(picture.reduce(8)).mean) < 3 * DARKEST:
+        if sum(ImageStat.Stat(sampled(picture, 8)).mean) < 3 * DARKEST:
             return None
         return picture.transpose(TURNS[self.rotation]) if self.rotation else picture
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError
 from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
+from vlm.processing.heap import keep_freed_memory
 from vlm.processing.result_buffer import Message, ResultBuffer
 
 if TYPE_CHECKING:
@@ -180,6 +181,7 @@ def _serve(pipe: Connection, preload: str, memory_mb: int, buffer: ResultBuffer)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     _die_with_parent()
     importlib.import_module(preload)
+    keep_freed_memory()
     _limit_memory(memory_mb)
     with contextlib.suppress(EOFError, OSError):  # of the pipe
         pipe.send((READY, None))

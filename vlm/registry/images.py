@@ -155,6 +155,13 @@ def shrink(image: Image.Image, side: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0)
 
 
+def sampled(image: Image.Image, step: int) -> Image.Image:
+    """Returns one pixel of `step`, in each direction."""
+    from PIL import Image
+
+    return image.resize((-(-image.width // step), -(-image.height // step)), Image.Resampling.NEAREST)
+
+
 def shrink_for_square(image: Image.Image) -> Image.Image:
     """Scales an image down that, padded to a square, would have more than MAX_PADDED_PIXELS."""
     return shrink(image, max(math.isqrt(MAX_PADDED_PIXELS), math.isqrt(image.width * image.height)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,12 @@ class OpenDocument:
             self.num_pages = self._document.num_pages
         if not isinstance(self._document, PdfDocument):
             self._lock = contextlib.nullcontext()
-        self.path, self.local, self.digest = path, self._copy.path, digest(self._copy.path)
+        self.path, self.local = path, self._copy.path
+
+    @cached_property
+    def digest(self) -> str:
+        """Returns the SHA-256 of its content, which takes as long as it takes to read a page of a scan."""
+        return digest(self.local)
 
     def named(self, text: str) -> str:
         return self._copy.named(text)
