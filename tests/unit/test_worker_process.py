@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -144,6 +145,7 @@ def test_shared_memory_goes_with_its_process(pool):
     assert len(content) < 1000 and spans == [(0, 8000)]
     buffer.close()
     run(pool, arrays, 1000)
+    gc.collect()  # files of earlier tests
     before = open_files()
     for _ in range(5):
         assert failure(pool, die, signal.SIGKILL) == "crash"
