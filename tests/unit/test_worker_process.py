@@ -15,7 +15,7 @@ import pytest
 
 from tests.media_kit import children
 from tests.server_kit import until
-from tests.worker_calls import ENDLESS, arrays, die, double, eat, fail_oddly, hang, pid, refuse
+from tests.worker_calls import ENDLESS, arrays, die, double, eat, fail_oddly, hang, pid, prepare, preparers, refuse
 from vlm.errors import ImageError
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.result_buffer import SIZE, ResultBuffer
@@ -202,3 +202,31 @@ def test_without_processes_calls_run_in_threads():
     with closing(MediaPool(MediaConfig())) as pool:
         assert not pool.has_processes and not pool.is_broken
         assert asyncio.run(pool.run("a.png", pid)) == os.getpid()
+
+
+# --- before they are ready ---
+def test_a_process_that_is_ready_is_replaced_by_one_that_is_prepared():
+    with closing(MediaPool(MediaConfig(1, budget=ENDLESS, preload=CALLS))) as pool:
+        first = run(pool, pid)
+        assert run(pool, preparers) == []
+        pool.prepare(prepare)
+        prepared = run(pool, pid)
+        assert prepared != first and run(pool, preparers) == [prepared]
+        pool.prepare(prepare)  # which is no news
+        assert run(pool, pid) == prepared and not pool.failures
+
+
+def test_workers_load_the_image_processor_of_their_own_model_alone_before_they_are_ready():
+    code = """
+from tests.worker_calls import warmed_up
+from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from vlm.processing.image_processor import ProcessorSource
+from vlm_app.ocr.documents.page_reading import PageImages
+from vlm_app.ocr.documents.render_pool import RenderPool
+
+pool = RenderPool(1, PageImages(ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64))))
+print(pool._pool.submit(lambda worker: worker.run(warmed_up)).result())
+pool.close()
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == "([], 1, 1)\n"  # by the one that it was forked from
