@@ -18,6 +18,7 @@ from tests.unit import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.main import main
+from vlm_app.cli.verbs import VERBS
 
 
 class FakePipeline:
@@ -99,6 +100,18 @@ def test_help_and_import_load_nothing_heavy():
     code = "import sys; from vlm_app.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'transformers', 'PIL', 'numpy') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"
+
+
+def test_a_verb_imports_no_other_verbs_file_and_the_command_itself_nothing():
+    """Each process that a command starts imports the command again."""
+    code = "import sys, vlm_app.cli.main; print(*sorted(m for m in sys.modules if m.partition('.')[0] in {names}))"
+    of_command = subprocess.check_output(
+        [sys.executable, "-c", code.format(names=("vlm", "vlm_app", "typer"))], text=True
+    )
+    assert of_command.split() == ["vlm_app", "vlm_app.cli", "vlm_app.cli.main"]
+    code = "import sys; from vlm_app.cli.main import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass\n"
+    code += f"print(*sorted({{m.rpartition('.')[2] for m in sys.modules if '.cli.' in m}} & {set(VERBS)}))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "run"
 
 
 @pytest.mark.parametrize(
