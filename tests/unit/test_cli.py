@@ -114,6 +114,13 @@ def test_a_verb_imports_no_other_verbs_file_and_the_command_itself_nothing():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "run"
 
 
+def test_python_collects_no_garbage_after_the_command():
+    code = "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
+    code += "from vlm_app.cli.main import main; main(['--version'])"
+    shown = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert shown.splitlines()[-1] == "True"  # what is registered first is called last
+
+
 @pytest.mark.parametrize(
     "verb",
     "run generate ocr estimate translate summarize eval convert build inspect models bench".split(),
