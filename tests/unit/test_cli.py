@@ -114,6 +114,20 @@ def test_a_verb_imports_no_other_verbs_file_and_the_command_itself_nothing():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "run"
 
 
+def test_a_page_is_converted_built_and_read_without_what_neither_needs(tmp_path):
+    unneeded = (
+        "transformers torchvision huggingface_hub sympy torch._dynamo torch._inductor torch.onnx onnx onnxruntime scipy"
+        " pandas pypdfium2 fastapi rich"
+    )
+    run = ["run", "--image", "examples/page.png", "--device", "cpu", "--max-new-tokens", "2"]
+    code = f"import sys; from vlm_app.cli.main import main\ntry: main({run})\nexcept SystemExit: pass\n"
+    code += f"print(set({unneeded.split()}) & sys.modules.keys())"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "VLM_CACHE": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert "2 tokens (length)" in shown.stderr and shown.stdout.splitlines()[-1] == "set()"
+
+
 def test_python_collects_no_garbage_after_the_command():
     code = "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
     code += "from vlm_app.cli.main import main; main(['--version'])"
