@@ -10,7 +10,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 Preparation = Callable[[], object]  # a function of a module, or a partial of one
 
@@ -18,9 +18,15 @@ _VARIABLE = "VLM_FORK_SERVER_PREPARATIONS"  # of the environment: what a fork se
 _lock = threading.Lock()
 
 
-def fork_server(preload: str, preparations: Sequence[Preparation]) -> ForkServerContext:
-    """Returns the context of this process's fork server: it has imported `preload`, a module, and where that calls
-    `run_preparations` these are done. One that runs already stays as it is."""
+def start_fork_server(preload: str, preparations: Sequence[Preparation]) -> ForkServerContext | SpawnContext:
+    """Starts this process's fork server, without waiting for it: it imports `preload`, a module, and where that calls
+    `run_preparations` they are run. One that runs already stays as it is.
+
+    Returns the context in which workers are started: never as forks of this process, which has threads and perhaps a
+    device. Where there are no forks each is a new process.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", preload])
     with _lock, _told(preparations):

@@ -20,15 +20,12 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlm.errors import InputError
 from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
-from vlm.processing.fork_server import Preparation, fork_server
+from vlm.processing.fork_server import Preparation, start_fork_server
 from vlm.processing.result_buffer import Message, ResultBuffer
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, SpawnContext
 
 START_SECONDS = 600.0  # until a process is ready: a cold disk reads its libraries for minutes
 READY, RESULT, ERROR, OUT_OF_MEMORY = "ready", "result", "error", "out of memory"
@@ -124,7 +121,7 @@ class WorkerProcess:
         return pipe, buffer
 
     def _started(self, buffer: ResultBuffer) -> tuple[BaseProcess, Connection]:
-        context = _context(self._preload, self._preparations)
+        context = start_fork_server(self._preload, self._preparations)
         pipe, theirs = context.Pipe()
         arguments = (theirs, buffer, self.budget.memory_mb, self._preload, self._preparations)
         process = context.Process(target=_serve, args=arguments, daemon=True)
@@ -169,13 +166,6 @@ def _answer(pipe: Connection, seconds: float) -> tuple[str, Message]:
     if kind == OUT_OF_MEMORY:
         raise WorkerFailure("memory")
     return kind, message
-
-
-def _context(preload: str, preparations: tuple[Preparation, ...]) -> ForkServerContext | SpawnContext:
-    """Returns how a process is started: never as a fork of this one, which has threads and perhaps a device."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    return fork_server(preload, preparations)
 
 
 # --- in the process ---
