@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import io
 import os
 import sys
@@ -16,8 +14,6 @@ def main(arguments: list[str] | None = None) -> None:
         os.environ["VLM_DEBUG"] = "1"
         arguments = [argument for argument in arguments if argument != "--debug"]
     _write_utf8()
-    # Python would look for cycles in all that torch has made before it ends: for most of a second
-    atexit.register(gc.freeze)
     try:
         _run(arguments)
     except KeyboardInterrupt:

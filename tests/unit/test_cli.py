@@ -128,13 +128,6 @@ def test_a_page_is_converted_built_and_read_without_what_neither_needs(tmp_path)
     assert "2 tokens (length)" in shown.stderr and shown.stdout.splitlines()[-1] == "set()"
 
 
-def test_python_collects_no_garbage_after_the_command():
-    code = "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
-    code += "from vlm_app.cli.main import main; main(['--version'])"
-    shown = subprocess.check_output([sys.executable, "-c", code], text=True)
-    assert shown.splitlines()[-1] == "True"  # what is registered first is called last
-
-
 @pytest.mark.parametrize(
     "verb",
     "run generate ocr estimate translate summarize eval convert build inspect models bench".split(),
