@@ -13,7 +13,7 @@ from tokenizers import models, pre_tokenizers, processors
 from typer.testing import CliRunner
 
 from tests import tiny
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>"]
 WORDS = ["USER:", "ASSISTANT:", *(f"w{i}" for i in range(53))]
@@ -34,7 +34,7 @@ DECODERS, ASKED_WITH_IMAGES = ("llama", "opt", "gpt2"), ("llava", "blip2-opt", "
 
 
 def call(*arguments, stdin: str | bytes | None = None):
-    return CliRunner().invoke(app, [*map(str, arguments)], input=stdin)
+    return CliRunner().invoke(command_line(), [*map(str, arguments)], input=stdin)
 
 
 def saved(name: str, folder: Path, template: str | None = TEMPLATE):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
+import sys
 
 import numpy as np
 
@@ -57,3 +58,24 @@ def fail_oddly() -> None:
         """Nobody can unpickle it."""
 
     raise Odd("so it is")
+
+
+prepared_by: list[int] = []  # the processes that `prepare` has run in, this one last
+
+
+def prepare() -> None:
+    prepared_by.append(os.getpid())
+
+
+def preparers() -> list[int]:
+    return prepared_by
+
+
+def warmed_up() -> tuple[list[str], int, int]:
+    """Returns which packages are imported that only some image processors need, how many processors this process or the
+    one that it was forked from has run, and how often that had been done already."""
+    from vlm.processing import media_reading
+
+    packages = [name for name in ("transformers", "torchvision", "huggingface_hub") if name in sys.modules]
+    runs = media_reading._warm_up.cache_info()
+    return packages, runs.misses, runs.hits

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vlm.artifacts.engine_dir import EngineDir, is_engine
+from vlm.backends.cuda_context import start_context
 from vlm.backends.installed import checked_backend
 from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.errors import VlmError
 from vlm.options import options_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from vlm.api.pipeline import Pipeline
 
 Progress = Callable[[str, int, int], None]  # description, done, total
@@ -66,5 +69,14 @@ class LoadOptions:
         """Loads a model as `vlm.load` does; `defaults` are RuntimeConfig's, for what was not given."""
         import vlm
 
+        if self._backend(model) == "torch":
+            start_context(self.device)
         fields = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
         return vlm.load(model, device=self.device, progress=progress, **fields, **self.build)
+
+    def _backend(self, model: str | Path) -> str:
+        """Returns what runs a model, as far as that is known before anything is read but an engine's manifest."""
+        if "backend" not in self.build and is_engine(Path(model)):
+            with contextlib.suppress(VlmError):  # it is told when the engine is opened
+                return EngineDir.without_weights(Path(model)).build.backend
+        return self.build.get("backend", BuildConfig.backend)

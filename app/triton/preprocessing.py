@@ -10,7 +10,7 @@ import numpy as np
 
 from vlm.config import VisionConfig
 from vlm.processing.media_pool import MediaPool
-from vlm.processing.media_reading import pixels
+from vlm.processing.media_reading import WarmUp, pixels
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.server.core.config import ServerConfig
@@ -26,7 +26,8 @@ class Preprocessing:
         self._config, self._processor = config_of(args), processor_of(args)
         self._pool, self._loop = ThreadPoolExecutor(), Loop()
         self._media = MediaPool(ServerConfig().media)
-        if self._processor.vision:
+        if source := self._processor.processor_source:
+            self._media.prepare(WarmUp(source))
             self._media.start()
 
     def execute(self, requests: list[Any]) -> list[Any]:

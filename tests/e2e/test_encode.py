@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from typer.testing import CliRunner
 
 from tests import tiny
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 
 WORDS = [f"w{i}" for i in range(50)]
 
@@ -37,7 +37,7 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 def call(*arguments, stdin: str | None = None):
-    return CliRunner().invoke(app, ["encode", *map(str, arguments)], input=stdin)
+    return CliRunner().invoke(command_line(), ["encode", *map(str, arguments)], input=stdin)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

@@ -22,7 +22,7 @@ from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError, InputError
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 
 MODELS = {
     "nougat": (tiny.nougat, {"visual", "cross", "decoder"}),
@@ -52,7 +52,7 @@ def no_gpu(monkeypatch, tmp_path):
 
 
 def call(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
+    return CliRunner().invoke(command_line(), [*map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

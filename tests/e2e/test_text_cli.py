@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from vlm.build.store import packaged_models
 from vlm.processing.tokenization import Tokenizer
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EN_DE = ("--src-lang", "en", "--tgt-lang", "de", "--device", "cpu")
@@ -27,7 +27,7 @@ def cache(tmp_path_factory, monkeypatch):
 
 
 def call(*arguments, stdin: str | bytes | None = None):
-    return CliRunner().invoke(app, [*map(str, arguments)], input=stdin)
+    return CliRunner().invoke(command_line(), [*map(str, arguments)], input=stdin)
 
 
 def test_translate_arguments_and_beams():

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import vlm
 from tests import tiny
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 
 WORDS = [f"w{i}" for i in range(50)]
 CODES = ["de_DE", "en_XX", "fr_XX", "ro_RO"]
@@ -22,7 +22,7 @@ SHORT = ("--device", "cpu", "--max-new-tokens", "12")
 
 
 def call(*arguments, **options):
-    return CliRunner().invoke(app, [*map(str, arguments)], **options)
+    return CliRunner().invoke(command_line(), [*map(str, arguments)], **options)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from tests.unit import artifact_kit
 from vlm.errors import ImageError, OutOfMemoryError
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.main import main
+from vlm_app.cli.verbs import VERBS
 
 
 class FakePipeline:
@@ -99,6 +100,32 @@ def test_help_and_import_load_nothing_heavy():
     code = "import sys; from vlm_app.cli.main import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
     code += "print([m for m in ('torch', 'transformers', 'PIL', 'numpy') if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "[]"
+
+
+def test_a_verb_imports_no_other_verbs_file_and_the_command_itself_nothing():
+    """Each process that a command starts imports the command again."""
+    code = "import sys, vlm_app.cli.main; print(*sorted(m for m in sys.modules if m.partition('.')[0] in {names}))"
+    of_command = subprocess.check_output(
+        [sys.executable, "-c", code.format(names=("vlm", "vlm_app", "typer"))], text=True
+    )
+    assert of_command.split() == ["vlm_app", "vlm_app.cli", "vlm_app.cli.main"]
+    code = "import sys; from vlm_app.cli.main import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass\n"
+    code += f"print(*sorted({{m.rpartition('.')[2] for m in sys.modules if '.cli.' in m}} & {set(VERBS)}))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).splitlines()[-1] == "run"
+
+
+def test_a_page_is_converted_built_and_read_without_what_neither_needs(tmp_path):
+    unneeded = (
+        "transformers torchvision huggingface_hub sympy torch._dynamo torch._inductor torch.onnx onnx onnxruntime scipy"
+        " pandas pypdfium2 fastapi rich"
+    )
+    run = ["run", "--image", "examples/page.png", "--device", "cpu", "--max-new-tokens", "2"]
+    code = f"import sys; from vlm_app.cli.main import main\ntry: main({run})\nexcept SystemExit: pass\n"
+    code += f"print(set({unneeded.split()}) & sys.modules.keys())"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "VLM_CACHE": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert "2 tokens (length)" in shown.stderr and shown.stdout.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from vlm_app.bench.table import HEADER, load, markdown, rows
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -74,7 +74,7 @@ def commands(text: str) -> list[list[str]]:
 
 def unknown_words(words: list[str]) -> list[str]:
     """Returns the verb, or the options, of a command that the command line does not have."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(command_line())
     while hasattr(command, "commands") and words:
         if (verb := words[0]) not in command.commands and hasattr(command, "default"):
             command = command.commands[command.default]

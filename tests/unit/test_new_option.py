@@ -43,7 +43,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 from vlm.errors import InputError
 from vlm.requests.generation import sampling_params as resolve
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 from vlm_app.options_page import PARTS, page
 from vlm_app.server.openai.schema import ChatBody, CompletionBody
 from vlm_app.server.tensors.inputs import _sampling
@@ -63,12 +63,12 @@ model = SimpleNamespace(family=of_texts, vision=None, tokenizer="any", config=Si
 triton = configs(model, ExportConfig("m", max_batch_size=1))
 steps = triton["ensemble"]["ensemble_scheduling"]["step"]
 
-help = CliRunner().invoke(app, ["run", "--help"]).stdout
+help = CliRunner().invoke(command_line(), ["run", "--help"]).stdout
 tensors = with_options({"input_ids": np.ones((2, 3), np.uint32)}, check({"runtime_toy": 0.5}).options)
 chat = {"model": "m", "messages": [{}]}
 print(json.dumps({
     "help": " ".join(help.split()),
-    "exit": CliRunner().invoke(app, ["run", "--text", "a", "--toy-factor", "2"]).stderr,
+    "exit": CliRunner().invoke(command_line(), ["run", "--text", "a", "--toy-factor", "2"]).stderr,
     "chat": ChatBody(**chat, toy_factor=0.5).sampling()["toy_factor"],
     "completions": CompletionBody(model="m", prompt="a", toy_factor=0.75).sampling()["toy_factor"],
     "schema": ChatBody.model_json_schema()["properties"]["toy_factor"]["anyOf"],
@@ -102,7 +102,7 @@ config.RuntimeConfig = WithToy
 
 from typer.testing import CliRunner
 from vlm.errors import ConfigError
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.repository.triton_options import options_from_words, parameters_of
 
@@ -115,7 +115,7 @@ def error(words):
 options = LoadOptions.from_dict({"toy_share": 0.5, "toy_switch": True})
 written = {name: value["string_value"] for name, value in parameters_of(options).items()}
 print(json.dumps({
-    "help": " ".join(CliRunner().invoke(app, ["run", "--help"]).stdout.split()),
+    "help": " ".join(CliRunner().invoke(command_line(), ["run", "--help"]).stdout.split()),
     "config": options.runtime_config().toy_share,
     "triton": options_from_words(written).runtime == options.runtime,
     "errors": [error({"toy_share": "many"}), error({"toy_switch": "many"}), error({"toy_share": "2"})],

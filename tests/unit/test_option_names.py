@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from vlm_app.cli.main import app
 from vlm_app.cli.options.groups import LOADING
+from vlm_app.cli.verbs import command_line
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("vlm", "llm_engines", "visual_engines", "app")
@@ -45,7 +45,7 @@ OF_RUN = {"--model", "--model-repository"}  # "What --model of `vlm run` takes",
 
 def verbs(group=None):
     """Names and commands of a group; one that has a default stands for that, too."""
-    for name, command in (group or typer.main.get_command(app)).commands.items():
+    for name, command in (group or typer.main.get_command(command_line())).commands.items():
         yield name, command
         if hasattr(command, "default"):
             yield name, command.commands[command.default]

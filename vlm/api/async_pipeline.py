@@ -12,7 +12,7 @@ from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
 from vlm.engine.async_engine import AsyncEngine
 from vlm.processing.media_pool import MediaConfig, MediaPool
-from vlm.processing.media_reading import ImageFile, pixels
+from vlm.processing.media_reading import ImageFile, WarmUp, pixels
 from vlm.processing.text_stream import TextStream
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
@@ -36,6 +36,8 @@ class AsyncPipeline:
         AsyncEngine."""
         self.pipeline, self._owns_media = pipeline, media is None
         self.media = MediaPool(MediaConfig()) if media is None else media
+        if (source := pipeline.processor.processor_source) is not None:
+            self.media.prepare(WarmUp(source))
         self.engine = AsyncEngine(pipeline.llm, **listeners)
 
     def start(self) -> None:

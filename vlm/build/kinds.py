@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlm.artifacts.checkpoint import Checkpoint, is_checkpoint
-from vlm.artifacts.engine_dir import is_engine
+from vlm.artifacts.engine_dir import EngineDir, is_engine
 from vlm.artifacts.hf_folder import HFFolder
-from vlm.registry.catalogs import configs_of, converter_of, match_family
+from vlm.registry.catalogs import configs_of, converter_of, family, match_family
 
 if TYPE_CHECKING:
     from vlm.config import VisionConfig
+    from vlm.registry.spec import FamilySpec
 
 
 def kind_of(path: str | Path) -> str | None:
@@ -26,6 +27,16 @@ def kind_of(path: str | Path) -> str | None:
     if os.path.exists(path) and (converter := converter_of(path)) is not None:
         return converter.name
     return "hf" if os.path.isfile(path / "config.json") else None
+
+
+def family_of(path: Path, kind: str) -> FamilySpec | None:
+    """Returns the family of an engine, a checkpoint or a Hugging Face folder, before anything of it is loaded; None:
+    its converter alone can tell. Raises ConfigError, CheckpointError and EngineError."""
+    if kind == "engine":
+        return family(EngineDir.without_weights(path).family)
+    if kind == "checkpoint":
+        return family(Checkpoint.open(path).family)
+    return match_family(HFFolder(path).config) if kind == "hf" else None
 
 
 def vision_of(path: Path, kind: str) -> VisionConfig | None:

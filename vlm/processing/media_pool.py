@@ -17,11 +17,12 @@ from typing import Any
 from vlm.errors import EngineError, ImageError
 from vlm.limits import MAX_PIXELS
 from vlm.options import option
+from vlm.processing.fork_server import Preparation
 from vlm.processing.worker_call import Call
 from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
 
 CLOSE_SECONDS = 5.0  # for threads that wait for a process to start; they end with it
-LAST = -1  # before every call: a thread that takes it ends
+LAST, FIRST = -2, -1  # before every call: a thread that takes it ends; it makes its worker ready again
 LOCAL_THREADS = 2
 
 
@@ -58,6 +59,7 @@ class MediaPool:
         self._workers = [WorkerProcess(config.budget, config.preload) for _ in range(config.workers)]
         self._local = None if config.workers else ThreadPoolExecutor(LOCAL_THREADS, thread_name_prefix="media")
         self._threads: list[threading.Thread] = []
+        self._preparations: tuple[Preparation, ...] = ()
         self._closed = False
 
     def start(self) -> None:
@@ -66,6 +68,15 @@ class MediaPool:
             self._threads = [threading.Thread(target=self._serve, args=(w,), daemon=True) for w in self._workers]
             for thread in self._threads:
                 thread.start()
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Lets the processes run a module's function before they are ready. Those that are ready are replaced, each
+        when it is free."""
+        if preparation in self._preparations:
+            return
+        self._preparations += (preparation,)
+        for _ in self._threads:
+            self._waiting.put((FIRST, next(self._count), Call(lambda worker: None)))
 
     async def run(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a module's function there; `what` it reads is told in errors. Who stops waiting ends the call.
@@ -130,7 +141,7 @@ class MediaPool:
     def _serve(self, worker: WorkerProcess) -> None:
         while not self._closed:
             with contextlib.suppress(WorkerFailure):  # the next call is told of it, or has more luck
-                worker.start()
+                worker.start(self._preparations)
             if (call := self._waiting.get()[2]) is None:
                 break
             call.run(worker)

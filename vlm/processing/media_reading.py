@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
-from vlm.errors import LimitError
+from vlm.errors import LimitError, VlmError
 from vlm.processing.documents import Detail, PdfDocument
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.requests.pixels import ImagePixels
 
-if TYPE_CHECKING:
-    from PIL import Image
-
 ImageFile = bytes | np.ndarray | Rendered  # a file's content (PDF too), [H, W, 3] uint8, or a page of a file
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Runs an image processor once, as a pool's preparation: what that imports and keeps, no image waits for."""
+
+    source: ProcessorSource
+
+    def __call__(self) -> None:
+        _warm_up(self.source)
 
 
 async def pixels(pool: MediaPool, files: Sequence[ImageFile], source: ProcessorSource) -> list[list[ImagePixels]]:
@@ -32,6 +41,12 @@ async def pixels(pool: MediaPool, files: Sequence[ImageFile], source: ProcessorS
 
 # --- in the process ---
 processor = lru_cache(maxsize=16)(ProcessorSource.load)
+
+
+@lru_cache(maxsize=16)
+def _warm_up(source: ProcessorSource) -> None:
+    with contextlib.suppress(VlmError):  # its images are told
+        processor(source).read(Image.new("RGB", (8, 8), "white"))
 
 
 def read_pixels(files: Sequence[ImageFile], source: ProcessorSource, config: MediaConfig) -> list[list[ImagePixels]]:

@@ -20,15 +20,13 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vlm.errors import InputError
 from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
+from vlm.processing.fork_server import Preparation, start_fork_server
 from vlm.processing.heap import keep_freed_memory
 from vlm.processing.result_buffer import Message, ResultBuffer
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext, SpawnContext
 
 START_SECONDS = 600.0  # until a process is ready: a cold disk reads its libraries for minutes
 READY, RESULT, ERROR, OUT_OF_MEMORY = "ready", "result", "error", "out of memory"
@@ -66,6 +64,7 @@ class WorkerProcess:
 
     def __init__(self, budget: Budget, preload: str):
         self.budget, self._preload = budget, preload
+        self._preparations: tuple[Preparation, ...] = ()
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
         self._buffer: ResultBuffer | None = None
@@ -75,8 +74,12 @@ class WorkerProcess:
         self.failures = Counter[str]()  # by kind
         self.busy_since: float | None = None  # monotonic time
 
-    def start(self) -> None:
-        """Starts the process where there is none and waits until it is ready. Raises WorkerFailure."""
+    def start(self, preparations: tuple[Preparation, ...] = ()) -> None:
+        """Starts the process where there is none that has run the preparations, outside of the budget, and waits until
+        it is ready. Raises WorkerFailure."""
+        if preparations != self._preparations:
+            self.close()
+            self._preparations = preparations
         self._connected()
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -111,12 +114,21 @@ class WorkerProcess:
         self.cannot_start = True
         with self._ended_by("start"):
             buffer = ResultBuffer.new()
-            process, pipe = _started(self._preload, self.budget.memory_mb, buffer)
+            process, pipe = self._started(buffer)
             with self._lock:
                 self._process, self._pipe, self._buffer = process, pipe, buffer
             _answer(pipe, START_SECONDS)
         self.is_ready, self.cannot_start = True, False
         return pipe, buffer
+
+    def _started(self, buffer: ResultBuffer) -> tuple[BaseProcess, Connection]:
+        context = start_fork_server(self._preload, self._preparations)
+        pipe, theirs = context.Pipe()
+        arguments = (theirs, buffer, self.budget.memory_mb, self._preload, self._preparations)
+        process = context.Process(target=_serve, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        return process, pipe
 
     @contextlib.contextmanager
     def _ended_by(self, kind: str) -> Iterator[None]:
@@ -157,31 +169,17 @@ def _answer(pipe: Connection, seconds: float) -> tuple[str, Message]:
     return kind, message
 
 
-def _started(preload: str, memory_mb: int, buffer: ResultBuffer) -> tuple[BaseProcess, Connection]:
-    context = _context(preload)
-    pipe, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, preload, memory_mb, buffer), daemon=True)
-    process.start()
-    theirs.close()
-    return process, pipe
-
-
-def _context(preload: str) -> ForkServerContext | SpawnContext:
-    """Returns how a process is started: never as a fork of this one, which has threads and perhaps a device."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", preload])
-    return context
-
-
 # --- in the process ---
-def _serve(pipe: Connection, preload: str, memory_mb: int, buffer: ResultBuffer) -> None:
+def _serve(
+    pipe: Connection, buffer: ResultBuffer, memory_mb: int, preload: str, preparations: tuple[Preparation, ...]
+) -> None:
     """Answers calls until its parent has gone, or memory has run out: what is left may not serve the next call."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     _die_with_parent()
     importlib.import_module(preload)
     keep_freed_memory()
+    for prepare in preparations:
+        prepare()
     _limit_memory(memory_mb)
     with contextlib.suppress(EOFError, OSError):  # of the pipe
         pipe.send((READY, None))

@@ -18,6 +18,7 @@ from vlm_app.cli.options.groups import LOADING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.storage import is_remote, location, regular_file_state
 from vlm_app.ocr.config import JobConfig, PlaceConfig
+from vlm_app.ocr.documents.early_start import start_early
 from vlm_app.ocr.documents.naming import FORMATS, Document, name_all
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.pages import check_pages, selected
@@ -81,6 +82,8 @@ def ocr(
     documents, unreadable = _find(paths, folder, config)
     if part:
         documents = part.select(documents)
+    if not places.ray and places.workers != 0:
+        start_early(model)
     with Progress() as progress:
         where = _cluster_device(options.device) if places.ray else devices_of(places.devices or options.device)
         engine = EngineConfig.resolved(

@@ -44,6 +44,10 @@ class RenderPool:
         self.ahead, self.clock, self.images = workers, StageClock(), images
         preload = __name__ if images is None else PRELOAD
         self._pool = MediaPool(MediaConfig(workers, budget=Budget(seconds, memory_mb), preload=preload))
+        if images is not None:
+            from vlm.processing.media_reading import WarmUp
+
+            self._pool.prepare(WarmUp(images.source))
         self._pool.start()
 
     def open(self, path: Path) -> Future[Pages]:

@@ -26,7 +26,7 @@ from vlm_deepseek_vl.images import DEEPSEEK
 
 import vlm
 from vlm.processing.image_processor import ImageProcessor
-from vlm_app.cli.main import app
+from vlm_app.cli.verbs import command_line
 
 PICTURE = "<image_placeholder>"
 WORDS = [END, "<s>", PICTURE, "[UNK]", *dict.fromkeys(f"{SYSTEM} User: Assistant: what is this ? red blue".split())]
@@ -155,6 +155,8 @@ def test_its_own_chat_format_is_that_of_the_folder(tmp_path):
     for question in ({"prompt": "what is this ?"}, {"raw_prompt": text}):
         assert pipe.generate(question | {"images": [picture]}, max_new_tokens=9).token_ids == want
     flags = ["--image", str(tmp_path / "a.png"), "--prompt", "what is this ?", "--max-new-tokens", "9", "--json"]
-    shown = CliRunner(env={"VLM_CACHE": str(tmp_path / "cache")}).invoke(app, ["run", "--model", str(folder), *flags])
+    shown = CliRunner(env={"VLM_CACHE": str(tmp_path / "cache")}).invoke(
+        command_line(), ["run", "--model", str(folder), *flags]
+    )
     assert shown.exit_code == 0, shown.stderr
     assert json.loads(shown.stdout)["token_ids"] == want
