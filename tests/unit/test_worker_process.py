@@ -30,7 +30,7 @@ from tests.worker_calls import (
     prepare,
     preparers,
     refuse,
-)  # fmt: skip
+)
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from vlm.build.store import resolve
 from vlm.errors import ImageError
