@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -45,13 +44,15 @@ class Renderer(Protocol):
     ahead: int  # documents that it opens while another one is read
     clock: StageClock
 
-    def open(self, path: Path) -> Future[Pages]: ...
+    def open(self, path: Path, *, is_quick: bool = False) -> Future[Pages]:
+        """Begins to open a document. `is_quick`: neither this nor a page of it may take long."""
+        ...
 
     def close(self) -> None: ...
 
 
 class InProcess:
-    """Reads pages in threads of this process."""
+    """Reads pages in threads of this process, however long that takes."""
 
     ahead = 0
 
@@ -59,7 +60,7 @@ class InProcess:
         self.clock, self._images = StageClock(), images
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pages")
 
-    def open(self, path: Path) -> Future[Pages]:
+    def open(self, path: Path, *, is_quick: bool = False) -> Future[Pages]:
         future: Future[Pages] = Future()
         try:
             with self.clock("open"):
@@ -91,13 +92,21 @@ class LocalPages:
 
 
 def opening(renderer: Renderer, works: Iterable[Work]) -> Iterator[tuple[Work, Future[Pages]]]:
-    """Yields works in order, the next few documents being opened meanwhile."""
-    pending: deque[tuple[Work, Future[Pages]]] = deque()
+    """Yields works as their documents are open, the next few being opened meanwhile: none waits for one that is long in
+    coming."""
+    pending: list[tuple[Work, Future[Pages]]] = []
     for work in works:
-        pending.append((work, renderer.open(work.path)))
+        pending.append((work, renderer.open(work.path, is_quick=work.is_quick)))
         if len(pending) > renderer.ahead:
-            yield pending.popleft()
-    yield from pending
+            yield _first_open(pending)
+    while pending:
+        yield _first_open(pending)
+
+
+def _first_open(pending: list[tuple[Work, Future[Pages]]]) -> tuple[Work, Future[Pages]]:
+    """Takes the first document that is open, or cannot be opened; waits for one."""
+    wait([future for _, future in pending], return_when=FIRST_COMPLETED)
+    return pending.pop(next(i for i, (_, future) in enumerate(pending) if future.done()))
 
 
 def selected(pages: str | None, num_pages: int) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ def _rendered(row: Row) -> Iterator[Row]:
     """Yields the news that a document is open, then its pages."""
     work: Work = pickle.loads(row["work"])
     try:
-        document = _renderer().open(work.path).result()
+        document = _renderer().open(work.path, is_quick=work.is_quick).result()
         pages = selected(work.pages, document.num_pages)
     except VlmError as error:
         yield _event_row(Unreadable(work.document, error.kind, str(error)))
