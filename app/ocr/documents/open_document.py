@@ -14,7 +14,8 @@ from vlm_app.core.storage import LocalCopy, digest
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm.processing.documents import Detail, Document
+    from vlm.processing.documents import Document
+    from vlm.processing.images import Detail
 
 
 class OpenDocument:
