@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,8 +14,9 @@ from tests.unit.test_ocr import image
 from tests.unit.test_ocr_limit import FakeReader, outputs, run, scans  # noqa: F401  the last is a fixture
 from vlm.errors import DocumentError
 from vlm_app.ocr.documents import render_pool
+from vlm_app.ocr.documents.pages import opening
 from vlm_app.ocr.documents.render_pool import RenderPool
-from vlm_app.ocr.events import TIMEOUT, PageFailed, Unreadable
+from vlm_app.ocr.events import TIMEOUT, PageFailed, Unreadable, Work
 
 ENDLESS = {(1, 1), (3, 2)}  # pages that never come
 
@@ -69,6 +73,17 @@ def test_slow_pages_count_for_a_limit(tmp_path, scans):  # noqa: F811
     assert summary.is_limited and summary.pages == 4 and outputs(out).keys() == {"a.md", "b.partial.md"}
     run(reader, scans, out)
     assert outputs(out) == outputs(whole)
+
+
+def test_a_document_that_is_long_in_coming_holds_up_no_other():
+    futures = [Future() for _ in range(4)]
+    renderer = SimpleNamespace(ahead=2, open=lambda path, is_quick: futures[int(path.name)])
+    works = opening(renderer, (Work(number, Path(str(number)), is_quick=True) for number in range(4)))
+    for number in (1, 2, 3):
+        futures[number].set_result(None)
+    assert [next(works)[0].document for _ in range(3)] == [1, 2, 3]
+    futures[0].set_result(None)
+    assert [work.document for work, _ in works] == [0]
 
 
 @pytest.fixture

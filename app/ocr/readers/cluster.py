@@ -90,7 +90,9 @@ class RayReader:
         images = self._engine.page_images()
         shipped = None if images is None else ShippedImages.packed(images)
         pages = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
-            _rendered, fn_args=(shipped,), num_cpus=min(1.0, self._cores), concurrency=self._engine.workers or None
+            functools.partial(_rendered, images=shipped),
+            num_cpus=min(1.0, self._cores),
+            concurrency=self._engine.workers or None,
         )
         share: dict[str, Any] = {"num_gpus": 1} if self._on_gpu else {"num_cpus": min(1.0, self._cores / self.engines)}
         return pages.map_batches(
