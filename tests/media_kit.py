@@ -24,23 +24,24 @@ def stream(content: bytes, entries: bytes = b"") -> bytes:
 
 
 def one_page(
-    content: bytes, resources: bytes = b"", box: bytes = b"0 0 200 200", more: tuple[bytes, ...] = ()
+    content: bytes, resources: bytes = b"", box: bytes = b"0 0 200 200", more: tuple[bytes, ...] = (), count: int = 1
 ) -> bytes:
-    """A PDF of one page; `more` are its objects from 5 on."""
+    """A PDF of one page, so many times; `more` are its objects from 5 on."""
     page = b"<</Type/Page/Parent 2 0 R/MediaBox[%s]/Contents 4 0 R/Resources<<%s>>>>" % (box, resources)
-    pages = b"<</Type/Pages/Kids[3 0 R]/Count 1>>"
+    pages = b"<</Type/Pages/Kids[%s]/Count %d>>" % (b"3 0 R " * count, count)
     return pdf([b"<</Type/Catalog/Pages 2 0 R>>", pages, page, stream(content), *more])
 
 
-def nested_forms(levels: int = 9, calls: int = 12) -> bytes:
-    """A page that draws a form, which draws the next one so many times, and so on: calls ** levels drawings."""
+def nested_forms(levels: int = 9, calls: int = 12, count: int = 1) -> bytes:
+    """So many pages, each of which draws a form, which draws the next one so many times, and so on: calls ** levels
+    drawings."""
     forms = []
     for level in range(levels):
         last = level == levels - 1
         content = b"0 0 1 1 re f " if last else b"/F Do " * calls
         inner = b"" if last else b"/Resources<</XObject<</F %d 0 R>>>>" % (6 + level)
         forms.append(stream(content, b"/Type/XObject/Subtype/Form/BBox[0 0 200 200]" + inner))
-    return one_page(b"/F Do " * calls, b"/XObject<</F 5 0 R>>", more=tuple(forms))
+    return one_page(b"/F Do " * calls, b"/XObject<</F 5 0 R>>", more=tuple(forms), count=count)
 
 
 @dataclass(frozen=True)

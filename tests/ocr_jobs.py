@@ -8,9 +8,13 @@ import random
 import signal
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from PIL import Image, ImageDraw
+
+from vlm_app.bench.pages.documents import write_documents
+from vlm_app.bench.pages.kinds import KINDS
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PRELOADED = [
@@ -21,8 +25,16 @@ PRELOADED = [
 SHORT = ("--device", "cpu", "--batch-size", "4", "--max-new-tokens", "12")
 
 
+def mixture(folder: Path) -> int:
+    """Writes PDFs of text, tables, scans and photographs, PNGs, JPEGs and a TIFF of pages; returns their number of
+    pages."""
+    corpus = write_documents(folder, kinds=KINDS, documents=2 * len(KINDS), pages=3, seed="mixture")
+    book(folder / "pages.tiff", 6)
+    return corpus.pages + 6
+
+
 def book(path: Path, count: int, seed: int = 0) -> Path:
-    """A PDF of so many pages, each with a number of its own."""
+    """A PDF (or TIFF) of so many pages, each with a number of its own."""
     draw = random.Random(seed)
     leaves = [_leaf(f"{i + 1} {draw.randrange(10**6)}") for i in range(count)]
     leaves[0].save(path, save_all=True, append_images=leaves[1:], resolution=72)
@@ -57,9 +69,11 @@ def commits(out: Path) -> dict[tuple[int, int], int]:
 
 
 class Jobs:
-    """Starts `vlm ocr` in processes that share what they import: a start takes no seconds."""
+    """Starts `vlm ocr` in processes that share what they import: a start takes no seconds. Each leads a group of its
+    own, for `kill_group`."""
 
-    def __init__(self, cache: Path):
+    def __init__(self, cache: Path, kill: Callable[[int, int], None] = os.kill):
+        self._kill = kill
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
         self._cache = cache
@@ -83,13 +97,22 @@ class Jobs:
         process.join(delay)
         alive = process.is_alive()
         if alive:
-            os.kill(process.pid, signal.SIGKILL)
+            self._kill(process.pid, signal.SIGKILL)
         process.join()
         return alive
+
+
+def kill_group(pid: int, number: int) -> None:
+    """Sends a signal to a job and to its workers."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:  # it has not begun yet
+        os.kill(pid, number)
 
 
 def _main(arguments: list[str], cache: str) -> None:
     from vlm_app.cli.main import main
 
+    os.setpgid(0, 0)
     os.environ["VLM_CACHE"] = cache
     main(arguments)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from vlm.errors import DocumentError, InputError
 from vlm.processing.documents import Document, open_document
+from vlm.processing.images import Detail
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -23,8 +24,8 @@ class UploadedPage:
     path: str | None
     page: float | None
 
-    def picture(self) -> Image.Image:
-        return page_image(self.path, self.page)
+    def picture(self, detail: Detail | None = None) -> Image.Image:
+        return page_image(self.path, self.page, detail)
 
 
 def num_pages(path: str) -> int:
@@ -32,8 +33,9 @@ def num_pages(path: str) -> int:
         return document.num_pages
 
 
-def page_image(path: str | None, page: float | None) -> Image.Image:
-    """Returns a page, counted from 1. Raises DocumentError and ImageError that name the file as it was uploaded."""
+def page_image(path: str | None, page: float | None, detail: Detail | None = None) -> Image.Image:
+    """Returns a page, counted from 1, with `detail` no larger than what is kept of it needs. Raises DocumentError and
+    ImageError that name the file as it was uploaded."""
     if path is None:
         raise InputError("there is no document yet; choose a PDF or an image, or take an example.")
     with closing(_opened(path)) as document:
@@ -41,7 +43,7 @@ def page_image(path: str | None, page: float | None) -> Image.Image:
             have = "1 page" if document.num_pages == 1 else f"{document.num_pages} pages"
             raise DocumentError(f"page {page} was asked for, the document has {have}.")
         try:
-            return document.render(int(page) - 1)
+            return document.render(int(page) - 1, detail=detail)
         except InputError as error:
             raise _with_own_name(error, path) from None
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from vlm_app.ocr.measures import Measures
 
+TIMEOUT = "timeout"  # the kind of a page, or a document, that took too long
 LOOP = "loop"  # the finish reason of a page whose text repeats itself, and the kind of that failure
 
 
@@ -20,6 +21,7 @@ class Work:
     path: Path
     pages: str | None = None
     done_pages: frozenset[int] = frozenset()
+    is_quick: bool = False  # what takes long fails at once: it is asked for again when all else has been read
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from vlm_app.ocr.ledger.ledger import FAILED, LOOPED, Ledger, Page
 from vlm_app.ocr.monitor import Monitor
 from vlm_app.ocr.outputs import OCCUPIED, Outputs
 from vlm_app.ocr.plan import Plan
+from vlm_app.ocr.postponed import Postponed
 from vlm_app.ocr.report import Failure, Summary
 from vlm_app.ocr.writers import About, Draft
 
@@ -35,6 +37,7 @@ class Job:
         self._monitor = Monitor(self.summary, reader, on_progress)
         self._outputs = outputs
         self._plan = Plan(ledger, documents, outputs, pages=config.pages, recompute=config.recompute)
+        self._postponed = Postponed(self._plan, ledger)
         self._missing_pages: dict[int, set[int]] = {}  # document -> pages that this round has still to bring
         self._open_documents: set[int] = set()  # documents that were opened and are not done
         self._num_tried = 0  # pages of which this run had a first answer
@@ -45,9 +48,10 @@ class Job:
         self._monitor.start()
         try:
             self._prepare()
-            for attempt in range(self.config.retries + 1):
-                if self._plan.due:
-                    self._read(attempt)
+            self._read(self._works(), 0, is_quick=True)
+            self._read(self._postponed.works(), 0)
+            for attempt in range(1, self.config.retries + 1):
+                self._read(self._looped_works(attempt), attempt)
             self._end()
         except KeyboardInterrupt:
             self.summary.interrupted = True
@@ -65,9 +69,14 @@ class Job:
         for source, error in self._plan.refusals:
             self._fail(source, error.kind, str(error))
 
-    def _read(self, attempt: int) -> None:
-        limit = None if attempt else self.config.limit
-        for event in self.reader.read(self._works(attempt), self.config.sampling(attempt), limit):
+    def _read(self, works: Iterator[Work], attempt: int, is_quick: bool = False) -> None:
+        """Reads works, if there are any; what takes long in a quick round is postponed."""
+        if (first := next(works, None)) is None:
+            return
+        limit = None if attempt or self.config.limit is None else self.config.limit - self._num_tried
+        for event in self.reader.read(itertools.chain([first], works), self.config.sampling(attempt), limit):
+            if is_quick and self._postponed.takes(event):
+                continue
             self._num_tried += not attempt and isinstance(event, PageRead | PageFailed)
             self.summary.retries += attempt > 0 and isinstance(event, PageRead | PageFailed)
             with self._monitor.clock("write"):
@@ -80,21 +89,21 @@ class Job:
         for target in () if self.summary.is_limited else self._plan.due.values():
             self._fail(target.source, "unfinished", "some pages were lost; run the same command again.")
 
-    def _works(self, attempt: int) -> Iterator[Work]:
+    def _works(self) -> Iterator[Work]:
         """Yields documents of which pages are due, as the reader gets to them."""
         for document in list(self._plan.due):
-            target = self._plan.due[document]
-            if attempt:
-                if pages := self._looped(document, attempt):
-                    self._missing_pages[document] = set(pages)
-                    yield Work(document, target.source, ",".join(str(page + 1) for page in pages))
-                continue
             done_pages = self._plan.done_pages(document)
             self.summary.ledger_pages += len(done_pages)
             if self._plan.is_read(document, done_pages):
                 self._settle(document)
             else:
-                yield Work(document, target.source, self.config.pages, done_pages)
+                yield Work(document, self._plan.due[document].source, self.config.pages, done_pages, is_quick=True)
+
+    def _looped_works(self, attempt: int) -> Iterator[Work]:
+        for document in list(self._plan.due):
+            if pages := self._looped(document, attempt):
+                self._missing_pages[document] = set(pages)
+                yield Work(document, self._plan.due[document].source, ",".join(str(page + 1) for page in pages))
 
     def _looped(self, document: int, attempts: int) -> list[int]:
         """Returns pages that have looped so many times; none of a document that has pages which were never tried."""

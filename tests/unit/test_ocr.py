@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 from vlm.errors import DocumentError, ImageError, InputError
+from vlm.processing import documents
 from vlm.processing.documents import PdfDocument
 from vlm.stage_clock import StageClock
 from vlm_app.ocr import writers
@@ -302,3 +303,15 @@ def test_memory_stays_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(OpenDocument, "__init__", noted)
     run([root], tmp_path / "out", pipeline, format="jsonl")
     assert len(opened) == 20 and max(held) <= 3 + 1
+
+
+def test_a_pdf_is_opened_again_before_its_pages_fill_the_memory(tmp_path, monkeypatch):
+    path, opened = pages(tmp_path / "a.pdf", 6), []
+    whole = OpenDocument(path)
+    pictures = [whole.render(page).tobytes() for page in range(6)]
+    monkeypatch.setattr("vlm_app.ocr.documents.open_document.MOST_HELD", 2.5 * path.stat().st_size / 6)
+    own_open = documents.open_document
+    monkeypatch.setattr(documents, "open_document", lambda path: opened.append(path) or own_open(path))
+    document = OpenDocument(path)
+    assert [document.render(page).tobytes() for page in range(6)] == pictures
+    assert len(opened) == 3  # two pages each

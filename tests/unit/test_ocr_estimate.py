@@ -32,7 +32,7 @@ class FakeRenderer:
 
     ahead = 3
 
-    def open(self, path):
+    def open(self, path, *, is_quick=False):
         future = Future()
         if count := path.stat().st_size:
             future.set_result(SimpleNamespace(num_pages=count))

@@ -14,10 +14,11 @@ from tests import media_kit as kit
 from visual_engines.families.image_processors import BLIP, CLIP, LLAVA
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
 from vlm.processing import documents
-from vlm.processing.documents import PdfDocument, open_document
+from vlm.processing.documents import DocumentPage, PdfDocument, open_document
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
+from vlm_app.demo.documents import UploadedPage
 
 FRAME = {"size": {"height": 96, "width": 64}}
 LINES = b"".join(b"%d %d 400 6 re f " % (100 + 3 * i, 80 + 60 * i) for i in range(11))  # in a page of 612 × 792 points
@@ -104,15 +105,18 @@ def test_a_sample_tells_how_large_the_content_is():
     assert nougat().content_size(dot) == (1, 1)
 
 
-def test_servers_draw_pages_so_unless_they_are_told_not_to(monkeypatch):
+@pytest.mark.parametrize("kind", ["content", "page of a file", "upload"])
+def test_servers_and_demos_draw_pages_so_unless_they_are_told_not_to(monkeypatch, tmp_path, kind):
     from tests.unit.test_images import ProcessorSource
 
     source, seen = ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64)), []
     read = ImageProcessor.read
     monkeypatch.setattr(ImageProcessor, "read", lambda self, image: seen.append(image.size) or read(self, image))
-    content = kit.one_page(LINES, box=b"0 0 612 792")
+    content, path = kit.one_page(LINES, box=b"0 0 612 792"), tmp_path / "a.pdf"
+    path.write_bytes(content)
+    files = {"content": content, "page of a file": DocumentPage(str(path), 0), "upload": UploadedPage(str(path), 1)}
     for exact in (False, True):
-        [[image]] = read_pixels([content], source, MediaConfig(exact_pixels=exact))
+        [[image]] = read_pixels([files[kind]], source, MediaConfig(exact_pixels=exact))
         assert image.pixels.shape == (3, 96, 64) and image.pixels.dtype == np.uint8
     assert seen[0][0] < 110 and seen[1] == (1700, 2200)
 

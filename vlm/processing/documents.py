@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 from PIL import Image
 
@@ -18,7 +18,7 @@ from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError, ImageError, listed
 from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
 from vlm.processing.image_tags import check_tags
-from vlm.processing.images import check_size, damage, decoded, open_image
+from vlm.processing.images import Detail, check_size, damage, decoded, open_image
 from vlm.processing.scanned_page import ScannedPage
 
 IMAGE_SUFFIXES = frozenset(
@@ -56,14 +56,6 @@ def open_document(path: str | Path) -> Document:
 def _is_pdf(path: Path) -> bool:
     with open_regular(path) as file:
         return b"%PDF-" in file.read(1024) or path.suffix.lower() == PDF_SUFFIX
-
-
-class Detail(Protocol):
-    """Says what is kept of a picture: how large its content is, and by which factor that is scaled (None: unknown)."""
-
-    def content_size(self, image: Image.Image) -> tuple[int, int]: ...
-
-    def scale(self, size: tuple[float, float]) -> float | None: ...
 
 
 class Document:
@@ -233,10 +225,10 @@ class DocumentPage:
     def name(self) -> str:
         return _name(self.source)
 
-    def picture(self) -> Image.Image:
+    def picture(self, detail: Detail | None = None) -> Image.Image:
         """Raises DocumentError and ImageError with the document's name and the page."""
         with _lock, closing(_opened(self.source)) as document:
-            return document.render(self.page)
+            return document.render(self.page, detail=detail)
 
 
 def is_pdf(source: str | bytes) -> bool:

@@ -26,11 +26,20 @@ _STRIP = 2**20  # pixels that are converted at a time
 _DECODING = (struct.error, zlib.error, ArithmeticError, AttributeError, RuntimeError)
 
 
+class Detail(Protocol):
+    """Says what is kept of a picture: how large its content is, and by which factor that is scaled (None: unknown)."""
+
+    def content_size(self, image: Image.Image) -> tuple[int, int]: ...
+
+    def scale(self, size: tuple[float, float]) -> float | None: ...
+
+
 @runtime_checkable
 class Rendered(Protocol):
-    """A picture that is made when it is needed, such as a page of a PDF."""
+    """A picture that is made when it is needed, such as a page of a PDF; with `detail` no larger than what is kept of
+    it needs."""
 
-    def picture(self) -> Image.Image: ...
+    def picture(self, detail: Detail | None = None) -> Image.Image: ...
 
 
 ImageSource = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Rendered

@@ -11,9 +11,9 @@ import numpy as np
 from PIL import Image
 
 from vlm.errors import LimitError, VlmError
-from vlm.processing.documents import Detail, PdfDocument
+from vlm.processing.documents import PdfDocument
 from vlm.processing.image_processor import ProcessorSource
-from vlm.processing.images import Rendered, load_image
+from vlm.processing.images import Detail, Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.requests.pixels import ImagePixels
 
@@ -70,7 +70,8 @@ def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | Non
     if (1 if pdf is None else pdf.num_pages) > room:
         raise LimitError(f"a request may have {config.max_images} images and pages; send the others by themselves.")
     if pdf is None:
-        yield load_image(file, max_pixels=config.max_pixels)
+        picture = file.picture(detail) if isinstance(file, Rendered) else file
+        yield load_image(picture, max_pixels=config.max_pixels)
         return
     for page in range(pdf.num_pages):
         yield pdf.render(page, max_pixels=config.max_pixels, detail=detail)

@@ -15,7 +15,10 @@ from vlm_app.core.storage import LocalCopy, digest
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vlm.processing.documents import Detail, Document
+    from vlm.processing.documents import Document
+    from vlm.processing.images import Detail
+
+MOST_HELD = 2**26  # bytes of a PDF that PDFium keeps in memory: what it has read of a file, until that is closed
 
 
 class OpenDocument:
@@ -32,9 +35,11 @@ class OpenDocument:
         with _PDFIUM, self._renamed():
             self._document: Document = open_document(self._copy.path)
             self.num_pages = self._document.num_pages
-        if not isinstance(self._document, PdfDocument):
+        self._is_pdf = isinstance(self._document, PdfDocument)
+        if not self._is_pdf:
             self._lock = contextlib.nullcontext()
         self.path, self.local = path, self._copy.path
+        self._page_size, self._held = self.local.stat().st_size / self.num_pages, 0.0
 
     @cached_property
     def digest(self) -> str:
@@ -48,6 +53,8 @@ class OpenDocument:
         """Returns a page (from 0) in RGB, with `detail` no larger than what is kept of it needs."""
         try:
             with self._lock, self._renamed():
+                if self._is_pdf:
+                    self._free_in_time()
                 return self._document.render(page, detail=detail)
         except VlmError:
             raise
@@ -56,6 +63,16 @@ class OpenDocument:
             raise DocumentError(reason, "memory") from None
         except Exception as error:  # whatever a renderer trips over costs this page, not the job
             raise DocumentError(f"{self.path} page {page + 1} cannot be rendered: {error}.") from error
+
+    def _free_in_time(self) -> None:
+        """Opens the file again when so many pages have been read that memory would be filled with it."""
+        from vlm.processing.documents import open_document
+
+        self._held += self._page_size
+        if self._held > MOST_HELD:
+            fresh = open_document(self.local)
+            self._document.close()
+            self._document, self._held = fresh, self._page_size
 
     @contextlib.contextmanager
     def _renamed(self) -> Iterator[None]:

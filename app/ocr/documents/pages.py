@@ -44,13 +44,15 @@ class Renderer(Protocol):
     ahead: int  # documents that it opens while another one is read
     clock: StageClock
 
-    def open(self, path: Path) -> Future[Pages]: ...
+    def open(self, path: Path, *, is_quick: bool = False) -> Future[Pages]:
+        """Begins to open a document. `is_quick`: neither this nor a page of it may take long."""
+        ...
 
     def close(self) -> None: ...
 
 
 class InProcess:
-    """Reads pages in threads of this process."""
+    """Reads pages in threads of this process, however long that takes."""
 
     ahead = 0
 
@@ -58,7 +60,7 @@ class InProcess:
         self.clock, self._images = StageClock(), images
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="pages")
 
-    def open(self, path: Path) -> Future[Pages]:
+    def open(self, path: Path, *, is_quick: bool = False) -> Future[Pages]:
         future: Future[Pages] = Future()
         try:
             with self.clock("open"):
@@ -95,7 +97,7 @@ def opening(renderer: Renderer, works: Iterable[Work], in_order: bool = False) -
     take = _first if in_order else _first_open
     pending: list[tuple[Work, Future[Pages]]] = []
     for work in works:
-        pending.append((work, renderer.open(work.path)))
+        pending.append((work, renderer.open(work.path, is_quick=work.is_quick)))
         if len(pending) > renderer.ahead:
             yield take(pending)
     while pending:

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import DocumentError, VlmError
-from vlm.limits import MEDIA_MEMORY_MB
+from vlm.limits import MEDIA_MEMORY_MB, MEDIA_SECONDS
 from vlm.processing.media_pool import MediaConfig, MediaPool, PoolState
 from vlm.processing.worker_process import Budget, WorkerFailure, WorkerProcess
 from vlm.stage_clock import StageClock
 from vlm_app.core.storage import LocalCopy
 from vlm_app.ocr.documents.open_document import OpenDocument
 from vlm_app.ocr.documents.page_reading import PageImages, read_page
+from vlm_app.ocr.events import TIMEOUT
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from vlm.requests.pixels import ImagePixels
     from vlm_app.ocr.documents.pages import Pages
 
-SECONDS = 120.0  # for opening a document, or drawing a page
+QUICK_SECONDS = 10.0  # for opening a document, or a page, that is asked for again later
+MOST_TIMEOUTS = 3  # of a document's pages; its others are then given less time
 KEPT_OPEN = 4  # documents, in each worker
 PRELOAD = "vlm_app.ocr.documents.preload"
 OPENING, READING = 0, 1  # the order in which workers take what waits: no document waits for another one's pages
@@ -38,7 +41,7 @@ class RenderPool:
         workers: int,
         images: PageImages | None = None,
         *,
-        seconds: float = SECONDS,
+        seconds: float = MEDIA_SECONDS,
         memory_mb: int = MEDIA_MEMORY_MB,
     ):
         self.ahead, self.clock, self.images = workers, StageClock(), images
@@ -50,8 +53,8 @@ class RenderPool:
             self._pool.prepare(WarmUp(images.source))
         self._pool.start()
 
-    def open(self, path: Path) -> Future[Pages]:
-        return self._pool.submit(lambda worker: PooledDocument(self, worker, path), OPENING)
+    def open(self, path: Path, *, is_quick: bool = False) -> Future[Pages]:
+        return self._pool.submit(lambda worker: PooledDocument(self, worker, path, is_quick), OPENING)
 
     def read(self, document: PooledDocument, page: int) -> Future[Image | ImagePixels]:
         return self._pool.submit(lambda worker: document.read_by(worker, page), READING)
@@ -67,8 +70,9 @@ class RenderPool:
 class PooledDocument:
     """A document that workers hold open; the local copy of a remote one lives as long as this."""
 
-    def __init__(self, pool: RenderPool, worker: WorkerProcess, path: Path):
-        self._pool, self.path = pool, path
+    def __init__(self, pool: RenderPool, worker: WorkerProcess, path: Path, is_quick: bool):
+        self._pool, self.path, self._is_quick = pool, path, is_quick
+        self._num_timeouts = 0
         self._copy = LocalCopy(path)
         self.local = self._copy.path
         self.num_pages, self.digest = self._answer(worker, None)
@@ -82,21 +86,31 @@ class PooledDocument:
     def read_by(self, worker: WorkerProcess, page: int) -> Image | ImagePixels:
         return self._answer(worker, page)
 
+    @property
+    def _is_slow(self) -> bool:
+        return self._num_timeouts >= MOST_TIMEOUTS
+
     def _answer(self, worker: WorkerProcess, page: int | None) -> Any:
+        budget = worker.budget
+        if self._is_quick or self._is_slow:
+            budget = replace(budget, seconds=min(budget.seconds, QUICK_SECONDS))
         try:
-            answer, seconds = worker.run(_answer, self.local, page, self._pool.images)
-            self._pool.clock.add(seconds)
+            if self._is_quick and self._is_slow:
+                raise WorkerFailure(TIMEOUT)
+            answer, costs = worker.run(_answer, self.local, page, self._pool.images, seconds=budget.seconds)
+            self._pool.clock.add(costs)
             return answer
         except WorkerFailure as failure:
+            self._num_timeouts += failure.kind == TIMEOUT
             what = f"{self.path} page {page + 1}" if page is not None else str(self.path)
-            raise DocumentError(_sentence(failure.kind, what, worker.budget), failure.kind) from None
+            raise DocumentError(_sentence(failure.kind, what, budget), failure.kind) from None
         except VlmError as error:
             raise type(error)(self.named(str(error)), error.kind) from None
 
 
 def _sentence(kind: str, what: str, budget: Budget) -> str:
     return {
-        "timeout": f"{what} took longer than {budget.seconds:g} s to render.",
+        TIMEOUT: f"{what} took longer than {budget.seconds:g} s to render.",
         "memory": f"{what} takes more than {budget.memory_mb:,} MB to render; print it to a new one.",
         "crash": f"{what} crashed its renderer; repair it or print it to a new one.",
         "start": f"{what} has no renderer: its process cannot be started; see above.",

@@ -45,7 +45,7 @@ def take_census(documents: Sequence[Document], renderer: Renderer, pages: str | 
             counted[work.document] = selected(pages, future.result().num_pages)
         except VlmError as error:
             failures.append(Failure(work.path, None, str(error), error.kind))
-    return Census(len(documents), counted, tuple(failures))
+    return Census(len(documents), dict(sorted(counted.items())), tuple(failures))
 
 
 def draw_pages(census: Census, most: int, seed: int) -> dict[int, list[int]]:

@@ -1,4 +1,5 @@
-"""The same job on Ray Data: tasks render, actors hold engines, this process keeps the ledger and writes documents."""
+"""The same job on Ray Data: tasks make pages an engine's input, actors hold engines, this process keeps the ledger and
+writes documents."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from vlm_app.ocr.documents.render_pool import RenderPool
 from vlm_app.ocr.events import Answer, Event, Opened, PageFailed, Unreadable, Work
 from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.readers.reader import page_event
+from vlm_app.ocr.readers.shipped_images import ShippedImages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,8 +87,12 @@ class RayReader:
     def _data(self, rows: list[Row], sampling: Mapping[str, Any]) -> Any:
         import ray
 
+        images = self._engine.page_images()
+        shipped = None if images is None else ShippedImages.packed(images)
         pages = ray.data.from_items(rows, override_num_blocks=len(rows)).flat_map(
-            _rendered, num_cpus=min(1.0, self._cores), concurrency=self._engine.workers or None
+            functools.partial(_rendered, images=shipped),
+            num_cpus=min(1.0, self._cores),
+            concurrency=self._engine.workers or None,
         )
         share: dict[str, Any] = {"num_gpus": 1} if self._on_gpu else {"num_cpus": min(1.0, self._cores / self.engines)}
         return pages.map_batches(
@@ -114,11 +120,11 @@ def _opened_first(events: Iterable[Answer]) -> Iterator[Answer]:
 
 
 # --- in tasks ---
-def _rendered(row: Row) -> Iterator[Row]:
+def _rendered(row: Row, images: ShippedImages | None) -> Iterator[Row]:
     """Yields the news that a document is open, then its pages."""
     work: Work = pickle.loads(row["work"])
     try:
-        document = _renderer().open(work.path).result()
+        document = _renderer(images).open(work.path, is_quick=work.is_quick).result()
         pages = selected(work.pages, document.num_pages)
     except VlmError as error:
         yield _event_row(Unreadable(work.document, error.kind, str(error)))
@@ -135,9 +141,9 @@ def _rendered(row: Row) -> Iterator[Row]:
 
 
 @functools.cache
-def _renderer() -> RenderPool:
+def _renderer(images: ShippedImages | None) -> RenderPool:
     """Starts one a task's process: a document that crashes it does not end the job."""
-    return RenderPool(1)
+    return RenderPool(1, images and images.unpacked())
 
 
 def _event_row(event: Event) -> Row:

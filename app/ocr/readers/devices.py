@@ -91,7 +91,7 @@ class DeviceReader:
             due = [page for page in pages if page not in work.done_pages][:limit]
             for start in range(0, len(due), CHUNK):
                 numbers = ",".join(str(page + 1) for page in due[start : start + CHUNK])
-                yield Work(work.document, document.local, numbers), document
+                yield Work(work.document, document.local, numbers, is_quick=work.is_quick), document
             if limit is not None and not (limit := limit - len(due)):
                 return
 

@@ -16,6 +16,7 @@ from vlm_app.ocr.documents.pages import InProcess
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm_app.ocr.documents.page_reading import PageImages
     from vlm_app.ocr.documents.pages import Renderer
 
 
@@ -102,13 +103,18 @@ class EngineConfig:
 
         return EngineDir.open(self.path, verify)
 
-    def renderer(self) -> Renderer:
+    def page_images(self) -> PageImages | None:
+        """Returns how pages become what the engine takes; None: it takes them as pictures."""
         from vlm.processing.processor import processor_source
         from vlm_app.ocr.documents.page_reading import PageImages
-        from vlm_app.ocr.documents.render_pool import RenderPool
 
         source = processor_source(self._open())
-        images = None if source is None else PageImages(source, self.exact_pixels)
+        return None if source is None else PageImages(source, self.exact_pixels)
+
+    def renderer(self) -> Renderer:
+        from vlm_app.ocr.documents.render_pool import RenderPool
+
+        images = self.page_images()
         workers = usual_workers(self.devices[0]) if self.workers is None else self.workers
         return RenderPool(workers, images) if workers else InProcess(images)
 

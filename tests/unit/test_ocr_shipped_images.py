@@ -1,0 +1,41 @@
+"""How pages become an engine's input on machines that have none of its files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+from PIL import Image
+
+from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from vlm.processing.image_processor import ProcessorSource
+from vlm_app.ocr.documents.page_reading import PageImages
+from vlm_app.ocr.readers.shipped_images import ShippedImages
+
+
+def test_settings_travel_by_their_content(tmp_path):
+    folder = tmp_path / "engine"
+    folder.mkdir()
+    settings = {
+        "image_processor_type": "NougatImageProcessor",
+        "size": {"height": 40, "width": 24},
+        "do_thumbnail": False,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    images = PageImages(ProcessorSource(folder, (NOUGAT_IMAGES,), (32, 24), fixed_size=False), exact_pixels=True)
+    picture = Image.new("RGB", (100, 80), (9, 99, 199))
+    own = images.source.load().read(picture)
+    assert own.pixels.shape == (3, 40, 24)  # as the settings have it
+    content = pickle.dumps(ShippedImages.packed(images))
+    shutil.rmtree(folder)
+    shipped = pickle.loads(content)
+    there = shipped.unpacked()
+    assert there.exact_pixels and hash(shipped) == hash(pickle.loads(content))
+    assert np.array_equal(there.source.load().read(picture).pixels, own.pixels)
+
+
+def test_models_without_settings_have_none_to_send():
+    images = PageImages(ProcessorSource(None, (NOUGAT_IMAGES,), (32, 24)))
+    assert ShippedImages.packed(images).unpacked() == images
