@@ -80,7 +80,7 @@ def test_what_documents_trip_over_reaches_the_engine():
 
 def test_a_document_that_is_long_in_opening_holds_up_no_other():
     futures = {name: Future() for name in "abc"}
-    renderer = SimpleNamespace(ahead=2, open=lambda path: futures[path.name])
+    renderer = SimpleNamespace(ahead=2, open=lambda path, is_quick: futures[path.name])
     works = [Work(number, Path(name)) for number, name in enumerate(futures)]
     for name in "bca":
         futures[name].set_result(name) if name != "a" else None

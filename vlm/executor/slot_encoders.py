@@ -17,7 +17,7 @@ from vlm.layers.forward_batch import HiddenStateRecorder
 class SlotEncoders:
     """Networks whose sequences are right-padded."""
 
-    stream = None  # their buffers are decoding's, too
+    stream: torch.cuda.Stream | None = None  # their buffers are decoding's, too
 
     def __init__(
         self,

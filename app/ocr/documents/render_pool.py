@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +46,8 @@ class RenderPool:
         seconds: float = MEDIA_SECONDS,
         memory_mb: int = MEDIA_MEMORY_MB,
     ):
-        self.ahead, self.clock, self.images = workers, StageClock(), images
+        self.ahead, self.clock = workers, StageClock()
+        self.images = pickle.dumps(images)  # once, not with each page
         preload = __name__ if images is None else PRELOAD
         self._pool = MediaPool(MediaConfig(workers, budget=Budget(seconds, memory_mb), preload=preload))
         if images is not None:
@@ -120,15 +123,18 @@ def _sentence(kind: str, what: str, budget: Budget) -> str:
 
 # --- in the process ---
 _documents: OrderedDict[Path, OpenDocument] = OrderedDict()  # the last ones, open
+_images: Callable[[bytes], PageImages | None] = lru_cache(maxsize=4)(pickle.loads)
 
 
-def _answer(path: Path, page: int | None, images: PageImages | None) -> tuple[Any, Mapping[str, float]]:
+def _answer(path: Path, page: int | None, images: bytes) -> tuple[Any, Mapping[str, float]]:
     """Returns a page, or for None (number of pages, digest of the content); and the CPU seconds of its stages."""
     clock = StageClock()
     try:
         with clock("open"):
             document = _opened(path, again=page is None)
-        answer = (document.num_pages, document.digest) if page is None else read_page(document, page, images, clock)
+            answer = (document.num_pages, document.digest) if page is None else None
+        if page is not None:
+            answer = read_page(document, page, _images(images), clock)
         return answer, clock.seconds()
     except (VlmError, MemoryError):
         raise
