@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import io
 import os
 import sys
+
+
+def process() -> None:
+    """Runs the `vlm` command as all that this process does. It ends without taking down what it has built, once
+    everything is written and closed: with torch that takes up to a second."""
+    codes = [1]  # an error that nobody expected
+    atexit.register(_leave, codes)  # the first to be registered is the last to run
+    try:
+        main()
+    except SystemExit as end:
+        codes[0] = end.code if isinstance(end.code, int) else int(end.code is not None)
+        raise
+    codes[0] = 0
+
+
+def _leave(codes: list[int]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # it is full or closed, which a verb has told
+            stream.flush()
+    if "mpi4py" not in sys.modules:  # which says goodbye to its peers when Python is gone
+        os._exit(codes[0])
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,4 +65,4 @@ def _write_utf8() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    process()

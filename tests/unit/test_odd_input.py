@@ -79,3 +79,21 @@ def test_what_no_benchmark_wrote(content, says, tmp_path):
     path = tmp_path / "result.json"
     path.mkdir() if content is None else path.write_text(content)
     assert says in one_sentence(call("bench", "table", path))
+
+
+def test_the_process_of_a_command_ends_once_all_is_written_and_closed(tmp_path):
+    """It takes nothing down; what was registered to run at its end has run, and its exit code stands."""
+    code = (
+        "import atexit, sys, tempfile, vlm_app.cli.main as command\n"
+        "def main():\n"
+        "    atexit.register(lambda: print('closed'))\n"
+        "    globals()['folder'] = tempfile.TemporaryDirectory(dir=sys.argv[1])\n"
+        "    print('text', end=' ')\n"
+        "    sys.exit(3)\n"
+        "class Teardown:\n"
+        "    def __del__(self): print('taken down')\n"
+        "left, command.main = Teardown(), main\n"
+        "command.process()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "text closed\n", "") and not list(tmp_path.iterdir())
