@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 EVENTS = 1024  # that wait to be taken
 SECONDS = 0.1  # between two looks at whether anybody takes them
 QUIET_SECONDS = 1.0  # without an event, until that is told
-# until a thread that holds Python's lock gives it to the engine's, which takes it many times a step (by default: 5 ms)
-SWITCH_SECONDS = 2e-4
 END = object()
 Put = Callable[[Any], None]
 
@@ -32,7 +29,6 @@ class EngineThread:
         self._events: queue.Queue[Any] = queue.Queue(EVENTS)
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        sys.setswitchinterval(min(SWITCH_SECONDS, sys.getswitchinterval()))
         self._thread.start()
 
     def __iter__(self) -> Iterator[Any]:
