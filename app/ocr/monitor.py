@@ -9,6 +9,7 @@ from vlm.stage_clock import StageClock
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.report import Summary
+from vlm_app.ocr.time_series import TimeSeries
 
 
 class Monitor:
@@ -20,7 +21,10 @@ class Monitor:
         self._since = 0.0
 
     def start(self) -> None:
-        self._since = time.perf_counter()
+        """Begins to take the time; what was done before is no part of the series."""
+        self._since, self._summary.series = time.perf_counter(), TimeSeries()
+        self._summary.seconds = 0.0
+        self._sample()
 
     def tell(self) -> None:
         """Tells of the progress, which is sampled now and then."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import json
 import random
+import time
 from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
@@ -109,6 +111,26 @@ def test_a_sample_is_read_with_the_retries_of_a_job(tmp_path):
     assert work(0, documents[0], [0, 4]).pages == "1,5"
 
 
+def test_the_first_pages_of_a_large_sample_are_not_timed(tmp_path):
+    """They fill the engines, whose kernels are compiled then; what they say of lengths and errors counts."""
+    documents, slow = files(tmp_path, 3, 5), []
+
+    class Compiling(FakeReader):
+        def read(self, works, sampling, limit=None):
+            slow.append(time.sleep(0.0 if slow else 0.3))
+            yield from super().read(works, sampling, limit)
+
+    reader = Compiling()
+    drawn = {1: [0, 2, 3, 4], 0: [0, 1, 2]}
+    sample = SampleRun(reader, JobConfig(), 2, lambda summary: None).read(documents, drawn)
+    assert sample.num_untimed == 0 and sample.seconds >= 0.3, "there would be too few left"
+    slow.clear()
+    sample = SampleRun(Compiling(), JobConfig(), 2, lambda summary: None).read(documents, {**drawn, 1: [0, 1, 2, 3, 4]})
+    assert sample.num_untimed == 2 and sample.seconds < 0.3 and len(slow) == 2
+    assert [(page.document, page.page) for page in sample.pages][:3] == [(1, 0), (1, 1), (1, 2)]
+    assert sample.timed == slice(2, 8) and sample.steady == slice(4, 6)
+
+
 # --- what follows ---
 def simulated(pages, slots=SLOTS, start=6.0, open_share=0.0, **queues) -> Sample:
     """Reads pages (document, seconds in a slot, tokens) in so many slots, after a slow start."""
@@ -127,6 +149,16 @@ def simulated(pages, slots=SLOTS, start=6.0, open_share=0.0, **queues) -> Sample
         summary.series.sample(second, 0, 0, measures)
     summary.seconds = end
     return Sample(done, end, slots, summary)
+
+
+def test_what_is_not_timed_does_not_prolong_the_job():
+    census = census_of(*[10] * 40)
+    pages = [(number % 40, 2.0, 500) for number in range(8 * SLOTS)]
+    sample, begun = simulated(pages), [SampledPage(39, 9, 90.0 + n, [500]) for n in range(SLOTS)]
+    cold = dataclasses.replace(sample, pages=begun + list(sample.pages), num_untimed=SLOTS)
+    plain, warm = (predict(each, census, engines=1, gpu_price=None, seed=0) for each in (sample, cold))
+    assert warm.seconds.estimate == pytest.approx(plain.seconds.estimate)
+    assert warm.pages_per_second.estimate == pytest.approx(plain.pages_per_second.estimate)
 
 
 FULL = {"ready": 9, "running": 8, "preparing": 0}

@@ -93,8 +93,7 @@ def _sample(
     drawn = draw_pages(census, sampling.sample or sampling.BATCHES * slots, sampling.seed)
 
     def show(summary: Summary) -> None:
-        note = f"{summary.pages} of {summary.total} pages, {summary.pages_per_second:.1f} pages/s"
-        progress("Reading a sample", summary.pages, summary.total, note)
+        progress("Reading a sample", summary.pages, summary.total, f"{summary.pages} of {summary.total} pages")
 
     with contextlib.closing(load_reader(engine)) as reader, Progress() as progress:
         sample = SampleRun(reader, config, slots, show).read(documents, drawn)

@@ -40,7 +40,7 @@ def predict(sample: Sample, census: Census, *, engines: int, gpu_price: float | 
     pages = _num_pages(census, random)
     count, work, tokens, bad = _sums(sample, whole, census, random).T
     rate = _rates(sample, first, random)
-    start = np.maximum(0.0, sample.seconds - first.sum() / rate)
+    start = np.maximum(0.0, sample.seconds - first[sample.timed].sum() / rate)
     seconds = start + pages * work / count / rate * _cost_beside_sample(sample, census, binding)
     cost = None if gpu_price is None else gpu_price * engines * seconds / 3600
     return Estimate(
@@ -106,7 +106,7 @@ def _rates(sample: Sample, costs: Array, random: np.random.Generator) -> Array:
     """Returns pages a second while the engines are full: [1 + DRAWS]. Each of its parts takes all slots to
     change, once or several times: pages are done in bursts."""
     if not sample.is_steady:
-        return np.full(1 + DRAWS, costs.sum() / sample.seconds)
+        return np.full(1 + DRAWS, costs[sample.timed].sum() / sample.seconds)
     steady = sample.steady
     size = sample.slots * max(1, (steady.stop - steady.start) // (sample.slots * PARTS))
     until = [page.until for page in sample.pages]

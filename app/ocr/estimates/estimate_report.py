@@ -30,13 +30,14 @@ class EstimateReport:
         numbers = asdict(self.estimate)
         binding = numbers.pop("binding")
         span, whole, pages = self.sample.span, self.sample.summary.series.whole(), len(self.sample.pages)
+        timed = pages - self.sample.num_untimed
         return {
             **numbers,
             "level": LEVEL,
             "gpu_price": self.gpu_price,
             "binds": binding,
             "device_share": span.measures.device_share(span.seconds),
-            "cpu_ms_a_page": {name: seconds / pages * 1e3 for name, seconds in whole.measures.stages.items()},
+            "cpu_ms_a_page": {name: seconds / timed * 1e3 for name, seconds in whole.measures.stages.items()},
             "documents": {
                 "found": self.census.num_documents,
                 "counted": len(self.census.counts),
@@ -46,6 +47,7 @@ class EstimateReport:
             },
             "sample": {
                 "pages": pages,
+                "timed": timed,
                 "documents": self.num_sampled_documents,
                 "read_again": self.sample.summary.retries,
                 "seconds": self.sample.summary.seconds,
@@ -75,10 +77,8 @@ class EstimateReport:
         yield f"bad pages: {_ranged(estimate.error_rate, '{:.2%}')}"
         if estimate.binding:
             yield f"what bounds it: {estimate.binding.reason}"
-        yield (
-            f"read for this: {len(self.sample.pages):,} pages of {self.num_sampled_documents:,} documents in"
-            f" {lasting(self.sample.summary.seconds)}; in brackets: {LEVEL:.0%} intervals"
-        )
+        read = f"{len(self.sample.pages):,} pages of {self.num_sampled_documents:,} documents"
+        yield f"read for this: {read}; in brackets: {LEVEL:.0%} intervals"
 
     def _unopened(self) -> str:
         census = self.census

@@ -1,4 +1,7 @@
-"""Reads a sample of pages as a job would, and notes when each was done; nothing is written."""
+"""Reads a sample of pages as a job would, and notes when each was done; nothing is written.
+
+The first pages compile kernels and capture graphs, which takes seconds once: in a large sample they are not timed.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from dataclasses import dataclass, field
 
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.documents.naming import Document
-from vlm_app.ocr.estimates.sampling import work
+from vlm_app.ocr.estimates.sampling import divided, work
 from vlm_app.ocr.events import LOOP, Event, PageFailed, PageRead, Reader, Unreadable
 from vlm_app.ocr.measures import Interval
 from vlm_app.ocr.monitor import Monitor
 from vlm_app.ocr.report import Failure, Summary
+
+TIMED_FROM = 4  # times the slots: a smaller sample would not see the engines full without its first pages
 
 
 @dataclass
@@ -31,15 +36,21 @@ class Sample:
     """Pages in the order in which they were done."""
 
     pages: Sequence[SampledPage]
-    seconds: float  # of the first attempts, from the begin to the end
+    seconds: float  # of the first attempts at those that are timed, from the begin to the end
     slots: int  # pages that are read at once
     summary: Summary
+    num_untimed: int = 0  # of the pages: the first ones
+
+    @property
+    def timed(self) -> slice:
+        return slice(self.num_untimed, len(self.pages))
 
     @property
     def steady(self) -> slice:
-        """Returns the pages between the first filling of the engines and their running empty; none of a small
+        """Returns the timed pages between the first filling of the engines and their running empty; none of a small
         sample."""
-        return slice(self.slots, max(self.slots, len(self.pages) - self.slots))
+        first = self.num_untimed + self.slots
+        return slice(first, max(first, len(self.pages) - self.slots))
 
     @property
     def is_steady(self) -> bool:
@@ -49,7 +60,7 @@ class Sample:
     def span(self) -> Interval:
         """Returns what was measured while the steady part was read, or all of it where there is none."""
         if self.is_steady:
-            begin, end = self.pages[self.slots - 1].until, self.pages[self.steady][-1].until
+            begin, end = self.pages[self.steady.start - 1].until, self.pages[self.steady][-1].until
             if (span := self.summary.series.between(begin, end)).seconds:
                 return span
         return self.summary.series.whole()
@@ -66,13 +77,18 @@ class SampleRun:
 
     def read(self, documents: Sequence[Document], drawn: Mapping[int, Sequence[int]]) -> Sample:
         self._summary.total = sum(map(len, drawn.values()))
+        first, rest = divided(drawn, self._slots if self._summary.total >= TIMED_FROM * self._slots else 0)
         self._monitor.start()
-        self._round(documents, drawn, attempt=0)
+        if first:
+            self._round(documents, first, attempt=0)
+            self._monitor.start()  # again
+        num_untimed = len(self._pages)
+        self._round(documents, rest, attempt=0)
         seconds = self._summary.seconds
         for attempt in range(1, self._config.retries + 1):
             if looped := self._looped():
                 self._round(documents, looped, attempt)
-        return Sample(list(self._pages.values()), seconds, self._slots, self._summary)
+        return Sample(list(self._pages.values()), seconds, self._slots, self._summary, num_untimed)
 
     def _round(self, documents: Sequence[Document], drawn: Mapping[int, Sequence[int]], attempt: int) -> None:
         works = (work(index, documents[index], pages) for index, pages in drawn.items())

@@ -67,6 +67,16 @@ def draw_pages(census: Census, most: int, seed: int) -> dict[int, list[int]]:
     return {document: drawn[document] for document in order}
 
 
+def divided(drawn: Mapping[int, Sequence[int]], count: int) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Returns the first pages, by document, as many as `count` says, and the others."""
+    first: dict[int, list[int]] = {}
+    rest: dict[int, list[int]] = {}
+    places = ((document, page) for document, pages in drawn.items() for page in pages)
+    for number, (document, page) in enumerate(places):
+        (first if number < count else rest).setdefault(document, []).append(page)
+    return first, rest
+
+
 def work(document: int, source: Document, pages: Sequence[int]) -> Work:
     """Returns what a reader takes, of pages from 0."""
     return Work(document, source.source, ",".join(str(page + 1) for page in pages))
