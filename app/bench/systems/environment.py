@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from vlm import __version__
+from vlm.backends.threads import usable_cpus
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "onnxruntime": _version("onnxruntime"),
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
-        "cpus": os.cpu_count(),
+        "cpus": usable_cpus(),
         "load": round(os.getloadavg()[1], 1),  # processes that wanted to run, over the last five minutes
     }
 
