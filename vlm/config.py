@@ -239,6 +239,11 @@ class RuntimeConfig(Config):
         256, "Images whose features are kept for their next use.", cli=False,
         allowed=at_least(0, "it must be 0 (off) or more"),
     )  # fmt: skip
+    batch_invariant: bool = option(
+        False, "On a GPU a request's tokens depend, to the bit, on nothing that it is batched with: every pass has"
+        " the rows of a full one, texts and prompts are computed one at a time.",
+        flags=("--batch-invariant/--no-batch-invariant",),
+    )  # fmt: skip
     cuda_graphs: bool = option(True, "Replay a decode step as a CUDA graph.", cli=False)
     threads: int | None = option(
         None, "CPU threads at most.", default="$OMP_NUM_THREADS, or the usable cores", allowed=Range(1, MAX_THREADS)
@@ -247,3 +252,10 @@ class RuntimeConfig(Config):
     def __post_init__(self) -> None:
         if errors := [*errors_of(self, ",")]:
             raise ConfigError("; ".join(errors) + ".")
+
+    def on(self, device_type: str) -> RuntimeConfig:
+        """Returns what holds on a type of device: the CPU is never batch-invariant; a GPU that is takes each text and
+        each prompt in passes of its own, and keeps nothing of them for another one."""
+        if not self.batch_invariant or device_type == "cpu":
+            return replace(self, batch_invariant=False)
+        return replace(self, max_encoder_tokens=1, prefix_sharing=False)

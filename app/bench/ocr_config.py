@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.options import option, same_option
 from vlm.ranges import at_least
@@ -34,6 +35,7 @@ class OcrBenchConfig(SubjectConfig):
         read=partial(numbers, option="--workers"),
     )  # fmt: skip
     devices: str | None = same_option(PlaceConfig, "devices")
+    batch_invariant: bool = same_option(RuntimeConfig, "batch_invariant", value=True, default="on")
     batch_size: int | None = option(
         None, "Pages read at once.", default=f"as built, or {EngineConfig.CUDA_BATCH_SIZE} on CUDA", allowed=at_least(1)
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -124,10 +125,14 @@ def expected(seed: int, prompt: int, new: int) -> list[int]:
 
 
 def engine(
-    num_self: int, slots: int, burst: int, asynchronous: bool, config=CONFIG, max_prefill_tokens: int = 8192
-) -> LLMEngine:
+    num_self: int, slots: int, burst: int, asynchronous: bool, config=CONFIG, max_prefill_tokens: int = 8192,
+    batch_invariant: bool = False,
+) -> LLMEngine:  # fmt: skip
     alone = not config.cross_attention
-    schedule = SchedulerConfig(slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone)
+    schedule = SchedulerConfig(
+        slots, 4, burst, max_prefill_tokens, config.vocab_size, prefix_sharing=alone and not batch_invariant,
+        batch_invariant=batch_invariant,
+    )  # fmt: skip
     return LLMEngine(
         Invented(config, asynchronous), Scheduler(BlockManager(num_self, 0 if alone else 40), schedule),
         EngineLimits(slots, 40, 8), eos_token_ids=(2,),
@@ -152,12 +157,12 @@ JOBS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(
     JOBS, st.integers(14, 50), st.integers(1, 6), st.sampled_from([1, 3, 4, 16]), st.booleans(),
-    st.sampled_from([CONFIG, ALONE]), st.sampled_from([3, 7, 100]),
+    st.sampled_from([CONFIG, ALONE]), st.sampled_from([3, 7, 100]), st.booleans(),
 )  # fmt: skip
 def test_tokens_do_not_depend_on_company_and_blocks_balance(
-    jobs, num_self, slots, burst, asynchronous, config, max_prefill_tokens
+    jobs, num_self, slots, burst, asynchronous, config, max_prefill_tokens, batch_invariant
 ):
-    llm = engine(num_self, slots, burst, asynchronous, config, max_prefill_tokens)
+    llm = engine(num_self, slots, burst, asynchronous, config, max_prefill_tokens, batch_invariant)
     pending, ids, done, aborted = list(jobs), {}, {}, set()
     for turn in range(2000):
         while pending and pending[0][4] <= turn:
@@ -193,7 +198,57 @@ def test_tokens_do_not_depend_on_company_and_blocks_balance(
         else:
             assert completion.token_ids == want
             assert completion.logprobs == [float(t) for t in want]
+        assert not (batch_invariant and completion.preemptions)
     assert llm.scheduler.blocks.balanced
+
+
+def chunks_of_each(requests: list[Request], steps_apart: int, **options) -> list[list[tuple[int, int, int]]]:
+    """(beam, start, end) of the chunks in which each request's prompt was computed"""
+    llm = engine(60, 4, 4, False, ALONE, **options)
+    prefill, met = llm.executor.prefill, {}
+
+    def noted(prefills):
+        for sequence, chunk in prefills:
+            met.setdefault(sequence.id, []).append((chunk.beam, chunk.start, chunk.end))
+        prefill(prefills)
+
+    llm.executor.prefill = noted
+    ids = []
+    for request in requests:
+        ids.append(llm.add(request))
+        for _ in range(steps_apart):
+            llm.step()
+    while llm.has_work:
+        llm.step()
+    return [met.get(request_id, []) for request_id in ids]
+
+
+@pytest.mark.parametrize("steps_apart", [0, 1, 3])
+@pytest.mark.parametrize("max_prefill_tokens", [5, 7, 100])
+def test_a_batch_invariant_engine_cuts_prompts_as_if_each_were_alone(max_prefill_tokens, steps_apart):
+    options = {"max_prefill_tokens": max_prefill_tokens, "batch_invariant": True}
+    prompts = [(3,) * 19, (3,) * 8, (3,) * 2, (3,) * 14, (3,) * 16]
+    requests = [
+        Request(prompt, params=SamplingParams(max_new_tokens=6, seed=1, num_beams=1 + number % 2))
+        for number, prompt in enumerate(prompts)
+    ]
+    alone = [chunks_of_each([request], 0, **options)[0] for request in requests]
+    assert chunks_of_each(requests, steps_apart, **options) == alone
+    if max_prefill_tokens < 100 and not steps_apart:
+        assert chunks_of_each(requests, 0, max_prefill_tokens=max_prefill_tokens) != alone, "else they share their room"
+
+
+def test_a_batch_invariant_engine_recomputes_nothing():
+    """It takes in what fits at full length; the others wait."""
+    llm = engine(num_self=12, slots=4, burst=4, asynchronous=True, batch_invariant=True)
+    params = SamplingParams(max_new_tokens=30, seed=3, ignore_eos=True)
+    for _ in range(4):
+        llm.add(Request((0,), encoder_output=torch.zeros(2, 8), params=params))
+    done, most = [], 0
+    while llm.has_work:
+        done += [u.completion for u in llm.step() if u.finished]
+        most = max(most, len(llm.scheduler.running))
+    assert most == 1 and [c.preemptions for c in done] == [0] * 4 and llm.scheduler.blocks.balanced
 
 
 def computed(llm: LLMEngine, prompt: list[int], **params) -> int:

@@ -37,7 +37,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
     if device.type == "cpu":
         set_threads(runtime.threads)
     limits = _limits(engine.limits, runtime.max_batch_size)
-    runtime = backend.fit_runtime(engine, runtime, device)
+    runtime = backend.fit_runtime(engine, runtime.on(device.type), device)
     kind = {"device": device, "dtype": getattr(torch, engine.build.dtype)}
     with _memory_errors(engine, device):
         networks = backend.load(engine, runtime, device)
@@ -69,6 +69,7 @@ def _scheduler(executor: Executor, limits: EngineLimits, runtime: RuntimeConfig)
         runtime.max_prefill_tokens,
         config.vocab_size,
         prefix_sharing=runner.shares_prefixes and runtime.prefix_sharing and not config.cross_attention,
+        batch_invariant=runtime.batch_invariant,
     )
     return Scheduler(BlockManager(runner.shape.num_self, runner.shape.num_cross), schedule)
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from vlm.api.pipeline import Pipeline
+from vlm.engine.encoder_engine import EncoderEngine
 from vlm.errors import InputError
-from vlm.executor.packing import bucket_of
 
 LENGTH = 32  # tokens of a made-up text
 LENGTHS = {"max_new_tokens": 2, "ignore_eos": True}
@@ -24,10 +24,11 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     What the engine or the device is too small for is left out, and an encoder alone decodes nothing. The pipeline must
     be idle, and is so afterwards.
     """
-    if not pipeline.capabilities.generates:
+    if isinstance(pipeline.llm, EncoderEngine):
         return
     most = pipeline.capabilities.max_batch_size
-    sizes = sorted({bucket_of(n, most) for n in range(1, most + 1)})
+    executor = pipeline.llm.executor
+    sizes = sorted({executor.padded_batch_size(n) for n in range(1, most + 1)})
     numbers = itertools.count()
     for count, size in enumerate(sizes):
         if progress:

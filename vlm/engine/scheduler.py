@@ -40,6 +40,7 @@ class SchedulerConfig:
     max_prefill_tokens: int = 8192  # a step
     vocab_size: int = 0  # ids from here on are rows of prompt tables
     prefix_sharing: bool = False  # only where a block's content follows from the prompt: not with cross-attention
+    batch_invariant: bool = False  # nothing is recomputed, and prompts are cut where they are cut when alone
 
 
 class Scheduler:
@@ -127,10 +128,12 @@ class Scheduler:
             room = self._plan_chunks(sequence, plan, room)
 
     def _allocate(self, sequence: Sequence) -> bool:
-        """Takes blocks for the prompt and the first burst; False, with nothing changed, when there are not enough."""
+        """Takes blocks for the prompt and the first burst, or for all tokens where none may be recomputed; False, with
+        nothing changed, when there are not enough."""
         width, size = sequence.width, self.config.block_size
         prompt = len(sequence.tokens) - 1  # the first decode step takes the last token
-        each = self.blocks_for(min(len(sequence.tokens) + self.config.burst, sequence.max_length))
+        reach = sequence.max_length if self.config.batch_invariant else len(sequence.tokens) + self.config.burst
+        each = self.blocks_for(min(reach, sequence.max_length))
         whole = prompt // size  # blocks that nothing will be added to: beams share them
         hits = self._known(sequence, prompt)
         need = each - len(hits) + (width - 1) * (each - whole) + (width if width > 1 else 0)
@@ -176,7 +179,10 @@ class Scheduler:
         """Plans as much of a prompt as there is room for; returns what is left of the room."""
         while sequence.pending_chunks and room > 0:
             chunk = sequence.pending_chunks[0]
-            end = min(chunk.end, chunk.start + room)
+            end = min(chunk.end, chunk.start + self.config.max_prefill_tokens)
+            if end > chunk.start + room and self.config.batch_invariant:
+                return 0
+            end = min(end, chunk.start + room)
             plan.prefills.append((sequence, PrefillChunk(chunk.beam, chunk.start, end)))
             sequence.pending_chunks[:1] = [PrefillChunk(chunk.beam, end, chunk.end)] if end < chunk.end else []
             room -= end - chunk.start

@@ -43,7 +43,8 @@ def create_executor(
     encoders = create_encoders(layout, networks, runtime, device=device, dtype=dtype)
     create = {Layout.PAGED: _paged_runner, Layout.SLOTS: _slot_runner}[layout]
     runner = create(networks, limits, runtime, encoders=encoders.networks, shard=shard)
-    return Executor(networks["decoder"].config, runner, encoders, runner.sampler)
+    config, sampler = networks["decoder"].config, runner.sampler
+    return Executor(config, runner, encoders, sampler, batch_invariant=runtime.batch_invariant)
 
 
 def create_encoders(

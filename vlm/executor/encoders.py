@@ -21,6 +21,8 @@ from vlm.requests.image import Image
 from vlm.requests.pixels import Normalization, pixel_values
 from vlm.requests.request import Request
 
+PASS_PIXELS = 1 << 19  # of a batch-invariant pass: one over fewer takes a GPU about as long
+
 
 class EncoderNetworks(Protocol):
     """An engine's networks but its decoder, of one layout: `visual` and `encoder`, with a `config`, or None."""
@@ -49,6 +51,7 @@ class Encoders:
         self.device, self.dtype = networks.device, networks.dtype
         self.max_encoder_batch_size = runtime.max_encoder_batch_size
         self.max_encoder_tokens = runtime.max_encoder_tokens
+        self.batch_invariant = runtime.batch_invariant
         self.asynchronous = self.device.type == "cuda"
         self.encoder_cache = EncoderCache(runtime.encoder_cache_size)
         self.timer = DeviceTimer(self.device)
@@ -71,9 +74,11 @@ class Encoders:
         by_number: dict[int, Tensor] = {}
         with self._beside_decoding() as handed_on:
             for numbers in numbers_by_shape(images):
-                for part in batched(numbers, self.max_encoder_batch_size):
+                size = self._pass_size(images[numbers[0]].pixels)
+                for part in batched(numbers, size):
+                    values = self._values([images[i] for i in part], size)
                     # a graph's output is overwritten by its next run
-                    features = self.networks.encode(self._values([images[i] for i in part])).clone()
+                    features = self.networks.encode(values)[: len(part)].clone()
                     by_number |= zip(part, handed_on(features), strict=True)
         return [by_number[i] for i in range(len(images))]
 
@@ -94,11 +99,20 @@ class Encoders:
             yield handed_on
         following.wait_stream(stream)
 
-    def _values(self, images: Items[Image]) -> Tensor:
+    def _pass_size(self, pixels: Tensor) -> int:
+        """Returns how many images [C, H, W] of a shape are encoded in one pass: at most, or always."""
+        if not self.batch_invariant:
+            return self.max_encoder_batch_size
+        return min(self.max_encoder_batch_size, max(1, PASS_PIXELS // pixels[0].numel()))
+
+    def _values(self, images: Items[Image], size: int) -> Tensor:
         """Returns pixel values [n, C, H, W] of images of one shape on the device: levels, a quarter of the bytes, are
-        normalized there."""
+        normalized there. The batch-invariant pass has `size` images, whatever there are."""
         pixels = torch.stack([image.pixels for image in images]).to(self.device, non_blocking=True)
-        return pixel_values(pixels, images[0].normalization).to(self.dtype)
+        values = pixel_values(pixels, images[0].normalization).to(self.dtype)
+        if not self.batch_invariant:
+            return values
+        return torch.cat((values, values[:1].expand(size - len(values), -1, -1, -1)))
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from operator import attrgetter
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.config import ModelConfig
@@ -26,14 +28,19 @@ from vlm.requests.token_update import Hypothesis
 # sequences from which on a thread sleeps until a burst is done: it wakes up some 50 µs late, but leaves its core to
 # those who prepare the next inputs
 SLEEPING_BATCH_SIZE = 8
+num_features = attrgetter("num_features")
+PASS_ROWS = 2048  # of features, whose cross K/V a batch-invariant pass writes: one of fewer takes a GPU about as long
 
 
 class Executor:
     """Admits sequences into slots, fills their caches and decodes them, burst by burst."""
 
-    def __init__(self, config: ModelConfig, runner: Runner, encoders: Encoders, sampler: Sampler):
-        """`config`: the decoder's; the runner decodes by the same sampler."""
+    def __init__(
+        self, config: ModelConfig, runner: Runner, encoders: Encoders, sampler: Sampler, *, batch_invariant: bool
+    ):
+        """`config`: the decoder's; the runner decodes by the same sampler; `batch_invariant`: see RuntimeConfig."""
         self.config, self.runner, self.encoders, self.sampler = config, runner, encoders, sampler
+        self.batch_invariant = batch_invariant
         self.state, self.logits = sampler.state, sampler.logits
         self.device, self.timer, self.asynchronous = encoders.device, encoders.timer, encoders.asynchronous
         padding_slot = self.state.padding_slot
@@ -55,15 +62,16 @@ class Executor:
             for sequence in texts:
                 self.release(sequence)
             others = [s for s in sequences if s.num_features and s.request.encoder_input_ids is None]
-            others.sort(key=lambda s: s.num_features)  # images of one size share passes
-            for chunk in batched(others, self.encoders.max_encoder_batch_size):
+            others.sort(key=num_features)  # images of one size share passes
+            for chunk in self._passes(others):
                 self.runner.write_cross_kv(chunk, self._features(chunk))
 
     @torch.inference_mode()
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]]) -> None:
         """Puts chunks of prompts into the cache: all tokens but the last, which the first decode step takes."""
         with self.timer("prefill"):
-            self.runner.prefill(prefills, self._prompt_embeds)
+            for part in batched(prefills, 1 if self.batch_invariant else len(prefills)):
+                self.runner.prefill(part, self._prompt_embeds)
         for sequence in {s for s, _ in prefills if not s.pending_chunks}:
             self.release(sequence)
 
@@ -84,6 +92,11 @@ class Executor:
         with self.timer("decode"):
             self.runner.decode(DecodeRows(rows, single, beams), plan, steps)
         return self._fetch(sequences, leaders, start, steps, plan)
+
+    def padded_batch_size(self, rows: int) -> int:
+        """Returns the rows of a decode step that so many slots take part in: kernels sum in another order in another
+        number of rows."""
+        return self.state.padding_slot if self.batch_invariant else bucket_of(rows, self.state.padding_slot)
 
     @torch.inference_mode()
     def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:
@@ -114,8 +127,17 @@ class Executor:
         with memory_errors(reason):
             yield
 
+    def _passes(self, sequences: list[Sequence]) -> Iterator[list[Sequence]]:
+        """Yields the sequences, sorted by their features, whose cross K/V are written in one pass."""
+        if not self.batch_invariant:
+            yield from batched(sequences, self.encoders.max_encoder_batch_size)
+            return
+        for rows, group in itertools.groupby(sequences, num_features):
+            yield from batched(list(group), _pass_size(rows))
+
     def _features(self, sequences: list[Sequence]) -> Tensor:
-        """Returns the features of images, or those that were given: [sum of num_features, hidden]."""
+        """Returns the features of images, or those that were given: [sum of num_features, hidden]; as many rows as a
+        pass always has where it is batch-invariant."""
         images = [s.request.encoder_image for s in sequences if s.request.encoder_image is not None]
         features = iter(self.encoders.encode_pixels(images))
         to_device = lambda x: x.to(self.device, self.encoders.dtype, non_blocking=True)  # noqa: E731
@@ -123,7 +145,8 @@ class Executor:
             next(features) if s.request.encoder_output is None else to_device(s.request.encoder_output)
             for s in sequences
         ]
-        return torch.cat(parts)
+        missing = (_pass_size(len(parts[0])) - len(parts)) * len(parts[0]) if self.batch_invariant else 0
+        return F.pad(torch.cat(parts), (0, 0, 0, missing)) if missing else torch.cat(parts)
 
     # --- prompt embeddings ---
     def _make_prompt_embeds(self, sequences: list[Sequence]) -> None:
@@ -140,11 +163,10 @@ class Executor:
 
     # --- decode ---
     def _rows(self, sequences: list[Sequence]) -> tuple[Tensor, Tensor]:
-        """Returns the slots of a batch, padded to its bucket with the padding slot; and again without those of
-        beams."""
+        """Returns the slots of a batch, padded with the padding slot; and again without those of beams."""
         padding_slot = self.state.padding_slot
         slots = [slot for s in sequences for slot in s.slots]
-        extra = [padding_slot] * (bucket_of(len(slots), padding_slot) - len(slots))
+        extra = [padding_slot] * (self.padded_batch_size(len(slots)) - len(slots))
         single = [slot if s.width == 1 else padding_slot for s in sequences for slot in s.slots]
         rows = self.rows[:, : len(slots) + len(extra)]
         rows.copy_(torch.tensor([slots + extra, single + extra], dtype=torch.int32), non_blocking=True)
@@ -167,3 +189,8 @@ class Executor:
         result, ready = to_host(result), torch.cuda.Event(blocking=len(sequences) >= SLEEPING_BATCH_SIZE)
         ready.record()
         return DecodeBurst(sequences, result, top, logits, ready)
+
+
+def _pass_size(rows: int) -> int:
+    """Returns the sequences of so many features of a batch-invariant pass."""
+    return max(1, PASS_ROWS // rows)

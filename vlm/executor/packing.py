@@ -136,11 +136,11 @@ def batched_by_tokens(items: list[T], most: int, rows: Callable[[T], int]) -> It
         yield group
 
 
-def packed(counts: list[tuple[int, int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Turns (slot, n) pairs into the slot and the position of each of their rows, [sum of n] int32 each"""
+def packed(counts: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+    """Turns (slot, n) pairs into the slot and the position of each of their rows, [sum of n] int32 each, on the host"""
     slots = torch.cat([torch.full((n,), slot, dtype=torch.int32) for slot, n in counts])
     positions = torch.cat([torch.arange(n, dtype=torch.int32) for _, n in counts])
-    return slots.to(device, non_blocking=True), positions.to(device, non_blocking=True)
+    return slots, positions
 
 
 def power_of_two(least: int) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.backends.threads import num_threads, threads_for
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required
-from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, packed
+from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, graph_rows, packed
 from vlm.executor.prompt_embeds import gather_prompt_embeds
 from vlm.executor.runner import Embeds
 from vlm.executor.sampler import DecodeRows, Sampler
@@ -77,7 +78,19 @@ class PagedRunner:
 
     # --- encoders ---
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
-        slots, positions = packed([(s.slot, s.num_features) for s in sequences], self.device)
+        graphs = self.graphs if len(features) <= LAUNCH_BOUND_ROWS else None
+        rows = len(features) if graphs is None else graph_rows(len(features))
+        slots, positions = packed([(s.slot, s.num_features) for s in sequences])
+        extra = rows - len(slots)
+        slots, positions = F.pad(slots, (0, extra), value=self.state.padding_slot), F.pad(positions, (0, extra))
+        places = (x.to(self.device, non_blocking=True) for x in (slots, positions))
+        if graphs is None:
+            self._write_cross_kv(features, *places)
+        else:
+            inputs = F.pad(features, (0, 0, 0, rows - len(features))), *places
+            graphs.replay(("write cross", rows), self._write_cross_kv, *inputs)
+
+    def _write_cross_kv(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
         self.decoder.write_cross_kv(features, self._batch(slots, positions))
 
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:

@@ -30,7 +30,8 @@ class Runner(Protocol):
         """Encodes token sequences and writes their cross K/V."""
 
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
-        """Turns the encoder output of these sequences, features [R, hidden] one after the other, into cross K/V."""
+        """Turns the encoder output of these sequences, features [R, hidden] one after the other, into cross K/V. What
+        follows theirs is padding."""
 
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         """Puts chunks of prompts into the cache."""

@@ -113,7 +113,8 @@ class SlotRunner:
             self._write_padded(group, encode_padded(required(self.encoder), parts, self.dtype, self.device))
 
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
-        rows = features.split([s.num_features for s in sequences])
+        counts = [s.num_features for s in sequences]
+        rows = features[: sum(counts)].split(counts)
         self._write_padded(sequences, pad_sequence(list(rows), batch_first=True))
 
     def _write_padded(self, sequences: list[Sequence], hidden: Tensor) -> None:

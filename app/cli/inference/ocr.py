@@ -38,7 +38,8 @@ OCR_LOADING = LOADING.changed(
         "flags": ("--batch-size", "--max-batch-size"),
         "help": "Pages read at once.",
         "default": f"as built, or {EngineConfig.CUDA_BATCH_SIZE} on CUDA",
-    }
+    },
+    batch_invariant={"default": "on"},
 )
 
 

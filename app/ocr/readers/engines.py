@@ -96,7 +96,8 @@ class EngineConfig:
     def pipeline(self) -> Pipeline:
         """Loads the engine on the first device."""
         here = self.options.overridden_by(LoadOptions(runtime={"device": self.devices[0]}))
-        return here.load(self.path)
+        # whatever reads its pages, and in whatever order they come, a document has the same text
+        return here.load(self.path, batch_invariant=True)
 
     def _open(self, verify: bool = False) -> EngineDir:
         from vlm.artifacts.engine_dir import EngineDir
