@@ -50,7 +50,10 @@ class EstimateConfig:
 
     BATCHES: ClassVar[int] = 8  # as many pages as are read at once, so often, unless told
 
-    sample: int | None = option(None, "Pages to read.", default="8 times what is read at once", allowed=at_least(1))
+    sample: int | None = option(
+        None, "Pages to read.", default="8 times what is read at once, or as many as take ten seconds",
+        allowed=at_least(1),
+    )  # fmt: skip
     seed: int = option(0, "Of the draw of pages, and of the intervals.", allowed=at_least(0))
 
     def __post_init__(self) -> None:

@@ -20,7 +20,8 @@ from vlm_app.ocr.config import EstimateConfig, JobConfig
 from vlm_app.ocr.documents.naming import Source, name_all
 from vlm_app.ocr.estimates.estimate import predict
 from vlm_app.ocr.estimates.estimate_report import EstimateReport
-from vlm_app.ocr.estimates.sample_run import Sample, SampledPage, SampleRun
+from vlm_app.ocr.estimates.noted_reader import SampledPage
+from vlm_app.ocr.estimates.sample_run import Sample, SampleRun
 from vlm_app.ocr.estimates.sampling import MOST_COUNTED, Census, draw_pages, page_range, take_census
 from vlm_app.ocr.measures import Measures, Queues
 from vlm_app.ocr.report import Summary
@@ -129,6 +130,18 @@ def test_the_first_pages_of_a_large_sample_are_not_timed(tmp_path):
     assert sample.num_untimed == 2 and sample.first_seconds >= 0.3 > sample.seconds and len(slow) == 2
     assert [(page.document, page.page) for page in sample.pages][:3] == [(1, 0), (1, 1), (1, 2)]
     assert sample.timed == slice(2, 8) and sample.steady == slice(4, 6)
+
+
+def test_a_later_sample_keeps_the_pages_that_cold_engines_read(tmp_path):
+    documents, reader, told = files(tmp_path, 9, 5), FakeReader(bad=[(1, 0)]), []
+    run = SampleRun(reader, JobConfig(), 2, lambda *done: told.append(done))
+    brief = run.read(documents, {1: [0, 2, 3, 4], 0: [0, 1, 2, 3]})
+    assert brief.num_untimed == 2 and brief.is_brief and brief.pages_for_long_enough > 1000
+    later = run.read(documents, {1: [0, 1, 2, 3, 4], 0: [0, 1, 2, 3, 4, 5, 6]})
+    places = [(page.document, page.page) for page in later.pages]
+    assert len(places) == len(set(places)) == 12 and places[:2] == [(1, 0), (1, 2)] == places[: later.num_untimed]
+    assert later.first_seconds == brief.first_seconds > 0 and later.pages[0].is_bad and told[-1] == (12, 12)
+    assert [failure.page for failure in later.summary.failures] == [1], "the first page's, once"
 
 
 # --- what follows ---

@@ -95,7 +95,10 @@ def _sample(
         progress("Reading a sample", done, total, f"{done} of {total} pages")
 
     with contextlib.closing(load_reader(engine)) as reader, Progress() as progress:
-        sample = SampleRun(reader, config, slots, show).read(documents, drawn)
+        run = SampleRun(reader, config, slots, show)
+        sample = run.read(documents, drawn)
+        if sampling.sample is None and sample.is_brief and len(sample.pages) < sum(map(len, census.pages.values())):
+            sample = run.read(documents, draw_pages(census, sample.pages_for_long_enough, sampling.seed))
     if not sample.pages:
         raise InputError(f"no page of the sample could be read: {sample.summary.failures[0].reason}")
     return sample

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -67,14 +67,18 @@ def draw_pages(census: Census, most: int, seed: int) -> dict[int, list[int]]:
     return {document: drawn[document] for document in order}
 
 
-def divided(drawn: Mapping[int, Sequence[int]], count: int) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Returns the first pages, by document, as many as `count` says, and the others."""
+def first_of(drawn: Mapping[int, Sequence[int]], count: int) -> dict[int, list[int]]:
+    """Returns the first so many pages, by document."""
     first: dict[int, list[int]] = {}
-    rest: dict[int, list[int]] = {}
-    places = ((document, page) for document, pages in drawn.items() for page in pages)
-    for number, (document, page) in enumerate(places):
-        (first if number < count else rest).setdefault(document, []).append(page)
-    return first, rest
+    for document, page in itertools.islice(((d, page) for d, pages in drawn.items() for page in pages), count):
+        first.setdefault(document, []).append(page)
+    return first
+
+
+def without(drawn: Mapping[int, Sequence[int]], known: Collection[tuple[int, int]]) -> dict[int, list[int]]:
+    """Returns the pages, by document, but for those that are known."""
+    rest = {document: [page for page in pages if (document, page) not in known] for document, pages in drawn.items()}
+    return {document: pages for document, pages in rest.items() if pages}
 
 
 def page_range(pages: Sequence[int]) -> str:
