@@ -70,8 +70,7 @@ def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | Non
     if (1 if pdf is None else pdf.num_pages) > room:
         raise LimitError(f"a request may have {config.max_images} images and pages; send the others by themselves.")
     if pdf is None:
-        picture = file.picture(detail) if isinstance(file, Rendered) else file
-        yield load_image(picture, max_pixels=config.max_pixels)
+        yield load_image(file, max_pixels=config.max_pixels, detail=detail)
         return
     for page in range(pdf.num_pages):
         yield pdf.render(page, max_pixels=config.max_pixels, detail=detail)
