@@ -16,7 +16,7 @@ from PIL import Image
 from vlm.artifacts.files import open_regular
 from vlm.errors import DocumentError, ImageError, listed
 from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
-from vlm.processing.image_tags import check_tags
+from vlm.processing.image_tags import check_tags, seek_frame
 from vlm.processing.images import Detail, damage, decoded, open_image
 from vlm.processing.scanned_page import ScannedPage
 from vlm.processing.sized_images import load_sized, sized
@@ -168,7 +168,8 @@ class ImageDocument(Document):
             is_tiff = image.format == "TIFF"
         # an animation is one picture, a TIFF of several frames a document
         with damage(name), open_regular(path) as file:
-            self.num_pages = check_tags(file, nested=True) if is_tiff else 1
+            self._offsets = check_tags(file, nested=True) if is_tiff else ()
+        self.num_pages = len(self._offsets) if is_tiff else 1
         if self.num_pages > MAX_FRAMES:
             raise ImageError(f"{name} has more than {MAX_FRAMES:,} frames; split it.", "too large")
 
@@ -178,7 +179,7 @@ class ImageDocument(Document):
         name = f"{self.path} page {page + 1}"
         with open_image(self.path, name, checked=True) as image:
             with damage(name):
-                image.seek(page)
+                seek_frame(image, page, self._offsets)
             return decoded(image, name)
 
 
