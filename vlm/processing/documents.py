@@ -14,7 +14,7 @@ from typing import Any
 from PIL import Image
 
 from vlm.artifacts.files import open_regular
-from vlm.errors import DocumentError, ImageError, listed
+from vlm.errors import DocumentError, ImageError, counted, listed
 from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
 from vlm.processing.image_tags import check_tags, seek_frame
 from vlm.processing.images import Detail, damage, decoded, open_image
@@ -239,8 +239,9 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
         first = int(match[1])
         last = first if not match[2] else int(match[3]) if match[3] else num_pages
         if not 1 <= first <= last <= num_pages:
-            have = "1 page" if num_pages == 1 else f"{num_pages} pages"
-            raise DocumentError(f"pages {part.strip()} were asked for, {name} has {have}.", "page range")
+            raise DocumentError(
+                f"pages {part.strip()} were asked for, {name} has {counted(num_pages, 'page')}.", "page range"
+            )
         numbers.update(dict.fromkeys(range(first - 1, last)))
     return list(numbers)
 
