@@ -97,7 +97,8 @@ class Job:
             if self._plan.is_read(document, done_pages):
                 self._settle(document)
             else:
-                yield Work(document, self._plan.due[document].source, self.config.pages, done_pages, is_quick=True)
+                target = self._plan.due[document]
+                yield Work(document, target.source, target.pages, done_pages, is_quick=True)
 
     def _looped_works(self, attempt: int) -> Iterator[Work]:
         for document in list(self._plan.due):
@@ -131,7 +132,7 @@ class Job:
         except DocumentError as error:
             self._fail(self._plan.due.pop(event.document).source, error.kind, str(error))
             return
-        self.ledger.opened(event, self.config.pages)
+        self.ledger.opened(event, self._plan.due[event.document].pages)
         self._open_documents.add(event.document)
         missing = self._missing_pages[event.document] = set(event.pages) - self.ledger.attempts(event.document).keys()
         if not missing:
@@ -190,8 +191,8 @@ class Job:
             raise DocumentError(reason, "error rate")
 
     def _write(self, document: int, draft: Draft) -> None:
-        text = writers.WRITERS[self.config.format](draft)
-        self._outputs.write(document, self._plan.due[document].name, text, self._plan.selection)
+        text, target = writers.WRITERS[self.config.format](draft), self._plan.due[document]
+        self._outputs.write(document, target.name, text, target.selection)
 
     def _draft(self, document: int) -> Draft:
         record, source = self.ledger.record(document), self._plan.due[document].source

@@ -35,12 +35,14 @@ class Measures:
     retries: int = 0  # pages that were read again
     engines: int = 0
     queues: Queues | None = field(default_factory=Queues)
+    compile_seconds: float = 0.0  # in which engines waited for kernels to be compiled
 
     def __add__(self, other: Measures) -> Measures:
         """Returns those of two parts of a job that go on side by side."""
         return Measures(
             added(self.stages, other.stages),
             None if self.device is None or other.device is None else added(self.device, other.device),
+            compile_seconds=max(self.compile_seconds, other.compile_seconds),
             retries=self.retries + other.retries,
             engines=self.engines + other.engines,
             queues=None if self.queues is None or other.queues is None else self.queues + other.queues,
@@ -52,6 +54,7 @@ class Measures:
             self,
             stages=added(self.stages, earlier.stages, sign=-1),
             device=None if self.device is None else added(self.device, earlier.device or {}, sign=-1),
+            compile_seconds=self.compile_seconds - earlier.compile_seconds,
             retries=self.retries - earlier.retries,
         )
 

@@ -20,6 +20,11 @@ class Target:
 
     source: Path
     name: str
+    pages: str | None  # to read; None: all
+
+    @property
+    def selection(self) -> str:
+        return self.pages or "all"
 
 
 class Plan:
@@ -27,7 +32,7 @@ class Plan:
 
     def __init__(self, ledger: Ledger, documents: list[Document], outputs: Outputs, pages: str | None, recompute: bool):
         self._ledger, self._documents, self._outputs, self._recompute = ledger, documents, outputs, recompute
-        self.pages = pages
+        self._pages = pages
         self.due: dict[int, Target] = {}  # by number in the ledger
         self.num_skipped = 0
         self.refusals: list[tuple[Path, VlmError]] = []
@@ -43,18 +48,14 @@ class Plan:
                 except VlmError as error:
                     self.refusals.append((document.source, error))
 
-    @property
-    def selection(self) -> str:
-        return self.pages or "all"
-
     def done_pages(self, document: int) -> frozenset[int]:
         """Pages (from 0) of a due document that the ledger has."""
         return frozenset(self._ledger.attempts(document))
 
     def is_read(self, document: int, done_pages: frozenset[int]) -> bool:
         """Says whether these pages are all that are asked for, so that the document need not be opened."""
-        record = self._ledger.record(document)
-        return record.pages is not None and record.selection == self.pages and done_pages.issuperset(record.pages)
+        record, pages = self._ledger.record(document), self.due[document].pages
+        return record.pages is not None and record.selection == pages and done_pages.issuperset(record.pages)
 
     def check_unchanged(self, document: int) -> None:
         """Raises DocumentError for a file that was written while it was read: its pages may be of two contents."""
@@ -81,7 +82,8 @@ class Plan:
     def _add(self, document: Document) -> None:
         state, source = regular_file_state(document.source), key(document.source)
         record = self._ledger.find(source)
-        if record is None and self._is_of_sibling(source, state):
+        pages = document.pages or self._pages
+        if record is None and self._is_of_sibling(source, state, pages or "all"):
             self.num_skipped += 1
             return
         if record is None:
@@ -93,13 +95,14 @@ class Plan:
             self._bring_up(record, document.source, state)
         if self._recompute:
             self._outputs.take_over(number, name)
-        if self._outputs.is_current(number, name, self.selection):
+        target = Target(document.source, name, pages)
+        if self._outputs.is_current(number, name, target.selection):
             self.num_skipped += 1
         else:
-            self.due[number] = Target(document.source, name)
+            self.due[number] = target
 
-    def _is_of_sibling(self, source: str, state: FileState) -> bool:
-        return not self._recompute and self._outputs.is_of_sibling(source, state.stamp, self.selection)
+    def _is_of_sibling(self, source: str, state: FileState, selection: str) -> bool:
+        return not self._recompute and self._outputs.is_of_sibling(source, state.stamp, selection)
 
     def _new_name(self, document: Document, may_be_there: bool) -> str:
         """Returns the best name that no other document has; DocumentError where a file is there that the job did not

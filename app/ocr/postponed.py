@@ -30,7 +30,7 @@ class Postponed:
         """Yields what is left to read, first the pages that are known: a limit has room for these."""
         for document, pages in sorted(self._pages.items(), key=lambda item: not item[1]):
             if target := self._plan.due.get(document):
-                yield Work(document, target.source, self._plan.pages, self._done_pages(document, pages))
+                yield Work(document, target.source, target.pages, self._done_pages(document, pages))
 
     def _done_pages(self, document: int, postponed: set[int]) -> frozenset[int]:
         """Returns the pages that are not to be read, also those that lie behind a limit."""

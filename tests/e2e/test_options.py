@@ -201,6 +201,7 @@ VERBS = [
 GIVEN = {
     "device": "cpu", "dtype": "float32", "backend": "torch", "max_batch_size": 3, "max_seq_len": 40,
     "max_encoder_input_len": 30, "threads": 2, "kv_cache_free_gpu_memory_fraction": 0.4, "cross_kv_cache_fraction": 0.3,
+    "batch_invariant": True,
 }  # fmt: skip
 
 
@@ -222,7 +223,7 @@ def test_each_verb_hands_on_how_its_models_are_loaded(verb, tmp_path, monkeypatc
     if verb[0] in ("ocr", "estimate", "export-triton"):
         monkeypatch.setattr("vlm.build.store.resolve", note)
     arguments = [str(tmp_path / word) if word in ("x", "y") else word for word in verb]
-    flags = [part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", value)]
+    flags = [part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", value) if part is not True]
     result = call(*arguments, *flags)
     assert "Loaded" in result.stderr, result.stderr
     build = {

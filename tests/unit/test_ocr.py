@@ -179,7 +179,7 @@ class FakePipeline:
     """Holds at most `window` inputs; answers the newest first; says what it saw of each picture."""
 
     capabilities, feed, device_seconds = SimpleNamespace(max_batch_size=3), None, MappingProxyType({})
-    device = torch.device("cpu")
+    device, compile_seconds = torch.device("cpu"), 0.0
 
     def __init__(self, window=3, interrupt_after=None):
         self.clock = StageClock()

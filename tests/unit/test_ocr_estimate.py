@@ -21,7 +21,7 @@ from vlm_app.ocr.documents.naming import Source, name_all
 from vlm_app.ocr.estimates.estimate import predict
 from vlm_app.ocr.estimates.estimate_report import EstimateReport
 from vlm_app.ocr.estimates.sample_run import Sample, SampledPage, SampleRun
-from vlm_app.ocr.estimates.sampling import MOST_COUNTED, Census, draw_pages, take_census, work
+from vlm_app.ocr.estimates.sampling import MOST_COUNTED, Census, draw_pages, page_range, take_census
 from vlm_app.ocr.measures import Measures, Queues
 from vlm_app.ocr.report import Summary
 
@@ -98,17 +98,17 @@ def test_every_page_is_as_likely_as_any_other():
 
 def test_a_sample_is_read_with_the_retries_of_a_job(tmp_path):
     documents = files(tmp_path, 3, 3)
-    reader = FakeReader(bad=[(0, 1)], loops=[(0, 0), (1, 2)])
+    reader = FakeReader(bad=[(2, 1)], loops=[(2, 0), (1, 2)])
     told = []
-    run = SampleRun(reader, JobConfig(retries=2), 2, lambda summary: told.append(summary.pages))
+    run = SampleRun(reader, JobConfig(retries=2), 2, lambda done, total: told.append((done, total)))
     sample = run.read(documents, {1: [0, 2], 0: [0, 1]})
-    assert reader.read_pages == [(1, 0), (1, 2), (0, 0), (0, 1), (1, 2), (0, 0)]
+    assert reader.read_pages == [(1, 0), (1, 2), (2, 0), (2, 1), (1, 2), (2, 0)], "the job numbers its documents"
     by_place = {(page.document, page.page): page for page in sample.pages}
     assert by_place[1, 2].tokens == [2, 2] and not by_place[1, 2].is_bad
     assert by_place[0, 1].tokens == [0] and by_place[0, 1].is_bad
-    assert (sample.summary.pages, sample.summary.retries, told[-1]) == (4, 2, 4)
+    assert (sample.summary.pages, sample.summary.retries, told[-1]) == (3, 2, (4, 4))
     assert [page.until for page in sample.pages] == sorted(page.until for page in sample.pages)
-    assert work(0, documents[0], [0, 4]).pages == "1,5"
+    assert page_range([0, 4]) == "1,5"
 
 
 def test_the_first_pages_of_a_large_sample_are_not_timed(tmp_path):
@@ -122,11 +122,11 @@ def test_the_first_pages_of_a_large_sample_are_not_timed(tmp_path):
 
     reader = Compiling()
     drawn = {1: [0, 2, 3, 4], 0: [0, 1, 2]}
-    sample = SampleRun(reader, JobConfig(), 2, lambda summary: None).read(documents, drawn)
+    sample = SampleRun(reader, JobConfig(), 2, lambda *_: None).read(documents, drawn)
     assert sample.num_untimed == 0 and sample.seconds >= 0.3, "there would be too few left"
     slow.clear()
-    sample = SampleRun(Compiling(), JobConfig(), 2, lambda summary: None).read(documents, {**drawn, 1: [0, 1, 2, 3, 4]})
-    assert sample.num_untimed == 2 and sample.seconds < 0.3 and len(slow) == 2
+    sample = SampleRun(Compiling(), JobConfig(), 2, lambda *_: None).read(documents, {**drawn, 1: [0, 1, 2, 3, 4]})
+    assert sample.num_untimed == 2 and sample.first_seconds >= 0.3 > sample.seconds and len(slow) == 2
     assert [(page.document, page.page) for page in sample.pages][:3] == [(1, 0), (1, 1), (1, 2)]
     assert sample.timed == slice(2, 8) and sample.steady == slice(4, 6)
 
@@ -159,6 +159,35 @@ def test_what_is_not_timed_does_not_prolong_the_job():
     plain, warm = (predict(each, census, engines=1, gpu_price=None, seed=0) for each in (sample, cold))
     assert warm.seconds.estimate == pytest.approx(plain.seconds.estimate)
     assert warm.pages_per_second.estimate == pytest.approx(plain.pages_per_second.estimate)
+
+
+def test_a_job_has_a_cold_engine_too():
+    """Its first pages took four seconds more than others did, which began after six."""
+    census, sample = census_of(*[50] * 20), even(64, **FULL)
+    begun = [SampledPage(19, 49, 20.0, [100]) for _ in range(SLOTS)]
+    cold = dataclasses.replace(
+        sample, pages=begun + list(sample.pages), num_untimed=SLOTS, first_seconds=6.0 + 1.0 + 4.0
+    )
+    plain, later = (predict(each, census, engines=1, gpu_price=None, seed=0) for each in (sample, cold))
+    assert later.seconds.estimate == pytest.approx(plain.seconds.estimate + 4.0)
+
+
+def test_kernels_that_are_compiled_are_no_part_of_the_sample(tmp_path):
+    documents = files(tmp_path, 3, 3)
+
+    class Compiling(FakeReader):
+        compiled = 0.0
+
+        def measures(self):
+            return Measures(engines=1, compile_seconds=self.compiled)
+
+        def _answer(self, work, page, sampling):
+            time.sleep(0.2 * (not self.compiled))
+            self.compiled = 0.2
+            return super()._answer(work, page, sampling)
+
+    sample = SampleRun(Compiling(), JobConfig(), 2, lambda *_: None).read(documents, {0: [0, 1], 1: [2]})
+    assert sample.seconds < 0.2 <= sample.pages[0].until
 
 
 FULL = {"ready": 9, "running": 8, "preparing": 0}

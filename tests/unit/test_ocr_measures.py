@@ -87,7 +87,7 @@ def test_a_meter_adds_up_the_calls_of_a_job():
     """The pipeline's own device time begins anew with each call."""
     usage = SimpleNamespace(running=3, waiting=2)
     pipeline = SimpleNamespace(
-        clock=StageClock(), device_seconds={}, feed=None, usage=lambda: usage,
+        clock=StageClock(), device_seconds={}, compile_seconds=0.0, feed=None, usage=lambda: usage,
         capabilities=SimpleNamespace(max_batch_size=4),
     )  # fmt: skip
     renderer = SimpleNamespace(clock=StageClock(), ahead=5)

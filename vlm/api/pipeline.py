@@ -29,6 +29,7 @@ from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.layers.forward_batch import HiddenStateRecorder
+from vlm.ops.kernels.compile_time import compile_seconds
 from vlm.processing.input_fields import INPUT_KEYS
 from vlm.processing.processor import Processor
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
@@ -220,6 +221,11 @@ class Pipeline:
         seconds = {name: device.get(name, 0.0) for name in ("encode", "prefill", "decode")}
         total = (self._ended or time.perf_counter()) - self._started
         return {"preprocess": self._preprocess_seconds, **seconds, "total": total, "tokens": self._tokens}
+
+    @property
+    def compile_seconds(self) -> float:
+        """Returns what this process has spent on compiling kernels: once on a machine, which keeps them."""
+        return compile_seconds()
 
     @property
     def device_seconds(self) -> dict[str, float]:

@@ -25,7 +25,6 @@ from vlm_app.ocr.estimates.sample_run import Sample, SampleRun
 from vlm_app.ocr.estimates.sampling import Census, draw_pages, take_census
 from vlm_app.ocr.readers.devices import load_reader
 from vlm_app.ocr.readers.engines import EngineConfig, devices_of
-from vlm_app.ocr.report import Summary
 
 if TYPE_CHECKING:
     from vlm_app.ocr.estimates.estimate_report import EstimateReport
@@ -92,8 +91,8 @@ def _sample(
     slots = engine.batch_size * len(engine.devices)
     drawn = draw_pages(census, sampling.sample or sampling.BATCHES * slots, sampling.seed)
 
-    def show(summary: Summary) -> None:
-        progress("Reading a sample", summary.pages, summary.total, f"{summary.pages} of {summary.total} pages")
+    def show(done: int, total: int) -> None:
+        progress("Reading a sample", done, total, f"{done} of {total} pages")
 
     with contextlib.closing(load_reader(engine)) as reader, Progress() as progress:
         sample = SampleRun(reader, config, slots, show).read(documents, drawn)

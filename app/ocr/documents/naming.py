@@ -37,6 +37,7 @@ class Document:
 
     source: Path
     names: tuple[str, ...]
+    pages: str | None = None  # to read of it; None: those that the job reads of every document
 
 
 def name_all(sources: Iterable[Source]) -> list[Document]:

@@ -32,7 +32,7 @@ def predict(sample: Sample, census: Census, *, engines: int, gpu_price: float | 
     """Draws documents, pages and parts of the time in which the engines were full, again and again with replacement.
 
     A job takes as long as the sample did from its begin to its end beyond what its pages cost when the engines are
-    full, and as all of its pages cost then.
+    full, or its first pages did in a cold engine, and as all of its pages cost then.
     """
     random = np.random.default_rng(seed)
     binding = bottleneck(sample.span)
@@ -41,6 +41,7 @@ def predict(sample: Sample, census: Census, *, engines: int, gpu_price: float | 
     count, work, tokens, bad = _sums(sample, whole, census, random).T
     rate = _rates(sample, first, random)
     start = np.maximum(0.0, sample.seconds - first[sample.timed].sum() / rate)
+    start = np.maximum(start, sample.first_seconds - first[: sample.num_untimed].sum() / rate)
     seconds = start + pages * work / count / rate * _cost_beside_sample(sample, census, binding)
     cost = None if gpu_price is None else gpu_price * engines * seconds / 3600
     return Estimate(

@@ -77,9 +77,9 @@ def divided(drawn: Mapping[int, Sequence[int]], count: int) -> tuple[dict[int, l
     return first, rest
 
 
-def work(document: int, source: Document, pages: Sequence[int]) -> Work:
-    """Returns what a reader takes, of pages from 0."""
-    return Work(document, source.source, ",".join(str(page + 1) for page in pages))
+def page_range(pages: Sequence[int]) -> str:
+    """Returns what people call pages from 0."""
+    return ",".join(str(page + 1) for page in pages)
 
 
 def _regular(documents: Sequence[Document], indices: Sequence[int], failures: list[Failure]) -> Iterator[Work]:

@@ -34,7 +34,8 @@ class Meter:
 
     def measures(self) -> Measures:
         stages = added(self._pipeline.clock.seconds(), self._renderer.clock.seconds())
-        return Measures(stages, self._device_seconds(), engines=1, queues=self._queues())
+        compiled = self._pipeline.compile_seconds
+        return Measures(stages, self._device_seconds(), compile_seconds=compiled, engines=1, queues=self._queues())
 
     def _next(self, results: Iterator[tuple[int, Output | VlmError]]) -> tuple[int, Output | VlmError] | None:
         with self._pipeline.clock("decode"):

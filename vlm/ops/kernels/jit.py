@@ -11,6 +11,8 @@ from typing import Any, Protocol, cast
 
 import triton
 
+from vlm.ops.kernels import compile_time
+
 
 class Kernel(Protocol):
     """A compiled function: called by other kernels, launched by the host."""
@@ -23,4 +25,5 @@ class Kernel(Protocol):
         ...
 
 
+compile_time.watch()
 jit = cast("Callable[[Callable[..., Any]], Kernel]", triton.jit)
