@@ -78,6 +78,11 @@ class VlmWarning(UserWarning):
     """What goes on, though not as the caller may expect; the command line prints it as one line."""
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number of things: `1 page`, `2 pages`; `noun`: one of them."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def listed(items: Iterable[object], limit: int = 8) -> str:
     """Returns a sentence-sized list: `a, b, c and 5 more`."""
     words = [str(item) for item in items]

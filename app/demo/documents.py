@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlm.errors import DocumentError, InputError
+from vlm.errors import DocumentError, InputError, counted
 from vlm.processing.documents import Document, open_document
 from vlm.processing.images import Detail
 
@@ -40,7 +40,7 @@ def page_image(path: str | None, page: float | None, detail: Detail | None = Non
         raise InputError("there is no document yet; choose a PDF or an image, or take an example.")
     with closing(_opened(path)) as document:
         if page is None or not 1 <= page <= document.num_pages:
-            have = "1 page" if document.num_pages == 1 else f"{document.num_pages} pages"
+            have = counted(document.num_pages, "page")
             raise DocumentError(f"page {page} was asked for, the document has {have}.")
         try:
             return document.render(int(page) - 1, detail=detail)

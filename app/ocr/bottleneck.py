@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from vlm.errors import counted
 from vlm_app.ocr.measures import Interval, Measures, Queues
 
 ENGINE = "engine"
@@ -70,4 +71,4 @@ def _busy(measures: Measures, share: float) -> str:
 
 def _waiting(queues: Queues) -> str:
     count = round(queues.ready)
-    return f"{count} page{'' if count == 1 else 's'} wait{'s' if count == 1 else ''} for the engine"
+    return f"{counted(count, 'page')} wait{'s' * (count == 1)} for the engine"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlm.errors import VlmError, listed
+from vlm.errors import VlmError, counted, listed
 from vlm_app.ocr.bottleneck import bottleneck
 from vlm_app.ocr.time_series import TimeSeries
 
@@ -81,7 +81,7 @@ class Summary:
 
 def live(summary: Summary, documents: int) -> str:
     """Returns a line while the job runs."""
-    parts = [f"{summary.done} of {documents} documents", f"{summary.pages} pages"]
+    parts = [f"{summary.done} of {counted(documents, 'document')}", counted(summary.pages, "page")]
     parts += [f"{summary.pages_per_second:.1f} pages/s", f"{summary.tokens_per_second:.0f} tokens/s"]
     if failures := summary.bad_pages + sum(failure.page is None for failure in summary.failures):
         parts.append(f"{failures} failed")
@@ -93,15 +93,16 @@ def live(summary: Summary, documents: int) -> str:
 def totals(summary: Summary, gpu_price: float | None = None) -> Iterator[str]:
     """Yields lines of the final report."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(summary.finish_reasons.items()))
-    text = f"{summary.documents} documents, {summary.pages} pages, {summary.tokens} tokens in {summary.seconds:.1f} s"
-    yield text + (f" ({reasons})" if reasons else "")
+    counts = {"document": summary.documents, "page": summary.pages, "token": summary.tokens}
+    text = ", ".join(counted(count, noun) for noun, count in counts.items())
+    yield f"{text} in {summary.seconds:.1f} s" + (f" ({reasons})" if reasons else "")
     yield _shares(summary)
     if summary.pages:
         yield f"{summary.pages_per_second:.2f} pages/s, {summary.tokens_per_second:.1f} tokens/s"
     if binding := bottleneck(summary.series.whole()):
         yield f"what bounds it: {binding.reason}"
     if summary.ledger_pages:
-        yield f"{summary.ledger_pages} pages had been read before and were taken from the ledger"
+        yield f"{counted(summary.ledger_pages, 'page')} had been read before and came from the ledger"
     if summary.failures:
         kinds = Counter(failure.kind for failure in summary.failures).most_common()
         yield "failures: " + ", ".join(f"{count} {kind}" for kind, count in kinds)
@@ -117,12 +118,13 @@ def _shares(summary: Summary) -> str:
 def complaints(summary: Summary) -> Iterator[str]:
     """Tells what was not done, page by page."""
     if summary.skipped:
-        yield f"{summary.skipped} documents skipped: their output is there (--recompute reads them again)."
+        skipped = counted(summary.skipped, "document")
+        yield f"{skipped} skipped: the output is there (--recompute reads it again)."
     for failure in summary.failures:
         where = f"{failure.document} page {failure.page}" if failure.page else str(failure.document)
         yield f"not read: {where}: {failure.reason}"
     partial = f"; finished pages of the others are in {listed(summary.partial)}" if summary.partial else ""
     if summary.interrupted:
-        yield f"interrupted: {summary.documents} documents are finished{partial}."
+        yield f"interrupted: {counted(summary.documents, 'document')} finished{partial}."
     if summary.is_limited:
         yield f"the limit of pages is reached{partial}; the same command without --limit reads the rest."

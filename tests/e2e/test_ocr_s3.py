@@ -67,7 +67,7 @@ def test_another_machine_goes_on_from_the_copy_of_the_ledger(cli, bucket, tmp_pa
     rows = sqlite3.connect(tmp_path / "copy").execute("SELECT path, state FROM pages JOIN documents ON id = document")
     assert list(rows) == [(f"{bucket}/in/a.pdf", "done")] * 5
     code, err = cli(f"{bucket}/in/a.pdf", "-o", f"{bucket}/out", *SHORT)
-    assert code == 0 and "5 pages had been read before" in err and "1 documents, 0 pages" in err
+    assert code == 0 and "5 pages had been read before" in err and "1 document, 0 pages" in err
     assert objects(f"{bucket}/out") == whole
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("pypdfium2", reason="pypdfium2 is not installed: no PDF can 
 from pathlib import Path
 
 from tests.prompted_kit import call, saved
+from vlm.processing.image_processor import ImageProcessor
 
 PAGE = Path(__file__).parents[2] / "examples" / "page.png"
 SHORT = ("--device", "cpu", "--max-new-tokens", "6")
@@ -65,6 +66,15 @@ def test_pages_stand_in_one_prompt(report, llava):
     result = call(*given)
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
     assert f"{report} has several pages" in result.stderr and "say which with --pages 1" in result.stderr
+
+
+def test_pages_are_drawn_at_the_size_that_the_model_keeps(report, llava, monkeypatch):
+    """In single requests and in a conversation: at 200 dpi a page of the report is twice as large as its picture."""
+    seen, read, full = [], ImageProcessor.read, 2 * Image.open(PAGE).width
+    monkeypatch.setattr(ImageProcessor, "read", lambda self, image: seen.append(image.width) or read(self, image))
+    rows(call("run", "--image", report, "--page", 1, *SHORT, "--json"))
+    rows(call("run", "--image", report, "--page", 1, "--chat", "--model", llava, *SHORT, "--json", stdin=b"w1\n"))
+    assert len(seen) == 2 and seen[1] < seen[0] < full
 
 
 def test_what_is_wrong_is_one_sentence(report, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from PIL import Image
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from vlm.errors import DocumentError, ImageError
 from vlm.processing.documents import is_document, open_document, parse_pages
@@ -37,6 +38,19 @@ def test_an_image_is_a_document_of_one_page_and_a_tiff_of_its_frames(tmp_path):
     assert open_document(tmp_path / "x.gif").num_pages == 1
     tiff = open_document(tmp_path / "x.tif")
     assert [tiff.render(i).getpixel((4, 4)) for i in range(3)] == [(255, 0, 0), (0, 255, 0), (0, 0, 255)]
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_lzw"])
+def test_a_frame_is_found_without_those_before_it(tmp_path, monkeypatch, compression):
+    """Whichever is read: a document of n frames costs n times one of them, and no frame but that is held."""
+    frames = [Image.new("RGB", (4 + n % 3, 4), (n, 255 - n, 7)) for n in range(200)]
+    frames[0].save(tmp_path / "x.tif", save_all=True, append_images=frames[1:], compression=compression)
+    document, seen, load = open_document(tmp_path / "x.tif"), [], ImageFileDirectory_v2.load
+    monkeypatch.setattr(ImageFileDirectory_v2, "load", lambda self, file: seen.append(file.tell()) or load(self, file))
+    for n in (*range(200), 120, 3):
+        assert document.render(n).tobytes() == frames[n].tobytes()
+        assert 0 < len(seen) <= 4, f"directories that were read for frame {n}"
+        seen.clear()
 
 
 def test_broken_documents_are_refused_in_one_sentence(tmp_path, pdf):

@@ -16,7 +16,7 @@ from vlm.errors import DocumentError, ImageError, InputError
 from vlm_app.ocr.config import JobConfig, PlaceConfig
 from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.state import ledger_of
-from vlm_app.ocr.report import Failure, Summary, live, totals
+from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
 
 SETTINGS = {"model": "nougat 1", "dtype": "float32", "max_new_tokens": None}
 
@@ -220,3 +220,17 @@ def test_rates_and_prices():
     assert "cost: 400.00 a million pages" in lines
     assert live(summary, 9) == "2 of 9 documents, 50 pages, 5.0 pages/s, 500 tokens/s, 1 failed"
     assert not any("cost" in line for line in totals(replace(summary, pages=0), 3.6))
+
+
+def test_one_of_a_kind_is_counted_as_one():
+    one = Summary(total=1, documents=1, pages=1, tokens=1, seconds=1.0, ledger_pages=1, skipped=1, interrupted=True)
+    lines = [*totals(one), *complaints(one)]
+    assert (
+        lines[0] == "1 document, 1 page, 1 token in 1.0 s"
+        and "1 page had been read before and came from the ledger" in lines
+    )
+    assert "1 document skipped: the output is there (--recompute reads it again)." in lines
+    assert "interrupted: 1 document finished." in lines
+    assert live(one, 1).startswith("2 of 1 document, 1 page, ")
+    many = Summary(documents=0, pages=2, tokens=3, seconds=1.0)
+    assert next(totals(many)) == "0 documents, 2 pages, 3 tokens in 1.0 s"

@@ -67,6 +67,7 @@ def test_the_page_holds_names_as_text_and_needs_no_other_file():
     assert "in/&lt;b&gt;0&amp;.pdf" in page and "<b>" not in page and "<i>" not in page
     assert "<script" not in page and not re.search(r"(src|href)=|url\(|@import", page)
     assert "30 pages, 10.00 a second" in page and "device 90% busy" in page and "100.00 at 3.6" in page
+    assert re.search(r"tokens in [\d.]+ s; a million pages cost", page)
     lines = re.findall(r'points="([^"]*)"', page)
     assert len(lines) == 2, "the devices' share and the throughput"
     assert lines[1].split()[0] == "0.0,0.0" and lines[1].split()[-1] == "720.0,0.0"

@@ -13,11 +13,13 @@ from PIL import Image, ImageDraw
 from tests import media_kit as kit
 from visual_engines.families.image_processors import BLIP, CLIP, LLAVA
 from visual_engines.families.nougat_images import NOUGAT_IMAGES
+from vlm.errors import ImageError
 from vlm.processing import documents
 from vlm.processing.documents import DocumentPage, PdfDocument, open_document
 from vlm.processing.image_processor import ImageProcessor
 from vlm.processing.media_pool import MediaConfig
 from vlm.processing.media_reading import read_pixels
+from vlm.processing.sized_images import OVERSAMPLING
 from vlm_app.demo.documents import UploadedPage
 
 FRAME = {"size": {"height": 96, "width": 64}}
@@ -41,7 +43,7 @@ def test_a_page_is_drawn_somewhat_larger_than_its_frame():
     for settings in ({}, {"do_crop_margin": False}):
         processor = ImageProcessor(NOUGAT_IMAGES, {"size": {"height": 896, "width": 672}} | settings)
         picture = page().render(0, detail=processor)
-        assert picture.width == pytest.approx(672 * documents.OVERSAMPLING, abs=1)
+        assert picture.width == pytest.approx(672 * OVERSAMPLING, abs=1)
         exact, own = (values(processor, each) for each in (page().render(0), picture))
         assert float((exact - own).abs().mean()) < 0.1 * float(exact.std()), settings
 
@@ -119,6 +121,22 @@ def test_servers_and_demos_draw_pages_so_unless_they_are_told_not_to(monkeypatch
         [[image]] = read_pixels([files[kind]], source, MediaConfig(exact_pixels=exact))
         assert image.pixels.shape == (3, 96, 64) and image.pixels.dtype == np.uint8
     assert seen[0][0] < 110 and seen[1] == (1700, 2200)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_uploaded_jpeg_is_decoded_as_one_of_a_job(monkeypatch, tmp_path, exact):
+    from tests.unit.test_images import ProcessorSource
+
+    source, seen, read = ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64)), [], ImageProcessor.read
+    monkeypatch.setattr(ImageProcessor, "read", lambda self, image: seen.append(image.size) or read(self, image))
+    page().render(0).save(path := tmp_path / "a.jpg")
+    own = source.load()
+    want = own.read(open_document(path).render(0, detail=None if exact else own))
+    [[image]] = read_pixels([path.read_bytes()], source, MediaConfig(exact_pixels=exact))
+    assert np.array_equal(image.pixels, want.pixels)
+    assert seen == [(1700, 2200) if exact else (213, 275)] * 2
+    with pytest.raises(ImageError, match=r"1700×2200 pixels, the limit is 1,000,000"):
+        read_pixels([path.read_bytes()], source, MediaConfig(exact_pixels=exact, max_pixels=1_000_000))
 
 
 # --- pages that are one JPEG ---

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,18 @@ from typing import Any
 from PIL import Image
 
 from vlm.artifacts.files import open_regular
-from vlm.errors import DocumentError, ImageError, listed
+from vlm.errors import DocumentError, ImageError, counted, listed
 from vlm.limits import MAX_FRAMES, MAX_PAGE_PIXELS, MAX_PAGES, MAX_PDF_BYTES
-from vlm.processing.image_tags import check_tags
-from vlm.processing.images import Detail, check_size, damage, decoded, open_image
+from vlm.processing.image_tags import check_tags, seek_frame
+from vlm.processing.images import Detail, damage, decoded, open_image
 from vlm.processing.scanned_page import ScannedPage
+from vlm.processing.sized_images import load_sized, sized
 
 IMAGE_SUFFIXES = frozenset(
     {".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".jp2"}
 )
 PDF_SUFFIX = ".pdf"
 DPI = 200  # enough for any model's input after its own scaling down
-OVERSAMPLING = 1.5  # pixels that are drawn for one that is kept, in each direction: a page has margins
 MAX_SIDE = 2**15  # pixels of a page, which is otherwise a strip
 POINTS = 72  # of a PDF, per inch
 STDIN = "stdin"
@@ -120,7 +119,7 @@ class PdfDocument(Document):
                     return picture
                 return _drawn(pdf_page, scale * part)
 
-            return _sized((height * scale, width * scale), draw, detail)
+            return sized((height * scale, width * scale), draw, detail)
         except MemoryError:
             raise DocumentError(f"{name} takes more memory than there is; print it to a new one.", "memory") from None
         except (pypdfium2.PdfiumError, ValueError, OverflowError) as error:
@@ -131,26 +130,6 @@ def _drawn(pdf_page: Any, scale: float) -> Image.Image:
     bitmap = pdf_page.render(scale=scale, prefer_bgrx=True)  # pdfium fills and blends whole words faster than bytes
     size = bitmap.width, bitmap.height
     return Image.frombuffer("RGB", size, bitmap.buffer, "raw", "BGRX", bitmap.stride, 1)
-
-
-def _sized(size: tuple[float, float], draw: Callable[[float], Image.Image], detail: Detail | None) -> Image.Image:
-    """Returns a picture that is (height, width) at full size, drawn at the part of it that `detail` needs; again where
-    so little of it is content that this would be enlarged."""
-    scale = None if detail is None else detail.scale(size)
-    if detail is None or scale is None:
-        return draw(1.0)
-    part = min(1.0, scale * OVERSAMPLING)
-    picture = draw(part)
-    while part < 1 and (enlarged := _enlarged(picture, size, detail)) > 1:
-        part = min(1.0, part * enlarged * OVERSAMPLING)
-        picture = draw(part)
-    return picture
-
-
-def _enlarged(picture: Image.Image, size: tuple[float, float], detail: Detail) -> float:
-    """Returns the factor by which a picture's content is scaled; 1 for a picture that no other would be larger than."""
-    is_full = min(picture.size) >= min(size) - 1  # whatever part of it was to be decoded
-    return 1.0 if is_full else detail.scale(detail.content_size(picture)) or 0.0
 
 
 def _why_not(source: Path | bytes, name: str, reason: str) -> DocumentError:
@@ -189,28 +168,18 @@ class ImageDocument(Document):
             is_tiff = image.format == "TIFF"
         # an animation is one picture, a TIFF of several frames a document
         with damage(name), open_regular(path) as file:
-            self.num_pages = check_tags(file, nested=True) if is_tiff else 1
+            self._offsets = check_tags(file, nested=True) if is_tiff else ()
+        self.num_pages = len(self._offsets) if is_tiff else 1
         if self.num_pages > MAX_FRAMES:
             raise ImageError(f"{name} has more than {MAX_FRAMES:,} frames; split it.", "too large")
 
     def render(self, page: int, dpi: int = DPI, *, detail: Detail | None = None) -> Image.Image:
-        with open_image(self.path, self._name(page), checked=True) as image:
-            check_size(image, self._name(page))
-            size, is_jpeg = (image.height, image.width), image.format == "JPEG"
-        return _sized(size, lambda part: self._decoded(page, part), detail if is_jpeg else None)
-
-    def _name(self, page: int) -> str:
-        return f"{self.path} page {page + 1}" if page else str(self.path)
-
-    def _decoded(self, page: int, part: float) -> Image.Image:
-        """Returns a frame; of a JPEG, whose decoder can scale, an eighth, a quarter or a half that is no smaller than
-        this part."""
-        name = self._name(page)
+        if not page:
+            return load_sized(self.path, str(self.path), detail=detail, checked=True)
+        name = f"{self.path} page {page + 1}"
         with open_image(self.path, name, checked=True) as image:
             with damage(name):
-                image.seek(page)
-                if part < 1:
-                    image.draft(None, (math.ceil(image.width * part), math.ceil(image.height * part)))
+                seek_frame(image, page, self._offsets)
             return decoded(image, name)
 
 
@@ -270,8 +239,9 @@ def parse_pages(pages: str, num_pages: int, name: str = "the document") -> list[
         first = int(match[1])
         last = first if not match[2] else int(match[3]) if match[3] else num_pages
         if not 1 <= first <= last <= num_pages:
-            have = "1 page" if num_pages == 1 else f"{num_pages} pages"
-            raise DocumentError(f"pages {part.strip()} were asked for, {name} has {have}.", "page range")
+            raise DocumentError(
+                f"pages {part.strip()} were asked for, {name} has {counted(num_pages, 'page')}.", "page range"
+            )
         numbers.update(dict.fromkeys(range(first - 1, last)))
     return list(numbers)
 

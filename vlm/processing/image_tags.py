@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO, cast
 
 from PIL import ExifTags, Image, TiffTags
-from PIL.TiffImagePlugin import ImageFileDirectory_v2
+from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
 
 from vlm.limits import MAX_FRAMES
 
@@ -52,8 +52,9 @@ def check_header(file: BinaryIO) -> None:
     file.seek(0)
 
 
-def check_tags(file: BinaryIO, nested: bool = False) -> int:
-    """Walks the directories of TIFF data as Pillow does and returns how many form its chain, `MAX_FRAMES` + 1 at most.
+def check_tags(file: BinaryIO, nested: bool = False) -> tuple[int, ...]:
+    """Walks the directories of TIFF data as Pillow does and returns where those of its chain are, in bytes from the
+    start; `MAX_FRAMES` + 1 at most.
 
     Raises ValueError where their values add up to more than the data has, and where one holds too many numbers.
     `nested`: with the directories inside of the first one, which Pillow reads for a single image.
@@ -65,16 +66,24 @@ def check_tags(file: BinaryIO, nested: bool = False) -> int:
     try:
         directory = ImageFileDirectory_v2(head)
     except (SyntaxError, IndexError, struct.error):
-        return 0  # Pillow does not read it either
-    offsets: set[int] = set()
+        return ()  # Pillow does not read it either
+    offsets: dict[int, None] = {}
     offset = directory.next
     while offset and offset not in offsets and len(offsets) <= MAX_FRAMES:
         _load(directory, meter, offset)
         if nested and not offsets:
             _check_nested(directory, meter, head)
-        offsets.add(offset)
+        offsets[offset] = None
         offset = directory.next
-    return len(offsets)
+    return tuple(offsets)
+
+
+def seek_frame(image: Image.Image, frame: int, offsets: Sequence[int]) -> None:
+    """Goes to a frame (from 0) of a TIFF that is open, whose directories are at `offsets`: by itself Pillow would read
+    those of all frames before it."""
+    if offsets:
+        cast(TiffImageFile, image)._frame_pos[:] = offsets
+    image.seek(frame)
 
 
 def _load(directory: ImageFileDirectory_v2, file: BinaryIO, offset: int) -> None:

@@ -45,9 +45,9 @@ class Rendered(Protocol):
 ImageSource = str | Path | bytes | BinaryIO | Image.Image | np.ndarray | Rendered
 
 
-def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS, detail: Detail | None = None) -> Image.Image:
     """Loads any picture as RGB: turned as its EXIF data says, 16 bits scaled to 8, transparency on white, the first
-    frame of several.
+    frame of several; with `detail` a Rendered one no larger than what is kept of it needs.
 
     Raises ImageError, with the source's name, for what is missing, no image, damaged or over `max_pixels`. Takes less
     than 24 bytes of memory a pixel, beside the file's own size.
@@ -56,7 +56,7 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
         raise ImageError("the image's name is empty; give the path of an image file.", "missing")
     name = str(source) if isinstance(source, str | Path) else "the image"
     if isinstance(source, Rendered):
-        source = source.picture()
+        source = source.picture(detail)
     if isinstance(source, np.ndarray):
         source = _from_array(source)
     if isinstance(source, Image.Image):

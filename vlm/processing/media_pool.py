@@ -35,7 +35,9 @@ class MediaConfig:
     max_pixels: int = MAX_PIXELS  # of an image
     budget: Budget = field(default_factory=Budget)  # of a call
     preload: str = "vlm.processing.preload"  # what processes import before they are ready
-    exact_pixels: bool = option(False, "Pages are drawn at 200 dpi, not at the size that the model keeps.")
+    exact_pixels: bool = option(
+        False, "Pages are drawn at 200 dpi and JPEGs decoded whole, not at the size that the model keeps."
+    )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from vlm.processing.documents import PdfDocument
 from vlm.processing.image_processor import ProcessorSource
 from vlm.processing.images import Detail, Rendered, load_image
 from vlm.processing.media_pool import MediaConfig, MediaPool
+from vlm.processing.sized_images import load_sized
 from vlm.requests.pixels import ImagePixels
 
 ImageFile = bytes | np.ndarray | Rendered  # a file's content (PDF too), [H, W, 3] uint8, or a page of a file
@@ -70,8 +71,13 @@ def _pages(file: ImageFile, room: int, config: MediaConfig, detail: Detail | Non
     if (1 if pdf is None else pdf.num_pages) > room:
         raise LimitError(f"a request may have {config.max_images} images and pages; send the others by themselves.")
     if pdf is None:
-        picture = file.picture(detail) if isinstance(file, Rendered) else file
-        yield load_image(picture, max_pixels=config.max_pixels)
+        yield _picture(file, config.max_pixels, detail)
         return
     for page in range(pdf.num_pages):
         yield pdf.render(page, max_pixels=config.max_pixels, detail=detail)
+
+
+def _picture(file: ImageFile, max_pixels: int, detail: Detail | None) -> Image.Image:
+    if isinstance(file, bytes):
+        return load_sized(file, "the image", max_pixels=max_pixels, detail=detail)
+    return load_image(file, max_pixels=max_pixels, detail=detail)

@@ -72,7 +72,7 @@ class Chat:
 
         if not self.pipeline.capabilities.takes_images:
             raise InputError(f"{self.pipeline.family.name} takes text, not images.")
-        self.images.append(load_image(source))
+        self.images.append(load_image(source, detail=self.pipeline.image_processor))
 
     def answer(self, text: str) -> None:
         """Prints the model's answer; a turn that fails is as if it had not been."""

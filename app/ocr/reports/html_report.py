@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vlm.errors import counted
+
 WIDTH, HEIGHT = 720, 200  # of the plot, in its own units
 ROWS = 200  # of failures; the JSON has more
 TEMPLATE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
-<title>OCR job: {{ report.pages.read }} pages</title>
+<title>OCR job: {{ report.pages.read | counted("page") }}</title>
 <style>
   :root { color-scheme: light dark }
   body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -23,9 +25,10 @@ TEMPLATE = """<!doctype html>
   svg { width: 100%; height: auto; overflow: visible }
   svg text { font-size: 11px; fill: currentColor }
 </style>
-<h1>{{ report.pages.read }} pages, {{ "%.2f" | format(report.pages_per_second) }} a second</h1>
-<p>{{ report.documents.written }} of {{ report.documents.found }} documents written, {{ report.tokens }} tokens in
-{{ report.seconds | lasting }}{% if report.cost_per_million_pages is not none %}; a million pages cost
+<h1>{{ report.pages.read | counted("page") }}, {{ "%.2f" | format(report.pages_per_second) }} a second</h1>
+<p>{{ report.documents.written }} of {{ report.documents.found | counted("document") }} written,
+{{ report.tokens | counted("token") }} in {{ report.seconds | lasting }}
+{%- if report.cost_per_million_pages is not none %}; a million pages cost
 {{ "{:,.2f}".format(report.cost_per_million_pages) }} at {{ report.gpu_price }} an hour a device{% endif %}.
 Ended by: {{ report.ended_by }}.</p>
 {% if report.binds %}<p><strong>What bounds it:</strong> {{ report.binds.reason }}.</p>{% endif %}
@@ -117,7 +120,7 @@ def html_report(report: Mapping[str, Any]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["lasting"] = lasting
+    environment.filters |= {"lasting": lasting, "counted": counted}
     failures = report["failures"]["first"]
     hidden = len(failures[ROWS:]) + report["failures"]["left_out"]
     plot = Plot.from_moments(report["over_time"])
