@@ -223,10 +223,9 @@ def test_each_verb_hands_on_how_its_models_are_loaded(verb, tmp_path, monkeypatc
     if verb[0] in ("ocr", "estimate", "export-triton"):
         monkeypatch.setattr("vlm.build.store.resolve", note)
     arguments = [str(tmp_path / word) if word in ("x", "y") else word for word in verb]
-    flags = [
-        part for name, value in GIVEN.items() for part in (f"--{name.replace('_', '-')}", value) if part is not True
-    ]
-    result = call(*arguments, *flags)
+    flags = {f"--{name.replace('_', '-')}": value for name, value in GIVEN.items()}
+    words = [word for flag, value in flags.items() for word in ([flag] if value is True else [flag, value])]
+    result = call(*arguments, *words)
     assert "Loaded" in result.stderr, result.stderr
     build = {
         name: GIVEN[name] for name in ("dtype", "backend", "max_batch_size", "max_seq_len", "max_encoder_input_len")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, cast
 
 from PIL import ExifTags, Image, TiffTags
-from PIL.TiffImagePlugin import ImageFileDirectory_v2, TiffImageFile
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from vlm.limits import MAX_FRAMES
 
@@ -81,8 +81,9 @@ def check_tags(file: BinaryIO, nested: bool = False) -> tuple[int, ...]:
 def seek_frame(image: Image.Image, frame: int, offsets: Sequence[int]) -> None:
     """Goes to a frame (from 0) of a TIFF that is open, whose directories are at `offsets`: by itself Pillow would read
     those of all frames before it."""
-    if offsets:
-        cast(TiffImageFile, image)._frame_pos[:] = offsets
+    # Pillow's own list, which another version of it may keep elsewhere
+    if offsets and (positions := getattr(image, "_frame_pos", None)) is not None:
+        positions[:] = offsets
     image.seek(frame)
 
 
