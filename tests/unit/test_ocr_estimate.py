@@ -266,6 +266,9 @@ def test_documents_that_were_not_opened_widen_the_interval():
     wide = predict(even(64, **FULL), census_of(*counts, num_documents=2000), engines=1, gpu_price=None, seed=0)
     assert wide.pages.estimate == 100 * narrow.pages.estimate and wide.pages.low < 100_000 < wide.pages.high
     assert wide.seconds.low < wide.seconds.estimate < wide.seconds.high
+    most = predict(even(64, **FULL), census_of(*counts, num_documents=21), engines=1, gpu_price=None, seed=0)
+    spread = [(x.pages.high - x.pages.low) / x.pages.estimate for x in (most, wide)]
+    assert 0 < spread[0] < 0.3 * spread[1], "one of 21 was not opened"
 
 
 def test_retries_take_time():

@@ -82,11 +82,12 @@ def _cost_beside_sample(sample: Sample, census: Census, binding: Bottleneck | No
 
 
 def _num_pages(census: Census, random: np.random.Generator) -> Array:
-    """Returns the number of pages of all documents: [1 + DRAWS]."""
+    """Returns the number of pages of all documents: [1 + DRAWS]. Only documents that were not opened leave it open."""
     counts = np.array(census.counts, dtype=np.float64)
     if census.is_whole:
         return np.full(1 + DRAWS, counts.sum())
-    return resampled(counts[:, None], random)[:, 0] / len(counts) * census.num_documents
+    draws = resampled(counts[:, None], random)[:, 0] / len(counts) * census.num_documents
+    return draws[0] + np.sqrt(1 - len(counts) / census.num_documents) * (draws - draws[0])
 
 
 def _sums(sample: Sample, costs: Array, census: Census, random: np.random.Generator) -> Array:

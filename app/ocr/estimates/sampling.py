@@ -15,7 +15,7 @@ from vlm_app.ocr.documents.pages import Renderer, opening, selected
 from vlm_app.ocr.events import Work
 from vlm_app.ocr.report import Failure
 
-MOST_COUNTED = 500  # documents that are opened to count their pages; of more, so many are drawn
+MOST_COUNTED = 2000  # documents that are opened to count their pages; of more, so many are drawn
 
 
 @dataclass(frozen=True)
