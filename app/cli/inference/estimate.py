@@ -97,7 +97,8 @@ def _sample(
     with contextlib.closing(load_reader(engine)) as reader, Progress() as progress:
         run = SampleRun(reader, config, slots, show)
         sample = run.read(documents, drawn)
-        if sampling.sample is None and sample.is_brief and len(sample.pages) < sum(map(len, census.pages.values())):
+        known = sum(map(len, census.pages.values()))
+        if sampling.sample is None and sample.pages and sample.is_brief and len(sample.pages) < known:
             sample = run.read(documents, draw_pages(census, sample.pages_for_long_enough, sampling.seed))
     if not sample.pages:
         raise InputError(f"no page of the sample could be read: {sample.summary.failures[0].reason}")
