@@ -9,7 +9,6 @@ from vlm.stage_clock import StageClock
 from vlm_app.ocr.events import Reader
 from vlm_app.ocr.measures import Measures
 from vlm_app.ocr.report import Summary
-from vlm_app.ocr.time_series import TimeSeries
 
 
 class Monitor:
@@ -21,9 +20,8 @@ class Monitor:
         self._since = 0.0
 
     def start(self) -> None:
-        """Begins to take the time; what was done before is no part of the series."""
-        self._since, self._summary.series = time.perf_counter(), TimeSeries()
-        self._summary.seconds = 0.0
+        """Begins to take the time; what the reader did before is no part of the series."""
+        self._since = time.perf_counter()
         self._sample()
 
     def tell(self) -> None:

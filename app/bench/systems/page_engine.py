@@ -7,18 +7,16 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from vlm.artifacts.checkpoint import Checkpoint
-from vlm.artifacts.engine_dir import EngineDir
-from vlm.artifacts.hf_folder import HFFolder
 from vlm.backends.devices import resolve_device
 from vlm.build.builder import build_engine
+from vlm.build.kinds import family_of
 from vlm.build.limits import resolve_limits
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.build.store import locate
 from vlm.config import BuildConfig
 from vlm.convert.roles import role_configs
 from vlm.errors import InputError, LimitError
-from vlm.registry.catalogs import family, match_family
+from vlm.registry.catalogs import match_family
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 from vlm_app.bench.ocr_config import OcrBenchConfig
@@ -44,22 +42,13 @@ def page_engine(config: OcrBenchConfig, scratch: Path, progress: Progress | None
     else:
         assert config.model is not None  # there is one of the two
         model = config.model
-        if (spec := _family_of(model)) is not None:
+        source = locate(model)
+        if (spec := family_of(source.path, source.kind)) is not None:
             _check_reads_images(config.subject, spec)
     values = {"dtype": config.dtype, "max_batch_size": config.batch_size, "threads": config.threads}
     values["batch_invariant"] = config.batch_invariant
     options = LoadOptions.from_dict({"device": devices[0]} | {n: v for n, v in values.items() if v is not None})
     return EngineConfig.resolved(model, devices, options, workers=None, progress=progress)
-
-
-def _family_of(model: str) -> FamilySpec | None:
-    """Returns a model's family; None where its conversion finds it."""
-    source = locate(model)
-    if source.kind == "engine":
-        return family(EngineDir.open(source.path, verify=False).family)
-    if source.kind == "checkpoint":
-        return family(Checkpoint.open(source.path).family)
-    return match_family(HFFolder(source.path).config) if source.kind == "hf" else None
 
 
 def _check_reads_images(subject: str, spec: FamilySpec) -> None:
