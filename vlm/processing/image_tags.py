@@ -80,9 +80,10 @@ def check_tags(file: BinaryIO, nested: bool = False) -> tuple[int, ...]:
 
 def seek_frame(image: Image.Image, frame: int, offsets: Sequence[int]) -> None:
     """Goes to a frame (from 0) of a TIFF that is open, whose directories are at `offsets`: by itself Pillow would read
-    those of all frames before it."""
-    # Pillow's own list, which another version of it may keep elsewhere
-    if offsets and (positions := getattr(image, "_frame_pos", None)) is not None:
+    those of all frames before it, as versions from 13 on do."""
+    positions = getattr(image, "_frame_pos", None)  # Pillow's own list
+    # from version 13 on what it still allows tags to hold stands beside it, and is known when all have been read
+    if offsets and positions is not None and not hasattr(image, "_tag_data_limits"):
         positions[:] = offsets
     image.seek(frame)
 
