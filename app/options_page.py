@@ -12,11 +12,13 @@ from typing import Any
 
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.options import Option, defaults_of, flag_of, options_of
+from vlm.quantize.config import QuantizeConfig
 from vlm.requests.sampling_options import MODELS
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.options.groups import BUILD
 from vlm_app.demo.config import DemoConfig
 from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig
+from vlm_app.quantize.config import InputsConfig
 from vlm_app.server.core.config import ServerConfig
 
 HEAD = """# Options
@@ -37,6 +39,8 @@ LOADING = "every verb that loads a model"
 PARTS = (
     ("## How an engine is run\n\nFields of `RuntimeConfig`", LOADING, RuntimeConfig),
     ("## What an engine is built for\n\nFields of `BuildConfig`", f"`vlm build`, and partly {LOADING}", BuildConfig),
+    ("## How weights are quantized\n\nFields of `QuantizeConfig`", "`vlm quantize`", QuantizeConfig),
+    ("Fields of `InputsConfig`: what it is calibrated and compared on", "`vlm quantize`", InputsConfig),
     ("## A server\n\nFields of `ServerConfig`", "`vlm serve`", ServerConfig),
     ("## The demo\n\nFields of `DemoConfig`", "`vlm demo`", DemoConfig),
     ("## Documents\n\nFields of `JobConfig`: what is read and how it is written", "`vlm ocr`", JobConfig),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import torch
 
+from vlm.layers.quant.fp8 import Fp8
+from vlm.layers.quant.int4 import Int4
+from vlm.layers.quant.int8 import Int8
 from vlm.ops import add_layer_norm as norm_op
 from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import append_and_check_stop as append_op
@@ -19,6 +23,7 @@ from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import rotary as rotary_op
 from vlm.ops import sample as sample_op
 from vlm.ops import topk_logprobs as topk_op
+from vlm.ops import w8a8 as w8a8_op
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import beam_search as beam_kernel
@@ -30,15 +35,60 @@ from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
 from vlm.ops.kernels import prefill_attention as prefill_kernel
+from vlm.ops.kernels import quantized_linear as quantized_kernel
 from vlm.ops.kernels import rotary as rotary_kernel
 from vlm.ops.kernels import sample as sample_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
+from vlm.ops.kernels import unpack as unpack_kernel
+from vlm.ops.kernels import w8a8 as w8a8_kernel
+from vlm.ops.paged_kv import KVCache, PagedKV, quantized
 
 SLOTS = 6
 
 
 def _ints(high: int, *size: int, low: int = 0) -> torch.Tensor:
     return torch.randint(low, high, size, dtype=torch.int32)
+
+
+KINDS = (torch.float32, torch.int8, torch.float8_e4m3fn)  # of what a cache keeps
+
+
+def _empty(blocks: int, heads: int, block_size: int, dim: int, dtype: torch.dtype, device: torch.device) -> PagedKV:
+    size = {"heads": heads, "block_size": block_size, "head_dim": dim}
+    cache = KVCache.zeros(1, blocks, **size, dtype=dtype, device=device)
+    return dataclasses.replace(cache, tokens_first=False).layer(0)  # as on a GPU
+
+
+def _kept(keys: torch.Tensor, values: torch.Tensor, device: torch.device) -> list[PagedKV]:
+    """Returns blocks of these keys and values [N, H, block, D], as every kind of cache keeps them."""
+    kinds = [PagedKV(keys.to(device), values.to(device))]
+    for dtype in KINDS[1:]:
+        blocks, heads, size, dim = keys.shape
+        kv = _empty(blocks, heads, size, dim, dtype, device)
+        for (kept, scales), given in zip(
+            ((kv.keys, kv.key_scales), (kv.values, kv.value_scales)), kinds[0], strict=False
+        ):
+            values_, scale = quantized(given.nan_to_num(7.0), dtype)
+            kept.copy_(values_)
+            scales.copy_(scale)
+        kinds.append(kv)
+    return kinds
+
+
+def _check_written(ours: PagedKV, theirs: PagedKV, count: int, atol: float) -> None:
+    """Compares two layers' blocks; in 8 bits few values may be one step apart, of e4m3 in Triton's interpreter a power
+    of two: it does not carry."""
+    if not ours.is_quantized:
+        for a, b in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+            torch.testing.assert_close(a, b, atol=atol, rtol=1e-5 if atol else 0.0)
+        assert ours.values.count_nonzero() == count
+        return
+    for a, b in ((ours.key_scales, theirs.key_scales), (ours.value_scales, theirs.value_scales)):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+    assert (ours.key_scales > 0).sum() * ours.keys.shape[3] == count
+    for a, b in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
+        apart = (a.float() - b.float()).abs()
+        assert (apart > 0).float().mean() < 0.01 and apart.max() <= (1 if a.dtype == torch.int8 else 64)
 
 
 def paged_attention(device: torch.device) -> None:
@@ -53,12 +103,13 @@ def paged_attention(device: torch.device) -> None:
         tables[slots[0].item(), 1:] = 98
         lengths[slots == slots[0]] = 1
         q = torch.randn(rows, 3, heads, dim)[:, 1]
-        arguments = [x.to(device) for x in (q, keys, values, tables, slots, lengths)]
+        arguments = [x.to(device) for x in (tables, slots, lengths)]
         attention_kernel._processors = lambda index: 132
-        for bias in (None, torch.randn(heads, 2 * 7 + 1, device=device)):
-            want = attention_op.reference(*arguments, dim**-0.5, bias)
-            found = attention_kernel.paged_attention(*arguments, dim**-0.5, bias)
-            torch.testing.assert_close(found, want, atol=2e-6, rtol=1e-5)
+        for kv in _kept(keys, values, device):
+            for bias in (None, torch.randn(heads, 2 * 7 + 1, device=device)):
+                want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5, bias)
+                found = attention_kernel.paged_attention(q.to(device), kv, *arguments, dim**-0.5, bias)
+                torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
 
 
 def grouped_attention(device: torch.device) -> None:
@@ -68,11 +119,12 @@ def grouped_attention(device: torch.device) -> None:
         tables, slots = _ints(99, SLOTS, width), _ints(SLOTS, rows)
         lengths = _ints(width * block + 1, rows, low=1)
         q = torch.randn(rows, 2, heads, dim)[:, 1]
-        arguments = [x.to(device) for x in (q, keys, values, tables, slots, lengths)]
+        arguments = [x.to(device) for x in (tables, slots, lengths)]
         attention_kernel._processors = lambda index: 132
-        want = attention_op.reference(*arguments, dim**-0.5)
-        found = attention_kernel.paged_attention(*arguments, dim**-0.5)
-        torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
+        for kv in _kept(keys, values, device):
+            want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5)
+            found = attention_kernel.paged_attention(q.to(device), kv, *arguments, dim**-0.5)
+            torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
 
 
 def prefill_attention(device: torch.device) -> None:
@@ -85,10 +137,11 @@ def prefill_attention(device: torch.device) -> None:
         q = torch.randn(rows, 2, heads, dim, device=device)[:, 1]
         whole, tiles = (torch.tensor(prefill_op.tiles_of(spans, n), dtype=torch.int32) for n in (None, 64))
         tiles = torch.cat([tiles, torch.zeros(1, 4, dtype=torch.int32)]).to(device)
-        for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
-            want = prefill_op.reference(q, keys, values, tables, whole, dim**-0.5, bias)
-            found = prefill_kernel.prefill_attention(q, keys, values, tables, tiles, dim**-0.5, bias)
-            torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+        for kv in _kept(keys, values, device):
+            for bias in (None, torch.randn(heads, 2 * most + 1, device=device)):
+                want = prefill_op.reference(q, kv, tables, whole, dim**-0.5, bias)
+                found = prefill_kernel.prefill_attention(q, kv, tables, tiles, dim**-0.5, bias)
+                torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
 def rotary(device: torch.device) -> None:
@@ -97,12 +150,12 @@ def rotary(device: torch.device) -> None:
         slots, positions = torch.randperm(SLOTS, dtype=torch.int32)[:rows].to(device), _ints(32, rows).to(device)
         parts = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
         angles = torch.randn(rows, 2, half, device=device)
-        caches = [torch.zeros(SLOTS * 4, kv_heads, 8, dim, device=device) for _ in range(4)]
-        want = rotary_op.reference(*parts, angles, *caches[:2], tables, slots, positions)
-        found = rotary_kernel.rotary_kv_write(*parts, angles, *caches[2:], tables, slots, positions)
-        for a, b in ((found, want), (caches[2], caches[0]), (caches[3], caches[1])):
-            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
-        assert caches[1].count_nonzero() == rows * kv_heads * dim
+        for dtype in KINDS:
+            ours, theirs = (_empty(SLOTS * 4, kv_heads, 8, dim, dtype, device) for _ in range(2))
+            want = rotary_op.reference(*parts, angles, theirs, tables, slots, positions)
+            found = rotary_kernel.rotary_kv_write(*parts, angles, ours, tables, slots, positions)
+            torch.testing.assert_close(found, want, atol=1e-6, rtol=1e-5)
+            _check_written(ours, theirs, rows * kv_heads * dim, atol=1e-6)
 
 
 def embed(device: torch.device) -> None:
@@ -125,11 +178,11 @@ def kv_write(device: torch.device) -> None:
             _ints(width * block, rows).to(device),
         )
         k, v = torch.randn(rows, 3, heads, dim, device=device)[:, 1:].unbind(1)
-        caches = [torch.zeros(SLOTS * width, heads, block, dim, device=device) for _ in range(4)]
-        write_op.reference(k, v, *caches[:2], tables, slots, positions)
-        write_kernel.kv_write(k, v, *caches[2:], tables, slots, positions)
-        assert torch.equal(caches[0], caches[2]) and torch.equal(caches[1], caches[3])
-        assert caches[0].count_nonzero() == rows * heads * dim
+        for dtype in KINDS:
+            ours, theirs = (_empty(SLOTS * width, heads, block, dim, dtype, device) for _ in range(2))
+            write_op.reference(k, v, theirs, tables, slots, positions)
+            write_kernel.kv_write(k, v, ours, tables, slots, positions)
+            _check_written(ours, theirs, rows * heads * dim, atol=0.0)
 
 
 def packed_attention(device: torch.device) -> None:
@@ -184,6 +237,65 @@ def linear(device: torch.device) -> None:
             want = torch.nn.functional.linear(x.double(), weight.double(), None if given is None else given.double())
             found = linear_kernel.linear(x, weight, given, torch.float32)
             torch.testing.assert_close(found, want.float(), atol=2e-5 * inputs**0.5, rtol=1e-5)
+
+
+def quantized_linear(device: torch.device) -> None:
+    """8 bits of whole numbers and of floating point, 4 bits with and without zero points, groups of a quarter of a
+    chunk and of more; one row, few and ragged; where there is hardware for them, types of 16 bits."""
+    types = (torch.float32, torch.float16, torch.bfloat16) if device.type == "cuda" else (torch.float32,)
+    sizes = ((1, 5, 64), (1, 130, 2560), (2, 36, 256), (3, 70, 192), (7, 40, 384), (33, 130, 128), (70, 96, 320))
+    for (rows, outputs, inputs), dtype in itertools.product(sizes, types):
+        x = torch.randn(rows, inputs, device=device, dtype=dtype)
+        weight = torch.randn(outputs, inputs, device=device)
+        for method in (Int8(), Fp8(), Int4(32), Int4(64, symmetric=False)):
+            kept = method.quantize(weight)
+            exact = method.dequantize(kept).double()
+            unpacked = _unpacked(method, kept, dtype)
+            torch.testing.assert_close(
+                unpacked, exact.to(dtype), atol=1e-6, rtol=2e-2 if dtype != torch.float32 else 1e-6
+            )
+            for bias in (torch.randn(outputs, device=device, dtype=dtype), None):
+                want = torch.nn.functional.linear(x.double(), exact, None if bias is None else bias.double()).float()
+                found = _product(method, kept, x, bias)
+                torch.testing.assert_close(found, want, atol=3e-5 * inputs**0.5, rtol=1e-5)
+
+
+def _product(method, kept: dict[str, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    if isinstance(method, Int4):
+        parts = kept["weight_packed"], kept["weight_scale"], kept.get("weight_zero")
+        return quantized_kernel.linear4(x, *parts, bias, torch.float32)
+    return quantized_kernel.linear8(x, kept["weight"], kept["weight_scale"], bias, torch.float32)
+
+
+def _unpacked(method, kept: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    if isinstance(method, Int4):
+        return unpack_kernel.unpacked4(kept["weight_packed"], kept["weight_scale"], kept.get("weight_zero"), dtype)
+    return unpack_kernel.unpacked8(kept["weight"], kept["weight_scale"], dtype)
+
+
+def w8a8(device: torch.device) -> None:
+    """Rows rounded by their own scale and by a static one, and their products with weights of both kinds."""
+    for (rows, outputs, inputs), dtype in itertools.product(
+        ((1, 20, 64), (5, 70, 192), (80, 130, 320)), (torch.int8, torch.float8_e4m3fn)
+    ):
+        x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
+        weight, weight_scale = (part.to(device) for part in w8a8_op.rounded(weight, dtype))
+        for static in (None, torch.tensor([0.011])):
+            values, scale = (part.to(device) for part in w8a8_op.rounded(x, dtype, static))
+            least = w8a8_op.LEAST[dtype][static is not None]
+            on_device = None if static is None else static.to(device)
+            ours, our_scale = w8a8_kernel.rounded(x.to(device), dtype, on_device, least, w8a8_op.MOST[dtype])
+            torch.testing.assert_close(our_scale, scale, atol=0.0, rtol=1e-6)
+            if device.type == "cuda" or dtype == torch.int8:  # of e4m3 Triton's interpreter does not carry
+                assert (ours.float() != values.float()).float().mean() < 1e-3  # a division may round otherwise
+            want = (values.double() @ weight.double().t()) * scale.double() * weight_scale.double().t()
+            for bias in (None, torch.randn(outputs, device=device)):
+                found = w8a8_kernel.product(values, scale, weight, weight_scale, torch.float32, bias)
+                expected = (want if bias is None else want + bias.double()).float()
+                # tensor cores add e4m3 with 14 bits
+                torch.testing.assert_close(
+                    found, expected, atol=1e-2 * inputs**0.5 if dtype.is_floating_point else 1e-3, rtol=1e-3
+                )
 
 
 def greedy(device: torch.device) -> None:
@@ -333,6 +445,8 @@ CASES = {
         add_rms_norm,
         gated,
         linear,
+        quantized_linear,
+        w8a8,
         greedy,
         topk_logprobs,
         beam_search,

@@ -27,6 +27,7 @@ Config = dict[str, Any]
 
 # what is neither run nor refused, and why
 LEFT_OUT = {
+    "TheBloke__Llama-2-13B-chat-GPTQ": "its weights are quantized: test_quantized_folders.py has its case",
     "bigcode__santacoder": "its class is not transformers' own: test_gpt_variants.py has its case",
     "meta-llama__Llama-3.1-8B__nxp": "a vendor's configuration of two keys",
     "meta-llama__Meta-Llama-3-8B-Instruct": "a part of a configuration, without model_type",
@@ -36,14 +37,11 @@ LEFT_OUT = {
 }
 # of a supported model_type, and still refused -> what the sentence says
 REFUSED = {
-    "TheBloke__Llama-2-13B-chat-GPTQ": "is quantized (gptq, 4 bits)",
     "distilbert__distilgpt2__oldest": "names no model_type",
     "microsoft__trocr-base__printed_or_handwritten": "is TrOCR",
     "microsoft__trocr__user_finetune_nenenekit": "is TrOCR",
     "naver-clova-ix__donut-base__user_finetune": "is Donut",
     "quant__bitsandbytes_nf4_molmo": "is Molmo",
-    "quant__compressed-tensors_llama4_fp8": "is quantized (compressed-tensors)",
-    "quant__compressed-tensors_pack-quantized_Kimi-K2.5": "is quantized (compressed-tensors)",
     "quant__fbgemm_fp8_llama3.1_405b": "is quantized (fbgemm_fp8)",
     "quant__fp8_block_qwen3_8b": "is quantized (fp8)",
     "vikp__texify": "is texify",

@@ -13,6 +13,7 @@ from vlm.errors import ConfigError, listed
 from vlm.options import errors_of, option
 from vlm.ranges import Range, at_least, one_of
 
+KV_CACHE_DTYPES = ("int8", "fp8")  # of a cache of 8 bits
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_THREADS = 1024  # OpenMP ends the process where it cannot start them
 PART = Range(0, 1, low_open=True, high_open=True, words="it must lie between 0 and 1")  # of a GPU's memory
@@ -21,6 +22,11 @@ PART = Range(0, 1, low_open=True, high_open=True, words="it must lie between 0 a
 def read_targets(text: str) -> tuple[str, ...]:
     """Reads `sm80,sm86` as its parts."""
     return tuple(part.strip().lower() for part in text.split(",") if part.strip())
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """Reads `head,visual.*` as its parts."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,13 @@ class BuildConfig(Config):
         read=read_targets,
     )  # fmt: skip
     quantization: str | None = option(None, "Of the weights.", default="as --dtype says")
+    group_size: int | None = option(
+        None, "Weights that share a scale, where a quantization has groups.", default="128", allowed=at_least(2)
+    )
+    ignore: tuple[str, ...] | None = option(
+        None, "Layers whose weights are not quantized: names, parts of names or patterns, several apart by ','.",
+        default="head,visual", read=read_names,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         errors = [*errors_of(self, ",")]
@@ -175,9 +188,16 @@ class BuildConfig(Config):
         if errors:
             raise ConfigError("; ".join(errors) + ".")
 
+    @property
+    def quantization_options(self) -> dict[str, Any]:
+        """Returns what is said of the quantization beside its name."""
+        values = {"group_size": self.group_size, "ignore": None if self.ignore is None else list(self.ignore)}
+        return {name: value for name, value in values.items() if value is not None}
+
     def options(self) -> list[str]:
         """Returns the words after `vlm build MODEL -o OUT` that ask for the same."""
-        values = {**self.to_dict(), "target": ",".join(self.target) or None}
+        ignore = None if self.ignore is None else ",".join(self.ignore)
+        values = {**self.to_dict(), "target": ",".join(self.target) or None, "ignore": ignore}
         settings = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
@@ -238,6 +258,10 @@ class RuntimeConfig(Config):
     encoder_cache_size: int = option(
         256, "Images whose features are kept for their next use.", cli=False,
         allowed=at_least(0, "it must be 0 (off) or more"),
+    )  # fmt: skip
+    kv_cache_dtype: str | None = option(
+        None, "Of keys and values in the cache: int8 or fp8 keep them in 8 bits, with a scale a token and head.",
+        default="as the engine computes", allowed=one_of(*KV_CACHE_DTYPES),
     )  # fmt: skip
     batch_invariant: bool = option(
         False, "On a GPU a request's tokens depend, to the bit, on nothing that it is batched with: every pass has"

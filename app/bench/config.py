@@ -14,7 +14,7 @@ from vlm.options import check_limits, option, same_option
 from vlm.ranges import at_least
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.lists import names, numbers, pairs
-from vlm_app.core.backend_names import measured_names
+from vlm_app.core.backend_names import is_measured, measured_names
 
 BATCH_SIZES = partial(numbers, option="--batch-size")
 LENGTHS = partial(pairs, option="--input-output-len")
@@ -35,7 +35,8 @@ class SubjectConfig(Config):
     arch: str | None = option(None, "With --random-weights: a published shape, or a Hugging Face config.json.")
     model: str | None = option(None, "Instead: a model, as in vlm run.", flags=("--model", "-m"))
     backends: tuple[str, ...] = option(
-        (), f"What runs it: {', '.join(measured_names())}; several apart by ','.",
+        (), f"What runs it: {', '.join(measured_names())}; with +kv-int8 or +kv-fp8 behind, for a cache of 8 bits;"
+        " several apart by ','.",
         flags=("--backend",), default="as built, or torch", read=names,
     )  # fmt: skip
     device: str = same_option(RuntimeConfig, "device")
@@ -54,9 +55,9 @@ class SubjectConfig(Config):
         if (self.arch is None) == (self.model is None):
             raise InputError("give either --model NAME, or --random-weights --arch NAME.")
         check_limits(self, flags=True)
-        names = measured_names()
-        if unknown := [name for name in self.backends if name not in names]:
-            raise InputError(f"--backend holds {listed(unknown)}; allowed are {listed(names)}, apart by ','.")
+        if unknown := [name for name in self.backends if not is_measured(name)]:
+            allowed = listed(measured_names())
+            raise InputError(f"--backend holds {listed(unknown)}; allowed are {allowed}, apart by ','.")
 
     @property
     def backend_names(self) -> tuple[str, ...]:

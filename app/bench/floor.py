@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # a row of the position table a token; K and V of the encoder's rows are in the cache since the prefill
 NOT_READ = ("positions.*", "*.cross_attention.kv.*")
+SCALE_BYTES = 4  # of a token and head, where the cache has 8 bits
 FLOATS = {"cuda": 2**30, "cpu": 2**26}  # of a bandwidth test, far more than any cache holds
 
 
@@ -36,7 +37,14 @@ class Floor:
 
 
 def decode_floor(
-    engine: EngineDir, *, batch_size: int, encoder_rows: int, new_tokens: int, bandwidth: float, num_beams: int = 1
+    engine: EngineDir,
+    *,
+    batch_size: int,
+    encoder_rows: int,
+    new_tokens: int,
+    bandwidth: float,
+    num_beams: int = 1,
+    kv_cache_dtype: str | None = None,
 ) -> Floor:
     """Weights once a step; for each of the batch the cross-attention cache, which its beams share, and every beam's
     self-attention cache at its mean length. A decoder alone keeps its prompt's rows, given as `encoder_rows`, in the
@@ -46,22 +54,24 @@ def decode_floor(
     config = configs_of(engine).decoder
     assert config is not None  # what is measured generates
     item = getattr(torch, engine.build.dtype).itemsize
-    row = 2 * config.num_layers * config.num_kv_heads * config.head_dim * item
+    head = config.head_dim * item if kv_cache_dtype is None else config.head_dim + SCALE_BYTES
+    row = 2 * config.num_layers * config.num_kv_heads * head
     rows = encoder_rows + num_beams * new_tokens // 2
     return Floor(decoder_bytes(engine), batch_size * rows * row, bandwidth)
 
 
 def decoder_bytes(engine: EngineDir) -> int:
-    """Returns the bytes of decoder weights, in the computing type, that every step reads. An embedding table counts
-    where it is the output head too."""
+    """Returns the bytes of decoder weights, as they are kept, that every step reads. An embedding table counts where it
+    is the output head too."""
     from vlm.convert.roles import module_layout
     from vlm.registry.catalogs import model_spec
+    from vlm.registry.networks import context_of
 
     spec, item = model_spec(engine.roles["decoder"]), getattr(torch, engine.build.dtype).itemsize
-    layout = module_layout(spec, spec.config.from_dict(engine.config("decoder")))
+    layout = module_layout(spec, spec.config.from_dict(engine.config("decoder")), context_of(engine, "decoder"))
     patterns = (*NOT_READ, "embedding.*") if "head.weight" in layout else NOT_READ
-    shapes = [shape for name, (_, shape) in layout.items() if not any(fnmatch(name, pattern) for pattern in patterns)]
-    return item * sum(map(math.prod, shapes))
+    read = [entry for name, entry in layout.items() if not any(fnmatch(name, pattern) for pattern in patterns)]
+    return sum(min(item, dtype.itemsize) * math.prod(shape) for dtype, shape in read)
 
 
 def bandwidth(device: torch.device, repeats: int = 10) -> float:

@@ -16,9 +16,9 @@ from vlm.errors import LimitError, VlmError
 from vlm.registry.catalogs import configs_of
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
-from vlm_app.bench.floor import Floor, decode_floor
+from vlm_app.bench.floor import Floor
 from vlm_app.bench.systems.baselines import Baseline
-from vlm_app.bench.systems.session import Results, Session, prepare_session, split
+from vlm_app.bench.systems.session import Results, Session, has_floor, prepare_session, split
 from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
@@ -53,19 +53,21 @@ def _run(
             lambda folder: _baseline(folder, images, session),
             lambda pipeline: measure(pipeline, images, config),
         )
-        floor, mine = _decode_floor(session.engine, config, speed), split(ours)
+        floors = {name: _floor(kind, _decode_floor(session, name, speed), ours[name], config) for name in ours}
+    first, *others = ours
+    for name in filter(has_floor, others):
+        ours[name]["floor"] = floors[name]
     return session.head(kind) | {
-        **mine,
+        **split(ours),
         "hf": hf and _as(kind, hf, config),
-        "floor": _floor(kind, floor, mine["vlm"], config),
+        "floor": floors[first],
     }
 
 
-def _decode_floor(engine: EngineDir, config: BenchConfig, speed: float) -> Floor:
-    rows = engine.limits.max_encoder_input_len  # an image takes all of them
-    return decode_floor(
-        engine, batch_size=config.batch_size, encoder_rows=rows, new_tokens=config.new_tokens, bandwidth=speed
-    )
+def _decode_floor(session: Session[BenchConfig], name: str, speed: float) -> Floor:
+    rows = session.engine.limits.max_encoder_input_len  # an image takes all of them
+    config = session.config
+    return session.floor(name, speed, batch_size=config.batch_size, encoder_rows=rows, new_tokens=config.new_tokens)
 
 
 def random_images(engine: EngineDir, seed: int) -> list[Tensor]:

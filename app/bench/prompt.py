@@ -107,6 +107,8 @@ def _row_results(results: Results, encode: list[float]) -> Results:
     return {"encode_ms": milliseconds(encode) if encode else None, "ms_per_token": step} | results
 
 
-def _floor(session: Session[PromptBenchConfig], image_rows: int, speed: float, row: Workload, ours: Results) -> Results:
-    floor = floor_of(session, row, image_rows + row.lengths[0], speed=speed, ours=ours)
+def _floor(
+    session: Session[PromptBenchConfig], image_rows: int, speed: float, name: str, row: Workload, ours: Results
+) -> Results:
+    floor = floor_of(session, name, row, encoder_rows=image_rows + row.lengths[0], speed=speed, ours=ours)
     return floor | {"step_reached": floor["step_ms"] / ours["ms_per_token"]}

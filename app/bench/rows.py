@@ -10,8 +10,7 @@ from vlm.requests.generation import model_defaults
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.bench.clock import Turns, milliseconds, per_token, repeated_with_fresh_inputs
 from vlm_app.bench.config import RowsConfig, Workload
-from vlm_app.bench.floor import decode_floor
-from vlm_app.bench.systems.session import Results, Session, split
+from vlm_app.bench.systems.session import Results, Session, has_floor, split
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -71,19 +70,25 @@ def join_systems(
     config: RowsConfig,
     ours: dict[str, list[Results]],
     hf: list[Results] | None,
-    floor: Callable[[Workload, Results], Results],
+    floor: Callable[[str, Workload, Results], Results],
 ) -> list[Results]:
-    """Returns what a result says of each row."""
+    """Returns what a result says of each row; `floor`: of a system of ours."""
+    first, *_ = ours
+    for name, results in list(ours.items())[1:]:
+        for row, result in zip(config.rows, results, strict=True) if has_floor(name) else ():
+            result["floor"] = floor(name, row, result)
     by_row = [split(dict(zip(ours, row, strict=True))) for row in zip(*ours.values(), strict=True)]
     return [
-        row.to_dict() | mine | {"hf": theirs, "floor": floor(row, mine["vlm"])}
+        row.to_dict() | mine | {"hf": theirs, "floor": floor(first, row, mine["vlm"])}
         for row, mine, theirs in zip(config.rows, by_row, hf or [None] * len(by_row), strict=True)
     ]
 
 
-def floor_of(session: Session[Any], row: Workload, encoder_rows: int, speed: float, ours: Results) -> Results:
+def floor_of(
+    session: Session[Any], name: str, row: Workload, *, encoder_rows: int, speed: float, ours: Results
+) -> Results:
     """Returns the floor of a row, and the part of it that was reached (1: as fast as memory allows)."""
-    floor = decode_floor(session.engine, batch_size=row.batch_size, encoder_rows=encoder_rows,
-                         new_tokens=row.lengths[1], bandwidth=speed, num_beams=row.num_beams)  # fmt: skip
+    sizes = {"batch_size": row.batch_size, "encoder_rows": encoder_rows, "new_tokens": row.lengths[1]}
+    floor = session.floor(name, speed, num_beams=row.num_beams, **sizes)
     rate = row.batch_size / floor.step_ms * 1e3
     return floor.to_dict() | {"tokens_per_s": rate, "reached": ours["tokens_per_s"] / rate}

@@ -79,12 +79,14 @@ def rows(result: dict[str, Any]) -> list[Row]:
 
 
 def by_backend(result: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns a result, or a row of one, as if each of its backends had been measured alone. The floor is of weights in
-    the computing type: it says nothing of quantized ones (`floored`)."""
+    """Returns a result, or a row of one, as if each of its backends had been measured alone. Those of earlier versions
+    have one floor, of weights in the computing type, which says nothing of quantized ones (`floored`)."""
     first, *_ = result["config"].get("backends") or ["torch"]
     systems = {first: part["vlm"], **part.get("beside", {})}
     return [
-        part | {"vlm": ours, "backend": name, "floored": "-" not in name, "labelled": [*systems] != ["torch"]}
+        part
+        | {"vlm": ours, "backend": name, "labelled": [*systems] != ["torch"]}
+        | {"floor": ours.get("floor", part["floor"]), "floored": "floor" in ours or "-" not in name}
         for name, ours in systems.items()
     ]
 

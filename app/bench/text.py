@@ -29,7 +29,9 @@ def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
         ours, hf = session.compare(
             lambda folder: _baseline(folder, session), lambda pipeline: _measure(pipeline, session)
         )
-        floor = lambda row, mine: floor_of(session, row, row.lengths[0], speed=speed, ours=mine)  # noqa: E731
+        floor = lambda name, row, mine: floor_of(  # noqa: E731
+            session, name, row, encoder_rows=row.lengths[0], speed=speed, ours=mine
+        )
         rows = join_systems(config, ours, hf, floor)
     return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
 

@@ -22,6 +22,7 @@ VERBS = {
     "serve": "serve",
     "demo": "demo",
     "convert": "artifacts.convert",
+    "quantize": "artifacts.quantize",
     "build": "artifacts.build",
     "export-triton": "artifacts.export_triton",
     "verify": "evaluation.verify",

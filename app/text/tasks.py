@@ -14,6 +14,11 @@ ToInput = Callable[[str], dict[str, Any]]
 NAMES = {"en": "English", "de": "German", "fr": "French", "ro": "Romanian"}  # T5 was trained on these
 
 
+def plain(text: str) -> dict[str, Any]:
+    """Returns a text as it is as an input."""
+    return {"text": text}
+
+
 def translation(
     pipeline: Pipeline,
     source: str | None,

@@ -201,7 +201,7 @@ VERBS = [
 GIVEN = {
     "device": "cpu", "dtype": "float32", "backend": "torch", "max_batch_size": 3, "max_seq_len": 40,
     "max_encoder_input_len": 30, "threads": 2, "kv_cache_free_gpu_memory_fraction": 0.4, "cross_kv_cache_fraction": 0.3,
-    "batch_invariant": True,
+    "batch_invariant": True, "kv_cache_dtype": "int8",
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from vlm.build.store import resolve
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
 from vlm.errors import EngineError, InputError
+from vlm.layers.quant.methods import METHODS
 from vlm_app.cli.verbs import command_line
 
 MODELS = {
@@ -137,6 +138,35 @@ def test_the_command_line_builds_and_refuses(engine, tmp_path):
     assert result.exit_code == 2 and "this machine has no CUDA GPU" in result.stderr
 
 
+def test_fp8_is_for_gpus_that_have_it(engine, tmp_path):
+    build = ("build", engine.path.parent / "checkpoint", "-o", tmp_path / "e", "--max-seq-len", 16)
+    result = call(*build, "--backend", "tensorrt", "--quantization", "fp8", "--target", "sm80,sm89")
+    assert result.exit_code == 2 and "sm80 does not compute in fp8; build it with" in result.stderr
+    result = call(*build, "--backend", "tensorrt", "--quantization", "fp8", "--target", "sm89")
+    assert result.exit_code == 0, result.stderr
+    assert EngineDir.open(tmp_path / "e").manifest.quantization == "fp8"
+
+
+WHOLE = ("t5", "llava")  # with every method; the others with one of 4 and one of 8 bits, which have all there is
+QUANTIZED = [
+    (name, method) for name in MODELS for method in METHODS if name in WHOLE or method in ("int4-asymmetric", "fp8")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "method"), QUANTIZED)
+def test_every_family_and_quantization(name, method, tmp_path):
+    """The build compares every graph with the network of the same weights; the plan is smaller than the dense one."""
+    make, graphs = MODELS[name]
+    model = make()
+    (model.write if name.startswith("vila") else model.save_pretrained)(tmp_path / "hf")
+    checkpoint = convert_folder(tmp_path / "hf", tmp_path / "checkpoint")
+    options = {"quantization": method, "group_size": 4 if method.startswith("int4") else None}
+    build = BuildConfig("float16", backend="tensorrt", target=("sm89", "sm120"), **options)
+    engine = build_engine(checkpoint, tmp_path / "engine", build)
+    assert {file.split("/")[0] for file in engine.manifest.files if file.endswith(".plan")} == graphs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
@@ -154,7 +184,7 @@ def test_every_family_and_type(name, dtype, tmp_path):
 @pytest.mark.slow
 def test_a_billion_parameters(tmp_path, monkeypatch):
     """From weights beside the graph, since no protocol buffer holds them."""
-    monkeypatch.setattr("vlm.backends.onnxruntime.check.check", lambda *_: None)  # which takes 10 GB more
+    monkeypatch.setattr("vlm.backends.onnxruntime.check.check", lambda *_, **__: None)  # which takes 10 GB more
     checkpoint = random_checkpoint(ONE_BILLION, tmp_path / "checkpoint", dtype="bfloat16")
     build = BuildConfig("bfloat16", 4, backend="tensorrt", target=("sm80",))
     engine = build_engine(checkpoint, tmp_path / "engine", build)

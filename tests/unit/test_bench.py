@@ -12,7 +12,7 @@ import torch
 from tests import tiny
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
-from vlm.config import BuildConfig
+from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import InputError, LimitError
 from vlm_app.bench import floor, measure, table
 from vlm_app.bench.config import BenchConfig
@@ -83,7 +83,7 @@ def test_both_systems_get_the_same_weights(arch, tmp_path):
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")
     image = measure.random_images(EngineDir.open(subject.engine), 0)[0]
     expected = Baseline(subject.folder, "float32", torch.device("cpu")).generate(image[None], 8)[0, 1:].tolist()
-    with session.open_pipeline(subject.engine, torch.device("cpu")) as pipeline:
+    with session.open_pipeline(subject.engine, RuntimeConfig(device="cpu")) as pipeline:
         assert pipeline.generate(pixel_values=image, **measure._fixed(8)).token_ids == expected
 
 

@@ -49,7 +49,7 @@ def test_a_line_for_every_backend(measured):
     rows = table.rows(result)
     assert [row.measure.rpartition(" on ")[2] for row in rows] == ALL
     assert len({row.hf for row in rows}) == 1 and len({row.vlm for row in rows}) == 3
-    # the floor is of weights in the computing type
+    # what compiled engines keep of quantized weights is theirs
     assert [row.floor == "–" for row in rows] == [False, False, True]
     assert "onnxruntime 1" in table.markdown([result]).splitlines()[-1]
     header, *lines = csv.reader(printed.splitlines())
@@ -84,7 +84,7 @@ def test_systems_take_turns():
     [
         (
             ["--backend", "torch,onyx"],
-            "--backend holds onyx; allowed are torch, onnxruntime, tensorrt, onnx",
+            "--backend holds onyx; allowed are torch, onnxruntime, tensorrt, torch-int8",
         ),
         (["--threads", "0"], "--threads is 0; it must be at least 1"),
         (["--backend", "onnxruntime", "--dtype", "bfloat16"], "onnxruntime does not compute in bfloat16 on the CPU"),

@@ -13,7 +13,7 @@ import torch
 from tests import tiny
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
-from vlm.config import BuildConfig
+from vlm.config import BuildConfig, RuntimeConfig
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, LimitError
 from vlm.requests.sampling_params import SamplingParams
@@ -120,7 +120,7 @@ def test_both_systems_get_the_same_weights(config, num_beams, tmp_path):
         texts = random_texts(run, work)
         baseline = TextBaseline(run.folder, "float32", CPU)
         expected = baseline.generate(texts, 8, num_beams)
-        with session.open_pipeline(run.engine.path, CPU) as pipeline:
+        with session.open_pipeline(run.engine.path, RuntimeConfig(device="cpu")) as pipeline:
             inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
             found = pipeline.generate(inputs, max_new_tokens=8, min_new_tokens=8, num_beams=num_beams)
     assert [out.token_ids for out in found] == expected[:, 1:].tolist()

@@ -35,17 +35,17 @@ class Doubled(Dense):
 
 
 def test_the_manifest_says_how_weights_are_kept_and_what_a_process_runs(engine, monkeypatch):
-    monkeypatch.setitem(methods.METHODS, "doubled", Doubled())
+    monkeypatch.setitem(methods.METHODS, "doubled", lambda options: Doubled())
     weights = engine.weights("decoder")
     decoder = load_network(changed(engine, quantization="doubled"), "decoder", weights, CPU)
     assert isinstance(decoder.blocks[0].attention.qkv.method, Doubled)
     assert isinstance(load_network(engine, "decoder", weights, CPU).blocks[0].attention.qkv.method, Dense)
-    assert context_of(changed(engine, mapping={"tp": 2, "pp": 1})).mapping.shard.size == 2
+    assert context_of(changed(engine, mapping={"tp": 2, "pp": 1}), "decoder").mapping.shard.size == 2
 
 
 def test_weights_that_no_method_keeps_are_refused(engine):
     with pytest.raises(EngineError, match=r"keeps its weights as int3, which modules .* do not; rebuild the engine"):
-        context_of(changed(engine, quantization="int3"))
+        context_of(changed(engine, quantization="int3"), "decoder")
 
 
 def test_weights_that_do_not_fit_are_one_sentence(engine):

@@ -95,7 +95,7 @@ def test_the_cache_of_other_programs_serves_under_the_old_name():
         ({"adapter_config.json": b"{}", "adapter_model.safetensors": b"x"}, None, "org/model is a PEFT adapter"),
         ({"model_index.json": b"{}", "unet/config.json": b"{}"}, None, "a pipeline of diffusers"),
         ({"m.Q4_0.gguf": b"x", "config.json": b"{}"}, None, "GGUF"),
-        (FILES, {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized .gptq"),
+        (FILES, {"model_type": "llama", "quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantized .hqq"),
         (FILES, {"model_type": "bart", "architectures": ["BartForSequenceClassification"]}, "sorts texts"),
     ],
 )

@@ -156,8 +156,9 @@ def test_a_head_is_not_split():
 def test_a_rank_holds_the_keys_of_its_heads():
     config = next(iter(published("llama").values()))
     shape, kind = CacheShape(2, 0, 1, 0), {"dtype": torch.float32, "device": torch.device("cpu")}
-    whole, half = (allocate(config, shape, 4, shard=shard, **kind).shape for shard in (Shard(), TWO.mapping.shard))
-    assert half[3] * 2 == whole[3] == config.num_kv_heads
+    shards = (Shard(), TWO.mapping.shard)
+    whole, half = (allocate(config, shape, 4, shard=shard, **kind).layer(0).keys.shape for shard in shards)
+    assert half[1] * 2 == whole[1] == config.num_kv_heads
     assert 2 * block_bytes(config, 4, torch.float32, Shard(1, 2)) == block_bytes(config, 4, torch.float32, Shard())
 
 
@@ -183,7 +184,8 @@ class Rounded:
 
 
 def test_a_method_says_what_a_weight_is():
-    layer = Linear(3, {"a": 2, "b": 2}, context=ModelContext(quantization=Rounded()))
+    layer = Linear(3, {"a": 2, "b": 2}, context=ModelContext())
+    layer.keep(Rounded())
     assert {name: tensor.dtype for name, tensor in layer.state_dict().items()} == {
         "values": torch.int8, "scales": torch.float32, "bias": torch.float32,
     }  # fmt: skip

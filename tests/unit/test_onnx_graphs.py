@@ -32,6 +32,7 @@ from vlm.errors import ConfigError, EngineError, InputError
 from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_packing import neighbours
 from vlm.ops import slot_attention as slots
+from vlm.ops.paged_kv import PagedKV
 from vlm.ops.prefill_attention import tiles_of
 from vlm.registry.catalogs import model_spec
 from vlm.registry.role_configs import RoleConfigs
@@ -136,7 +137,7 @@ def test_attention_over_slots_is_that_over_blocks():
     q, keys, values = draw(1, 4, 3, 8), draw(1, 2, 12, 8), draw(1, 2, 12, 8)
     rows, table = q[0].transpose(0, 1), torch.zeros(1, 1, dtype=torch.int32)
     tiles = torch.tensor(tiles_of([(0, 5, 3)], rows=None), dtype=torch.int32)
-    want = prefill_attention.reference(rows, keys, values, table, tiles, 1.0)
+    want = prefill_attention.reference(rows, PagedKV(keys, values), table, tiles, 1.0)
     got = slots.slot_attention(q, keys, values, None, torch.tensor([8]), True)
     torch.testing.assert_close(got[0].transpose(0, 1), want)
 
@@ -167,8 +168,9 @@ def test_a_cache_grows_to_its_limit_and_keeps_what_it_holds():
     limits = {"cached": 300, "crossed": 4}
     cache = SlotCache(graph_io.GraphIO(ports, (), {"o": "self_k_0"}), 2, limits, torch.device("cpu"))
     cache.write("self_k_0", 1, torch.ones(1, 3, 1))
-    assert not cache.reserve("cached", 128)
-    assert cache.reserve("cached", 129) and cache.tensors["self_k_0"].shape == (2, 1, 256, 1)
+    assert not cache.reserve("cached", 32)
+    assert cache.reserve("cached", 33) and cache.tensors["self_k_0"].shape == (2, 1, 64, 1)
+    assert cache.reserve("cached", 250) and cache.tensors["self_k_0"].shape == (2, 1, 256, 1)
     assert cache.reserve("cached", 257) and cache.tensors["self_k_0"].shape == (2, 1, 300, 1)
     assert cache.tensors["self_k_0"].sum(2).flatten().tolist() == [0.0, 3.0]
     assert cache.tensors["cross_k_0"].shape == (2, 1, 4, 1)

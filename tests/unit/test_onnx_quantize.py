@@ -34,17 +34,25 @@ def engines(tmp_path_factory):
     return plain, rebuilt(plain, backend="onnxruntime", quantization="int8")
 
 
+def nodes(engine: EngineDir, name: str) -> list[onnx.NodeProto]:
+    return list(onnx.load(str(engine.path / name / "model.onnx")).graph.node)
+
+
 def operators(engine: EngineDir, name: str) -> Counter:
-    return Counter(node.op_type for node in onnx.load(str(engine.path / name / "model.onnx")).graph.node)
+    return Counter(node.op_type for node in nodes(engine, name))
 
 
-@pytest.mark.parametrize("name", ["encoder", "cross", "decoder"])
-def test_every_product_with_weights_has_8_bits(engines, name):
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("encoder", "MatMulIntegerToFloat"), ("cross", "MatMulIntegerToFloat"), ("decoder", "MatMulNBits")],
+)
+def test_every_product_with_weights_has_8_bits(engines, name, form):
+    """By groups where rows are few, in whole numbers where they are many; a scale a channel in both."""
     plain, small = (operators(engine, name) for engine in engines)
-    assert plain["Gemm"] > 0 and small["Gemm"] == small["MatMul"] == 0
-    assert small["MatMulNBits"] == plain["Gemm"] + plain["MatMul"]
-    nodes = [n for n in onnx.load(str(engines[1].path / name / "model.onnx")).graph.node if n.op_type == "MatMulNBits"]
-    assert {a.i for node in nodes for a in node.attribute if a.name == "bits"} == {8}
+    assert plain["Gemm"] + plain["MatMul"] == small[form] > 0 and small["Gemm"] == small["MatMul"] == 0
+    values = {a.name: a.i for node in nodes(engines[1], name) if node.op_type == form for a in node.attribute}
+    if form == "MatMulNBits":
+        assert values["bits"] == 8 and values["accuracy_level"] == 4
 
 
 def test_the_manifest_says_so(engines):
@@ -55,7 +63,8 @@ def test_the_manifest_says_so(engines):
     assert shown["quantization"] == "int8" and shown["roles"]["decoder"]["dtypes"] == ["int8", "float32"]
 
 
-def test_a_graph_that_is_off_is_refused(engines, monkeypatch):
+def test_a_graph_that_is_off_is_refused(engines):
+    """Rounding what the weights meet passes as rough; the dense graph's bound does not let it."""
     _, small = engines
     spec = model_spec("t5")
     config = spec.config.from_dict(small.config("decoder"))
@@ -65,30 +74,38 @@ def test_a_graph_that_is_off_is_refused(engines, monkeypatch):
         graph_io.decoder_io(config, small.limits, torch.float32, caches_grow=True),
         small.path / "decoder" / "model.onnx",
     )
-    graph_check.check("decoder", network, io, path, quantized=True)
+    graph_check.check("decoder", network, io, path, rough=True)
     with pytest.raises(EngineError, match="logits differs by"):
         graph_check.check("decoder", network, io, path)
 
 
-def test_a_shared_table_is_quantized_once_and_kept(engines):
-    plain, small = engines
-    graphs = [onnx.load(str(e.path / "decoder" / "model.onnx")).graph for e in (plain, small)]
+def test_a_head_has_8_bits_and_its_table_stays(engines):
+    graphs = [onnx.load(str(e.path / "decoder" / "model.onnx")).graph for e in engines]
     names = [{tensor.name for tensor in graph.initializer} for graph in graphs]
-    assert "network.embedding.weight" in names[0] & names[1]
-    assert sum("embedding" in name and name.endswith("_Q8") for name in names[1]) == 1
+    assert "network.embedding.weight" in names[0] & names[1] and "network.head.weight.levels" in names[1]
     gathered = [
         onnx.numpy_helper.to_array(t) for g in graphs for t in g.initializer if t.name.endswith("embedding.weight")
     ]
     assert (gathered[0] == gathered[1]).all()
 
 
+def test_layers_stay_where_that_is_said(tmp_path):
+    options = {"quantization": "int4", "group_size": 16, "ignore": ("head", "ffn")}
+    nodes_by_kind = operators(engine_dir(tiny.t5(), tmp_path, backend="onnxruntime", **options), "decoder")
+    assert nodes_by_kind["MatMulNBits"] == 2 * 4, "of two layers the attentions' products"
+    assert nodes_by_kind["Gemm"] + nodes_by_kind["MatMul"] == 2 * 2 + 1, "feed-forward and head"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"quantization": "int3", "backend": "onnxruntime"}, "quantization is 'int3', allowed are int8"),
-        ({"quantization": "int8"}, "only the backend onnxruntime takes one"),
-        ({"quantization": "int8", "backend": "tensorrt"}, "only the backend onnxruntime takes one"),
+        ({"quantization": "fp8", "backend": "onnxruntime"}, "is fp8, which onnxruntime does not take; torch"),
         ({"quantization": "int8", "backend": "onnxruntime", "dtype": "float16"}, "needs dtype float32, not float16"),
+        (
+            {"quantization": "int4", "backend": "onnxruntime", "group_size": 48},
+            "group_size is 48, onnxruntime",
+        ),
     ],
 )
 def test_what_cannot_be_quantized_is_said(options, says):
@@ -97,9 +114,15 @@ def test_what_cannot_be_quantized_is_said(options, says):
 
 
 def test_a_mistake_is_one_sentence(tmp_path):
-    found = call("build", "mini-t5", "-o", tmp_path / "e", "--quantization", "int8")
+    options = ("--quantization", "fp8", "--backend", "onnxruntime")
+    found = call("build", "mini-t5", "-o", tmp_path / "e", *options)
     assert found.exit_code == 2 and len(found.stderr.splitlines()) == 1
-    assert "quantization is int8, only the backend onnxruntime takes one" in found.stderr
+    assert "quantization is fp8, which onnxruntime does not take; torch, tensorrt can." in found.stderr
+
+
+def test_groups_that_do_not_divide_are_said(engines):
+    with pytest.raises(ConfigError, match=r"groups of 128 weights do not divide .* build with group_size"):
+        rebuilt(engines[0], backend="onnxruntime", quantization="int4")
 
 
 @pytest.mark.slow

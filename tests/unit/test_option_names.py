@@ -35,6 +35,9 @@ OF_SOME = {
     "--model": LOADING_VERBS - {"serve", "demo", "export-triton"},
     "--target": {"build"},
     "--tokenizer": {"convert"},
+    "--calibrate": {"quantize"},
+    "--format": {"quantize"},
+    "--ignore": {"quantize", "build"},
 }
 
 

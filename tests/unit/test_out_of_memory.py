@@ -116,7 +116,7 @@ def test_a_prefix_that_was_not_computed_is_not_shared(monkeypatch):
 
         patch.setattr(pipeline.llm.executor, "prefill", full)
         [lost] = run(pipeline.llm, [ask()], [])
-    pipeline.llm.executor.runner.cache.fill_(7.0)
+    pipeline.llm.executor.runner.cache.blocks.fill_(7.0)
     [found] = run(pipeline.llm, [ask()], [])
     assert lost.finish_reason == "memory" and found.token_ids == expected
 
@@ -226,12 +226,12 @@ def test_a_cache_that_grew_half_way_begins_again(monkeypatch):
     )
     assert not cache.reset()
     with monkeypatch.context() as patch:
-        made = iter([torch.zeros(2, 2, 256, 4)])
+        made = iter([torch.zeros(2, 2, 224, 4)])
         patch.setattr(cache, "_zeros", lambda port: next(made))
         with pytest.raises(StopIteration):
             cache.reserve(CACHED, 200)
-    assert cache.reset() and {x.shape[2] for x in cache.tensors.values()} == {128}
-    assert cache.reserve(CACHED, 200) and {x.shape[2] for x in cache.tensors.values()} == {256}
+    assert cache.reset() and {x.shape[2] for x in cache.tensors.values()} == {32}
+    assert cache.reserve(CACHED, 200) and {x.shape[2] for x in cache.tensors.values()} == {224}
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from vlm.backends.installed import checked_backend
 from vlm.backends.tensorrt import library as trt_library
 from vlm.backends.tensorrt.library import FULL, RTX, Library, installed, named, versions
 from vlm.backends.tensorrt.plan_info import Machine, PlanInfo, check_runnable
-from vlm.backends.tensorrt.targets import check_dtype, library_for, resolve_targets
+from vlm.backends.tensorrt.targets import check_types, library_for, resolve_targets
 from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError
 
@@ -79,10 +79,10 @@ def test_targets_that_a_library_cannot_build_for(library, asked, gpu, reason):
 
 
 def test_bfloat16_needs_ampere():
-    check_dtype(("sm75", "sm80"), "float16")
-    check_dtype(("sm80", "sm120"), "bfloat16")
+    check_types(("sm75", "sm80"), BuildConfig("float16"))
+    check_types(("sm80", "sm120"), BuildConfig("bfloat16"))
     with pytest.raises(EngineError, match=r"^sm75 does not compute in bfloat16; build it with float16"):
-        check_dtype(("sm75", "sm80"), "bfloat16")
+        check_types(("sm75", "sm80"), BuildConfig("bfloat16"))
 
 
 @pytest.mark.parametrize(

@@ -54,17 +54,17 @@ FOLDERS = {
                   r"Hub's cache.*give the name instead"),
     "git lfs": ({"config.json": LLAMA, "model.safetensors": LFS},
                 r"Git LFS pointers.*\(model\.safetensors\).*git lfs pull"),
-    "old gptq": ({"config.json": LLAMA, "model.safetensors": W, "quantize_config.json": {"bits": 4, "group_size": 128}},
-                 r"is quantized \(GPTQ, 4 bits\)"),
+    "eetq": ({"config.json": LLAMA, "model.safetensors": W, "quantize_config.json": {"quant_method": "eetq"}},
+             r"is quantized \(eetq\)"),
 }  # fmt: skip
-AWQ = {"quant_method": "awq", "zero_point": True, "group_size": 128, "bits": 4, "version": "gemm"}
+HQQ = {"quant_method": "hqq", "bits": 4}
 CONFIGS = {
-    "awq": (LLAMA | {"quantization_config": AWQ}, r"is quantized \(awq, 4 bits\).*give the unquantized model"),
-    "bitsandbytes": (LLAMA | {"quantization_config": {"load_in_8bit": True}}, r"is quantized \(bitsandbytes\)"),
+    "hqq": (LLAMA | {"quantization_config": HQQ},
+            r"is quantized \(hqq, 4 bits\), which is not read: compressed-tensors, awq, .* or the unquantized model"),
     "fbgemm": (LLAMA | {"quantization_config": {"quant_method": "fbgemm_fp8"}}, r"is quantized \(fbgemm_fp8\)"),
-    "compressed-tensors in a part": (
-        {"model_type": "llava", "text_config": LLAMA | {"quantization_config": {"quant_method": "compressed-tensors"}}},
-        r"is quantized \(compressed-tensors\)"),
+    "torchao in a part": (
+        {"model_type": "llava", "text_config": LLAMA | {"quantization_config": {"quant_method": "torchao"}}},
+        r"is quantized \(torchao\)"),
     "mlx": (LLAMA | {"quantization": {"group_size": 64, "bits": 4}}, r"is quantized .*4 bits"),
     "bart decoder": ({"model_type": "bart", "architectures": ["BartForCausalLM"], "is_encoder_decoder": False},
                      r"decoder of an encoder-decoder model alone.*BartForConditionalGeneration"),

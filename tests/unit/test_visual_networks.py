@@ -11,6 +11,7 @@ from visual_engines.catalog import MODELS
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.base import ParameterSpec
+from vlm.layers.quant.quantization import Quantization
 from vlm.registry.catalogs import model_spec
 
 VILA = {
@@ -45,7 +46,9 @@ def test_all_networks_are_here():
 def test_the_context_reaches_every_matrix_product(name):
     spec = model_spec(name)
     config = spec.parse(CONFIGS[name]())
-    plain, kept = (spec.skeleton(config, context) for context in (None, ModelContext(quantization=Transposed())))
+    plain, kept = (
+        spec.skeleton(config, context) for context in (None, ModelContext(quantization=Quantization(Transposed())))
+    )
     assert not [path for path, module in plain.named_modules() if isinstance(module, nn.Linear)]
     linears = {path for path, module in plain.named_modules() if isinstance(module, Linear)}
     generator = torch.Generator().manual_seed(0)

@@ -82,7 +82,7 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
         return write_checkpoint(
             Path(out),
             family=spec.name,
-            roles=roles,
+            roles={name: role.weights for name, role in roles.items()},
             generation=root.generation,
             source=folder.resolve().name,
             processor_files=files,

@@ -38,7 +38,7 @@ def convert(folder: Path, out: Path, *, progress: Progress | None = None) -> Che
         return write_checkpoint(
             Path(out),
             family="vila",
-            roles=roles,
+            roles={name: role.weights for name, role in roles.items()},
             generation=language.generation,
             source=folder.resolve().name,
             processor_files=files,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from vlm.artifacts.files import atomic_dir, canonical_json, load_json, read_json
 from vlm.errors import CheckpointError, listed
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from vlm.artifacts.weights import TensorSource
@@ -31,11 +32,19 @@ class RoleWeights:
     model: str  # a ModelRef's name
     config: dict[str, Any]
     source: TensorSource
+    quantized: frozenset[str] = frozenset()  # names of what a quantization keeps in types of its own
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Returns the narrowest type that holds every floating tensor, but for what is quantized."""
+        layout = {name: entry for name, entry in self.source.layout.items() if name not in self.quantized}
+        return replace(self.source, layout=layout).dtype
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Converted weights, layout and names ours, values and dtype the source's."""
+    """Converted weights, layout and names ours, values and dtype the source's; quantized ones are the parameters of
+    their method (vlm.layers.quant)."""
 
     path: Path
     manifest: dict[str, Any]
@@ -77,6 +86,16 @@ class Checkpoint:
         return self.manifest.get("source", "")
 
     @property
+    def quantization(self) -> str | None:
+        """Returns the method that keeps the weights; None: they are as they are."""
+        return self.manifest.get("quantization")
+
+    @property
+    def quantization_options(self) -> dict[str, Any]:
+        """Returns what is said of the quantization beside its name, as a Manifest has it."""
+        return self.manifest.get("quantization_options", {})
+
+    @property
     def processor_files(self) -> tuple[Path, ...]:
         return tuple(sorted(p for p in (self.path / "processor").glob("*") if p.is_file()))
 
@@ -102,9 +121,12 @@ def write_checkpoint(
     generation: dict[str, Any],
     source: str,
     processor_files: Sequence[Path] = (),
+    quantization: str | None = None,
+    quantization_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Checkpoint:
-    """Writes a checkpoint whole or not at all; the same input gives the same bytes. An older checkpoint is replaced."""
+    """Writes a checkpoint whole or not at all; the same input gives the same bytes. An older checkpoint is replaced.
+    `quantization`, and its options: what keeps the matrices in the roles' tensors."""
     manifest = {
         "format_version": FORMAT_VERSION,
         "family": family,
@@ -113,7 +135,8 @@ def write_checkpoint(
         "source": source,
         "dtype": dtype_of(roles),
         "mapping": {"tp": 1, "pp": 1},
-        "quantization": None,
+        "quantization": quantization,
+        **({"quantization_options": dict(quantization_options)} if quantization_options else {}),
     }
     with atomic_dir(out, is_checkpoint, WHAT, CheckpointError) as draft:
         write_roles(draft, roles, "Writing the checkpoint", progress)
@@ -162,7 +185,7 @@ def dtype_of(roles: Mapping[str, RoleWeights]) -> str:
 
     import torch
 
-    dtypes = [weights.source.dtype for weights in roles.values()]
+    dtypes = [weights.dtype for weights in roles.values()]
     return str(functools.reduce(torch.promote_types, dtypes)).removeprefix("torch.")
 
 

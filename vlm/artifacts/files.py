@@ -96,7 +96,7 @@ def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: ty
     anything else is the user's and an `error`.
     """
     out = out.resolve()
-    _check_replaceable(out, replaces, what, error)
+    check_replaceable(out, replaces, what, error)
     new_parents = [parent for parent in out.parents if not parent.exists()]
     draft = out.parent / f".{out.name}.{uuid.uuid4().hex[:12]}.tmp"
     try:
@@ -113,7 +113,8 @@ def atomic_dir(out: Path, replaces: Callable[[Path], bool], what: str, error: ty
         raise
 
 
-def _check_replaceable(out: Path, replaces: Callable[[Path], bool], what: str, error: type[VlmError]) -> None:
+def check_replaceable(out: Path, replaces: Callable[[Path], bool], what: str, error: type[VlmError]) -> None:
+    """Raises `error` for an `out` that `atomic_dir` would not replace."""
     if not os.path.lexists(out):
         return
     if not out.is_dir():

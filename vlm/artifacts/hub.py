@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.hf_folder import PROCESSOR_FILES
 from vlm.artifacts.model_files import ModelFiles
+from vlm.artifacts.quantization_files import QUANTIZATION_FILES
 from vlm.errors import ModelNotFoundError
 from vlm.limits import MAX_TOKENIZER_BYTES
 
@@ -78,7 +79,7 @@ def needed_files(names: Iterable[str], extra: tuple[str, ...] = ()) -> list[str]
 
 
 def _needed(names: list[str], extra: tuple[str, ...]) -> list[str]:
-    return _matching(names, ("config.json", *PROCESSOR_FILES, *extra)) + _weights(names)
+    return _matching(names, ("config.json", *QUANTIZATION_FILES, *PROCESSOR_FILES, *extra)) + _weights(names)
 
 
 def _weights(names: list[str]) -> list[str]:

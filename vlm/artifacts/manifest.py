@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,16 @@ class Manifest(Config):
     built_on: dict[str, str]  # python, torch, device, platform
     built_for: dict[str, Any]  # what may run it: {"devices"}, and under its backend's name what that knows of it
     files: dict[str, dict[str, Any]]  # relative path -> {"sha256", "size"}
+    # {"group_size", "ignore"}, where they were given, and the layers that have parameters of vlm.layers.quant.inputs
+    quantization_options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def build(self) -> BuildConfig:
         """What builds the same again."""
         values: dict[str, Any] = {"backend": self.backend, "quantization": self.quantization, **self.limits}
+        names = {field.name for field in fields(BuildConfig)}
+        options = {name: value for name, value in self.quantization_options.items() if name in names}
+        values |= options | ({"ignore": tuple(options["ignore"])} if "ignore" in options else {})
         return BuildConfig(dtype=self.dtype, target=self._target, **values)
 
     @property
@@ -73,7 +78,16 @@ class Manifest(Config):
 
     def _invalid(self) -> list[str]:
         """Names the fields of other types than a build writes, and those that name files outside of the folder."""
-        mappings = ("roles", "limits", "mapping", "generation", "built_on", "built_for", "files")
+        mappings = (
+            "roles",
+            "limits",
+            "mapping",
+            "generation",
+            "built_on",
+            "built_for",
+            "files",
+            "quantization_options",
+        )
         errors = [name for name in mappings if not isinstance(getattr(self, name), dict)]
         texts = ("family", "backend", "dtype", "source")
         errors += [name for name in texts if not isinstance(getattr(self, name), str)]

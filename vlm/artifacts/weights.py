@@ -90,19 +90,19 @@ class PrefixView(Mapping[str, Tensor]):
     def __init__(self, tensors: Mapping[str, Tensor], names: Iterable[str], prefix: str, shared_prefix: str = ""):
         """`shared_prefix`: what names lose that lack the prefix"""
         self._tensors = tensors
-        self._names = {name.removeprefix(prefix if name.startswith(prefix) else shared_prefix): name for name in names}
+        self.names = {name.removeprefix(prefix if name.startswith(prefix) else shared_prefix): name for name in names}
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._tensors[self._names[name]]
+        return self._tensors[self.names[name]]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        return name in self.names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.names)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.names)
 
 
 class MergedView(Mapping[str, Tensor]):

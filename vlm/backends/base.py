@@ -47,6 +47,8 @@ class BuildJob:
     build: BuildConfig
     limits: EngineLimits
     progress: Progress | None = None
+    # of build.quantization: the build's, or those of weights that are quantized already
+    quantization_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class Backend(ABC):
     devices: ClassVar[tuple[str, ...]]  # types of torch's devices
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
     quantizations: ClassVar[tuple[str, ...]] = ()  # of weights
+    takes_quantized: ClassVar[bool] = False  # does it take weights that were quantized before the build?
     takes_image_sizes: ClassVar[bool] = True  # does it encode images of several sizes with one network?
     takes_targets: ClassVar[bool] = False  # is an engine tied to compute capabilities?
     rank: ClassVar[int] = 0  # `auto` asks those of higher ranks first

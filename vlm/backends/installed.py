@@ -92,5 +92,5 @@ def _option_errors(choice: Backend, build: BuildConfig) -> list[str]:
     if kind is not None and kind not in quantizations():
         errors.append(f"quantization is {kind!r}, allowed are {listed(quantizations())}")
     elif kind is not None and kind not in choice.quantizations:
-        errors.append(f"quantization is {kind}, only the backend {listed(quantizers(kind))} takes one")
+        errors.append(f"quantization is {kind}, which {choice.name} does not take; {listed(quantizers(kind))} can")
     return errors

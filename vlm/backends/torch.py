@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from vlm.backends.base import Backend, BuildJob, BuiltFiles, Layout, Preference
 from vlm.config import RuntimeConfig
+from vlm.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from vlm.artifacts.engine_dir import EngineDir
+
+FIRST_WITH_FP8 = (8, 9)  # compute capability
 
 
 class TorchBackend(Backend):
@@ -21,6 +24,8 @@ class TorchBackend(Backend):
     description = "CPU and CUDA"
     layout = Layout.PAGED
     devices = ("cpu", "cuda")
+    takes_quantized = True
+    quantizations = ("int8", "int4", "int4-asymmetric", "fp8", "w8a8")
 
     def preference(self, device: str, dtype: str | None) -> Preference:
         return Preference(True, f"it is what runs on {device}")
@@ -28,12 +33,35 @@ class TorchBackend(Backend):
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <role>/rank0.safetensors."""
         from vlm.artifacts.checkpoint import write_roles
+        from vlm.layers.quant.methods import quantization_of
+        from vlm.registry.quantized_weights import quantized
 
-        files = write_roles(job.folder, job.roles, "Building the engine", job.progress)
+        kept = quantization_of(job.build.quantization, job.build.quantization_options)
+        roles = {role: quantized(weights, kept.of_role(role)) for role, weights in job.roles.items()}
+        files = write_roles(job.folder, roles, "Building the engine", job.progress)
         return BuiltFiles(files, {"devices": list(self.devices)})
 
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, nn.Module]:
         from vlm.registry.networks import load_network
 
+        check_fp8(engine, runtime, device)
         weights = {role: engine.weights(role, device=device) for role in engine.loaded_roles}
         return {role: load_network(engine, role, tensors, device) for role, tensors in weights.items()}
+
+
+def check_fp8(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> None:
+    """Raises EngineError for what is kept in FP8, on a GPU without it."""
+    import torch
+
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= FIRST_WITH_FP8:
+        return
+    name, first = torch.cuda.get_device_name(device), ".".join(map(str, FIRST_WITH_FP8))
+    if engine.build.quantization == "fp8":
+        raise EngineError(
+            f"the weights are kept in fp8, which {name} does not have (compute capability {first} and newer do); build"
+            " with quantization int8 or w8a8."
+        )
+    if runtime.kv_cache_dtype == "fp8":
+        raise EngineError(
+            f"kv_cache_dtype is fp8, which {name} does not have (compute capability {first} and newer do); give int8."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,8 +21,11 @@ from vlm.build.limits import resolve_limits
 from vlm.config import BuildConfig, Config, EngineLimits
 from vlm.convert.roles import module_layout
 from vlm.convert.values import invalid_values
-from vlm.errors import CheckpointError, EngineError, listed
+from vlm.errors import CheckpointError, ConfigError, EngineError, listed
+from vlm.layers.context import ModelContext
+from vlm.layers.quant.methods import METHODS, quantization_of
 from vlm.registry.catalogs import configs_of, family, model_spec
+from vlm.registry.quantized_weights import own_types, quantized_layers
 from vlm.registry.spec import FamilySpec
 
 
@@ -30,17 +34,23 @@ def build_engine(
 ) -> EngineDir:
     """Builds a checkpoint -> an engine at `out`, written whole or not at all; an older engine there is replaced.
 
-    Raises ConfigError for limits beyond what the model allows, CheckpointError for weights that are damaged or that
-    `build.dtype` cannot hold.
+    A checkpoint that is quantized stays as it is. Raises ConfigError for limits beyond what the model allows and for
+    another quantization, CheckpointError for weights that are damaged or that `build.dtype` cannot hold.
     """
-    spec = family(checkpoint.family)
+    spec, build = family(checkpoint.family), _with_quantization(build, checkpoint)
     with invalid_values(checkpoint.path):
         configs = configs_of(checkpoint)
         limits = resolve_limits(build, configs)
     backend = check_backend(build)
+    if checkpoint.quantization is not None and not backend.takes_quantized:
+        raise EngineError(
+            f"the backend {backend.name} quantizes what it builds from unquantized weights, {checkpoint.path} holds"
+            f" {checkpoint.quantization}; build with backend torch, or from the unquantized model."
+        )
     roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
+    options = checkpoint.quantization_options or build.quantization_options
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
-        output = backend.write(BuildJob(draft, roles, configs, build, limits, progress))
+        output = backend.write(BuildJob(draft, roles, configs, build, limits, progress, options))
         others = file_entries(draft, copy_processor(checkpoint.processor_files, draft))
         files = BuiltFiles(output.files | others, output.built_for)
         _manifest(checkpoint, spec, roles, build=build, limits=limits, output=files).write(draft)
@@ -55,12 +65,27 @@ def check_backend(build: BuildConfig) -> Backend:
     return backend
 
 
+def _with_quantization(build: BuildConfig, checkpoint: Checkpoint) -> BuildConfig:
+    """Returns the build with what a quantized checkpoint says. Raises ConfigError where both say something else."""
+    if checkpoint.quantization is None:
+        return build
+    options = checkpoint.quantization_options
+    own = {"quantization": checkpoint.quantization, "group_size": options.get("group_size")}
+    own["ignore"] = tuple(options["ignore"]) if "ignore" in options else None
+    if others := [name for name, value in own.items() if getattr(build, name) not in (None, value)]:
+        words = ", ".join(f"{name} {getattr(build, name)}" for name in others)
+        raise ConfigError(
+            f"{checkpoint.path} is quantized already ({checkpoint.quantization}) and stays as it is, the build asks for"
+            f" {words}; leave that out, or build from the unquantized model."
+        )
+    return replace(build, **own)
+
+
 def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> RoleWeights:
     """Returns the role's weights in the engine's dtype, each cast when it is written."""
     kind: torch.dtype = getattr(torch, dtype)
     model, weights = checkpoint.roles[role], checkpoint.weights(role)
-    with invalid_values(checkpoint.path):
-        model_shapes = {name: shape for name, (_, shape) in module_layout(model_spec(model), config).items()}
+    own_dtypes, model_shapes = _expected(checkpoint, role, config)
     file_layout = TensorSource.from_tensors(weights).layout
     if mismatches := sorted(
         n
@@ -70,15 +95,38 @@ def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> Role
         raise CheckpointError(
             f"{checkpoint.weight_file(role)} does not fit its config.json in {listed(mismatches)}; convert it again."
         )
-    layout = {n: (kind if old.is_floating_point else old, shape) for n, (old, shape) in file_layout.items()}
+    if mismatches := [name for name, own in own_dtypes.items() if file_layout[name][0] != own]:
+        raise CheckpointError(
+            f"{checkpoint.weight_file(role)} does not hold {listed(mismatches)} as {checkpoint.quantization} keeps"
+            " them; convert it again."
+        )
+    layout = {
+        n: (kind if old.is_floating_point and n not in own_dtypes else old, shape)
+        for n, (old, shape) in file_layout.items()
+    }
 
     def read(name: str) -> Tensor:
         tensor = weights[name].to(layout[name][0])
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
             raise CheckpointError(_not_finite(checkpoint, role, name, dtype, weights[name]))
         return tensor
 
-    return RoleWeights(model, checkpoint.config(role), TensorSource(layout, read))
+    return RoleWeights(model, checkpoint.config(role), TensorSource(layout, read), frozenset(own_dtypes))
+
+
+def _expected(
+    checkpoint: Checkpoint, role: str, config: Config
+) -> tuple[dict[str, torch.dtype], dict[str, tuple[int, ...]]]:
+    """Returns the types of what is quantized, and the shapes of all tensors, by their names."""
+    spec, kind = model_spec(checkpoint.roles[role]), checkpoint.quantization
+    if kind is not None and kind not in METHODS:
+        raise CheckpointError(
+            f"{checkpoint.path} keeps its weights as {kind}, which this vlm does not know; convert it again."
+        )
+    with invalid_values(checkpoint.path):
+        quantization = quantization_of(kind, checkpoint.quantization_options).of_role(role)
+        layout = module_layout(spec, config, ModelContext(quantization=quantization))
+        return own_types(quantized_layers(spec, config, quantization)), {n: shape for n, (_, shape) in layout.items()}
 
 
 def _not_finite(checkpoint: Checkpoint, role: str, name: str, dtype: str, tensor: Tensor) -> str:
@@ -108,6 +156,7 @@ def _manifest(
         dtype=build.dtype,
         mapping={"tp": 1, "pp": 1},
         quantization=build.quantization,
+        quantization_options=checkpoint.quantization_options or build.quantization_options,
         generation=checkpoint.generation,
         source=checkpoint.source,
         built_on=built_on(),

@@ -40,11 +40,12 @@ def build_model(
     if source.kind == "engine":
         raise InputError(f"{model} is an engine already; build from its checkpoint or model folder.")
     with tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
-        checkpoint = _checkpoint(source, Path(scratch), progress)
+        checkpoint = checkpoint_of(source, Path(scratch), progress)
         return build_engine(checkpoint, Path(out), config, progress=progress).path
 
 
-def _checkpoint(source: Source, scratch: Path, progress: Progress | None) -> Checkpoint:
+def checkpoint_of(source: Source, scratch: Path, progress: Progress | None = None) -> Checkpoint:
+    """Returns the checkpoint that a source is, or one below `scratch` that a model's folder is converted to."""
     if source.kind == "checkpoint":
         return Checkpoint.open(source.path)
     return convert_folder(source.path, scratch / "checkpoint", progress=progress)

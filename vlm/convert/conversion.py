@@ -20,6 +20,7 @@ class ConversionResult:
     prefix: str = ""  # put before source names in reasons, but for
     whole: frozenset[str] = frozenset()
     tensors: dict[str, Tensor] = field(default_factory=dict)
+    steps: dict[str, Step] = field(default_factory=dict)  # what filled each target
     missing: list[str] = field(default_factory=list)
     superfluous: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -40,6 +41,8 @@ class ConversionResult:
         if not step.targets and not step.beside:
             return  # dropped unread
         tensors = [source[name] for name in (*step.sources, *step.beside) if name in source]
+        if any(tensor.is_meta for tensor in tensors):
+            tensors = [_stand_in(tensor, step) for tensor in tensors]
         label = listed(map(self.full, step.sources))
         try:
             results = step.run(tensors)
@@ -49,7 +52,13 @@ class ConversionResult:
         for name, result in zip(step.targets, results, strict=True):
             if tuple(result.shape) != tuple(targets[name]):
                 self.errors.append(f"{label}: shape {list(result.shape)} should be {list(targets[name])}")
-            self.tensors[name] = result
+            self.tensors[name], self.steps[name] = result, step
+
+
+def _stand_in(tensor: Tensor, step: Step) -> Tensor:
+    """Returns what gives a step the shapes of its results where a source is quantized: such a one is on torch's meta
+    device, [out, in] whatever way its file keeps it."""
+    return (tensor.T if step.transposes else tensor) if tensor.is_meta else tensor.to("meta")
 
 
 def apply_rules(

@@ -9,11 +9,14 @@ from pathlib import Path
 
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.artifacts.hf_folder import HFFolder
+from vlm.convert.quantized.roles import QuantizedRoles, quantized_roles
+from vlm.convert.quantized.source import read_quantized
 from vlm.convert.roles import convert_roles, named_tensors, role_configs
 from vlm.convert.tokenizer_files import make_tokenizer
 from vlm.convert.values import invalid_values
 from vlm.errors import InputError, listed
 from vlm.registry.catalogs import check_model, converter_of, converters, match_family
+from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 
 
@@ -44,18 +47,29 @@ def _convert_folder(source: Path, out: Path, progress: Progress | None, tokenize
     folder = HFFolder(source)
     spec = match_family(folder.config)
     configs = role_configs(spec, folder.config)
-    tensors = named_tensors(folder.tensors, spec)
-    roles = convert_roles(tensors, spec, configs, folder.path)
+    result = _roles(folder, spec, configs)
     with _processor_files(folder, spec) as files:
         return write_checkpoint(
             out,
             family=spec.name,
-            roles=roles,
+            roles=result.roles,
             generation=folder.generation,
             source=folder.path.resolve().name,
             processor_files=files,
+            quantization=result.quantization,
+            quantization_options=result.options,
             progress=progress,
         )
+
+
+def _roles(folder: HFFolder, spec: FamilySpec, configs: RoleConfigs) -> QuantizedRoles:
+    """Returns the networks of a folder; where its layers are quantized, they stay so."""
+    quantized = read_quantized(folder)
+    tensors = folder.tensors if quantized is None else quantized.tensors
+    converted = convert_roles(named_tensors(tensors, spec), spec, configs, folder.path)
+    if quantized is None:
+        return QuantizedRoles({role: each.weights for role, each in converted.items()})
+    return quantized_roles(converted, quantized, named_tensors(quantized.names, spec))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 from vlm.artifacts.checkpoint import RoleWeights
 from vlm.artifacts.weights import Layout, MergedView, PrefixView, TensorSource
 from vlm.config import Config
-from vlm.convert.conversion import apply_rules
+from vlm.convert.conversion import ConversionResult, apply_rules
 from vlm.errors import CheckpointError, ConfigError, listed
+from vlm.layers.context import ModelContext
 from vlm.registry.catalogs import model_spec
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec, ModelSpec, Role
@@ -32,15 +34,30 @@ def role_configs(spec: FamilySpec, hf: dict[str, Any]) -> RoleConfigs:
     return RoleConfigs.from_roles({name: model_spec(role.model).parse(parts[name]) for name, role in roles})
 
 
-def module_layout(spec: ModelSpec, config: Config) -> Layout:
-    """Returns a module's layout: name -> (dtype, shape) of all that it keeps; nothing is allocated."""
-    state = spec.skeleton(config).state_dict()
+def module_layout(spec: ModelSpec, config: Config, context: ModelContext | None = None) -> Layout:
+    """Returns a module's layout: name -> (dtype, shape) of all that it keeps; nothing is allocated. `context` None: a
+    whole network, whose weights are as they are."""
+    state = spec.skeleton(config, context).state_dict()
     return {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in state.items()}
+
+
+@dataclass(frozen=True)
+class ConvertedRole:
+    """One network of a folder: what the rules made of its tensors."""
+
+    spec: ModelSpec
+    config: Config
+    outcome: ConversionResult
+    names: Mapping[str, str]  # of its sources: as the rules know them -> those of the whole folder
+
+    @property
+    def weights(self) -> RoleWeights:
+        return RoleWeights(self.spec.name, self.config.to_dict(), TensorSource.from_tensors(self.outcome.tensors))
 
 
 def convert_roles(
     tensors: Mapping[str, Tensor], spec: FamilySpec, configs: RoleConfigs, folder: Path
-) -> dict[str, RoleWeights]:
+) -> dict[str, ConvertedRole]:
     """Converts a folder's tensors to every role's. Raises one CheckpointError with every reason why they do not fit."""
     names_by_role, reasons = partition_tensors(tensors, spec.roles), []
     known_names = {name for names in names_by_role.values() for name in names}
@@ -55,7 +72,7 @@ def convert_roles(
         whole = [name.removeprefix(role.shared_prefix) for name in role.shared_tensors]
         outcome = apply_rules(source, model.rules(config), targets, role.weight_prefix, whole)
         reasons += outcome.reasons
-        roles[name] = RoleWeights(role.model, config.to_dict(), TensorSource.from_tensors(outcome.tensors))
+        roles[name] = ConvertedRole(model, config, outcome, source.names)
     if reasons:
         raise CheckpointError(f"the weights in {folder} do not fit its config.json: {'; '.join(reasons)}.")
     return roles

@@ -53,6 +53,7 @@ class Step:
     targets: tuple[str, ...]
     run: Callable[[list[Tensor]], list[Tensor]]  # ValueError says what is wrong with the tensors
     beside: tuple[str, ...] = ()
+    transposes: bool = False  # are its sources [in, out]?
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,18 @@ class Rule:
     def target(self) -> str:
         return getattr(self, "to", "")
 
+    @property
+    def transposes(self) -> bool:
+        """Says whether it exchanges the two dimensions of matrices."""
+        return False
+
     def steps(self, names: Iterable[str]) -> list[Step]:
         matches = dict.fromkeys(i for name in names if (i := _indices(self.source, name)) is not None)
         return [self.step(indices) for indices in matches]
 
     def step(self, indices: tuple[str, ...]) -> Step:
-        return Step(_expand(self.source, indices), _expand(self.target, indices), self.run)
+        sources, targets = _expand(self.source, indices), _expand(self.target, indices)
+        return Step(sources, targets, self.run, transposes=self.transposes)
 
     def matches(self, name: str) -> bool:
         """Says whether its pattern gives a tensor's name."""
@@ -114,6 +121,10 @@ class Fuse(Rule):
     to: str
     dim: int = 0
     transposed: bool = False
+
+    @property
+    def transposes(self) -> bool:
+        return self.transposed
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         others = {(t.dim(), *(s for d, s in enumerate(t.shape) if d != self.dim % t.dim())) for t in tensors if t.dim()}
@@ -156,9 +167,11 @@ class Tied(Rule):
 
 def is_tied(head: str, embeddings: Iterable[str], tensors: Mapping[str, Tensor]) -> bool:
     """Says whether a head's weights are an embedding's: not stored, or equal to the first of `embeddings` that is, or
-    all that is stored of both."""
+    all that is stored of both. A head that is quantized, of which there is but a stand-in, is none."""
     embedding = next((name for name in embeddings if name in tensors), None)
-    return head not in tensors or embedding is None or torch.equal(tensors[head], tensors[embedding])
+    if head not in tensors or embedding is None:
+        return True
+    return not tensors[head].is_meta and torch.equal(tensors[head], tensors[embedding])
 
 
 @dataclass(frozen=True)
@@ -166,6 +179,10 @@ class Transpose(Rule):
     """A matrix with its two dimensions exchanged (GPT-2 keeps [in, out])."""
 
     to: str
+
+    @property
+    def transposes(self) -> bool:
+        return True
 
     def run(self, tensors: list[Tensor]) -> list[Tensor]:
         if tensors[0].dim() != 2:

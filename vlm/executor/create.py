@@ -12,6 +12,7 @@ from vlm.backends.base import Layout
 from vlm.backends.graphs.io import CACHED, CROSSED
 from vlm.backends.graphs.network import Network
 from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
+from vlm.errors import ConfigError
 from vlm.executor import kv_cache
 from vlm.executor.batch_state import BatchState
 from vlm.executor.encoders import EncoderNetworks, Encoders
@@ -26,6 +27,8 @@ from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 from vlm.executor.torch_encoders import TorchEncoders
 from vlm.parallel.mapping import Shard
+
+CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def create_executor(
@@ -69,8 +72,9 @@ def _paged_runner(
     decoder, device, dtype = networks["decoder"], encoders.device, encoders.dtype
     _share_embedding(networks)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=dtype, free_bytes=free, shard=shard)
-    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=dtype, device=device, shard=shard)
+    kept = CACHE_TYPES[runtime.kv_cache_dtype] if runtime.kv_cache_dtype else dtype
+    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=kept, free_bytes=free, shard=shard)
+    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, shard=shard)
     sampler, graphs = _sampler(decoder.config, limits, shape, encoders), _graphs(runtime, device)
     return PagedRunner(decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs)
 
@@ -90,6 +94,11 @@ def _slot_runner(
 ) -> SlotRunner:
     """Returns what runs compiled graphs, by name, over linear caches: a slot is one block that holds a whole
     sequence."""
+    if runtime.kv_cache_dtype is not None:
+        raise ConfigError(
+            f"kv_cache_dtype is {runtime.kv_cache_dtype}, which is for backend torch: a compiled engine keeps keys and"
+            " values as it computes; leave kv_cache_dtype out."
+        )
     decoder, size = networks["decoder"], max(limits.max_seq_len, limits.max_encoder_input_len)
     one_block = replace(runtime, block_size=size, max_kv_blocks=None)
     dtype = encoders.dtype

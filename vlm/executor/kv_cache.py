@@ -8,6 +8,7 @@ import torch
 
 from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import OutOfMemoryError
+from vlm.ops.paged_kv import KVCache, bytes_of
 from vlm.parallel.mapping import Shard
 
 
@@ -27,7 +28,7 @@ class CacheShape:
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard) -> int:
     """Returns the bytes of one block's keys and values over all layers, of one rank's heads."""
-    return 2 * model.num_layers * shard.share(model.num_kv_heads) * model.head_dim * block_size * dtype.itemsize
+    return 2 * model.num_layers * bytes_of(shard.share(model.num_kv_heads), block_size, model.head_dim, dtype)
 
 
 def plan_cache(
@@ -69,14 +70,8 @@ def plan_cache(
 
 def allocate(
     model: ModelConfig, shape: CacheShape, block_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard
-) -> torch.Tensor:
-    """Returns [layers, 2, blocks, kv_heads, block_size, head_dim] of zeros, kv_heads those of one rank.
-
-    In memory a block holds head after head on CUDA, where a program reads one head, and token after token on the CPU,
-    which copies whole blocks.
-    """
-    sizes, heads = (model.num_layers, 2, shape.num_blocks), shard.share(model.num_kv_heads)
-    if device.type == "cuda":
-        return torch.zeros((*sizes, heads, block_size, model.head_dim), dtype=dtype, device=device)
-    tokens_first = torch.zeros((*sizes, block_size, heads, model.head_dim), dtype=dtype, device=device)
-    return tokens_first.transpose(3, 4)
+) -> KVCache:
+    """Returns blocks of zeros of one rank's heads."""
+    heads = shard.share(model.num_kv_heads)
+    size = {"heads": heads, "block_size": block_size, "head_dim": model.head_dim}
+    return KVCache.zeros(model.num_layers, shape.num_blocks, **size, dtype=dtype, device=device)

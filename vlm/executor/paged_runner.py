@@ -24,6 +24,7 @@ from vlm.executor.sampling_plan import SamplingPlan
 from vlm.layers.attention_metadata import PackedMetadata, PagedMetadata
 from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
+from vlm.ops.paged_kv import KVCache
 from vlm.requests.sequence import PrefillChunk, Sequence
 
 Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
@@ -43,16 +44,15 @@ class PagedRunner:
         decoder: DecoderNetwork,
         encoder: TextNetwork | None,
         *,
-        cache: Tensor,
+        cache: KVCache,
         shape: CacheShape,
         sampler: Sampler,
         graphs: GraphPool | None,
     ):
-        """cache [layers, 2, blocks, kv_heads, block_size, head_dim]; `encoder`: of texts; `graphs` None: all is run
-        eagerly."""
+        """`encoder`: of texts; `graphs` None: all is run eagerly."""
         self.decoder, self.encoder, self.config = decoder, encoder, decoder.config
-        self.cache, self.shape, self.block_size = cache, shape, cache.shape[4]
-        self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.device, graphs
+        self.cache, self.shape, self.block_size = cache, shape, cache.block_size
+        self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.blocks.device, graphs
         self._threads = num_threads()
         self._parameters = sum(x.numel() for x in decoder.parameters())
 

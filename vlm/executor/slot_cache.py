@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vlm.backends.graphs.io import BATCH, GraphIO, Port
 
-FIRST_ROWS = 128  # of a cache that may grow
+# rows of a cache that may grow, at first and more at a time; all rows are looked through in each step
+FIRST_ROWS = STEP = 32
 
 
 class SlotCache:
@@ -35,7 +36,8 @@ class SlotCache:
         size = self._sizes[dimension]
         if rows <= size:
             return False
-        self._sizes[dimension] = min(max(rows, 2 * size), self.limits[dimension])
+        grown = -(-max(rows, size * 5 // 4) // STEP) * STEP
+        self._sizes[dimension] = min(grown, self.limits[dimension])
         ports = [port for port in self._ports if dimension in port.shape]
         for port in ports:
             old, self.tensors[port.name] = self.tensors[port.name], self._zeros(port)

@@ -9,6 +9,7 @@ from torch import Tensor
 from vlm.ops.kv_write import kv_write
 from vlm.ops.packed_attention import attention_weights, packed_attention
 from vlm.ops.paged_attention import paged_attention
+from vlm.ops.paged_kv import KVCache
 from vlm.ops.prefill_attention import prefill_attention
 from vlm.ops.rotary import rotary_kv_write
 
@@ -47,7 +48,7 @@ class AttentionMetadata:
 class PagedMetadata(AttentionMetadata):
     """Places a decoder's rows in a cache of blocks. `S` slots, `R` rows, `L` layers."""
 
-    cache: Tensor  # [L, 2, blocks, H, block_size, D]
+    cache: KVCache
     self_tables: Tensor  # [S, n] int32
     cross_tables: Tensor  # [S, m] int32
     slots: Tensor  # [R] int32
@@ -59,23 +60,21 @@ class PagedMetadata(AttentionMetadata):
     def self_attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
     ) -> Tensor:
-        keys, values = self.cache[layer]
+        kv = self.cache.layer(layer)
         if angles is None:
-            kv_write(k, v, keys, values, self.self_tables, self.slots, self.places)
+            kv_write(k, v, kv, self.self_tables, self.slots, self.places)
         else:
-            q = rotary_kv_write(q, k, v, angles, keys, values, self.self_tables, self.slots, self.places)
+            q = rotary_kv_write(q, k, v, angles, kv, self.self_tables, self.slots, self.places)
         if self.tiles is None:
-            return paged_attention(q, keys, values, self.self_tables, self.slots, self.self_lengths, scale, bias)
-        return prefill_attention(q, keys, values, self.self_tables, self.tiles, scale, bias)
+            return paged_attention(q, kv, self.self_tables, self.slots, self.self_lengths, scale, bias)
+        return prefill_attention(q, kv, self.self_tables, self.tiles, scale, bias)
 
     def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:
         assert self.cross_lengths is not None
-        keys, values = self.cache[layer]
-        return paged_attention(q, keys, values, self.cross_tables, self.slots, self.cross_lengths, scale)
+        return paged_attention(q, self.cache.layer(layer), self.cross_tables, self.slots, self.cross_lengths, scale)
 
     def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
-        keys, values = self.cache[layer]
-        kv_write(k, v, keys, values, self.cross_tables, self.slots, self.places)
+        kv_write(k, v, self.cache.layer(layer), self.cross_tables, self.slots, self.places)
 
 
 @dataclass(frozen=True)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from vlm.layers.adapters.base import Adapters
-from vlm.layers.quant.base import LinearMethod
-from vlm.layers.quant.dense import Dense
+from vlm.layers.quant.quantization import Quantization
 from vlm.parallel.mapping import Mapping
 
 
 @dataclass(frozen=True)
 class ModelContext:
-    """Says how a network is made: once given to its constructor, it reaches every Linear.
+    """Says how a network is made: once given to its constructor, it reaches every layer.
 
     The default is a whole network in one process, with weights as they are.
     """
 
     mapping: Mapping = field(default_factory=Mapping)  # which part of the network this process runs
-    quantization: LinearMethod = field(default_factory=Dense)  # how weights are kept and multiplied
+    quantization: Quantization = field(default_factory=Quantization)  # how weights are kept, once it is made
     adapters: Adapters | None = None  # what changes results row by row

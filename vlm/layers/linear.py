@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
+from vlm.layers.quant.base import LinearMethod
+from vlm.layers.quant.dense import Dense
+from vlm.layers.quant.quantization import Quantization
 from vlm.parallel.mapping import Shard
 
 Axis = Literal["column", "row"]
@@ -21,11 +24,12 @@ class Linear(nn.Module):
     `out_features` is a size, or the sizes of named parts that one product computes side by side: {"q": 512, "k": 64,
     "v": 64}. What takes the result apart reads them from `part_sizes`, not from a configuration: `axis` says what ranks
     split, each part of the outputs ("column"), the inputs ("row", each rank's result is a summand) or nothing (None),
-    and the sizes here are those of this rank. How the weight is kept is the context's to say (vlm.layers.quant); as it
-    is, it is `weight` [out, in]. `out_fp32`: in float16 the result is float32.
+    and the sizes here are those of this rank. The weight is kept as it is, `weight` [out, in], until `keep` says
+    otherwise (vlm.layers.quant). `out_fp32`: in float16 the result is float32.
     """
 
     bias: nn.Parameter | None
+    method: LinearMethod
 
     def __init__(
         self,
@@ -39,15 +43,25 @@ class Linear(nn.Module):
     ):
         super().__init__()
         parts = out_features if isinstance(out_features, Mapping) else {"out": out_features}
-        self.axis, self.out_fp32, self.method = axis, out_fp32, context.quantization
+        self.axis, self.out_fp32 = axis, out_fp32
         self.shard = Shard() if axis is None else context.mapping.shard
         self.in_features = self.shard.share(in_features) if axis == "row" else in_features
         self.part_sizes = {name: self.shard.share(n) if axis == "column" else n for name, n in parts.items()}
-        for name, spec in self.method.layout(self.in_features, self.part_sizes).items():
-            self.register_parameter(name, _parameter(torch.empty(spec.shape, dtype=spec.dtype)))
+        self._lay_out(Dense())
         self.register_parameter("bias", _parameter(torch.empty(self.out_features)) if bias else None)
         kind = context.adapters
         self.adapters = None if kind is None else kind.bank(self.in_features, self.part_sizes)
+
+    def keep(self, method: LinearMethod) -> None:
+        """Lays out the weight, whose values are yet to come, as a method keeps it."""
+        for name in self.method.layout(self.in_features, self.part_sizes):
+            delattr(self, name)
+        self._lay_out(method)
+
+    def _lay_out(self, method: LinearMethod) -> None:
+        self.method = method
+        for name, spec in method.layout(self.in_features, self.part_sizes).items():
+            self.register_parameter(name, _parameter(torch.empty(spec.shape, dtype=spec.dtype)))
 
     @property
     def out_features(self) -> int:
@@ -66,6 +80,14 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.part_sizes}, axis={self.axis}"
+
+
+def keep_weights(network: nn.Module, quantization: Quantization) -> nn.Module:
+    """Lays out the weights of a network, which are dense and have no values yet, as a quantization says."""
+    for path, module in network.named_modules():
+        if isinstance(module, Linear):
+            module.keep(quantization.method_for(path))
+    return network
 
 
 def _parameter(values: Tensor) -> nn.Parameter:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops.beam_state import NONE, BeamState, EarlyStopping, Groups
+from vlm.ops.paged_kv import KVCache
 from vlm.ops.sequence_state import SequenceState
 from vlm.ops.topk_logprobs import topk_logprobs
 from vlm.requests.finish import LENGTH, RUNNING
@@ -213,15 +214,15 @@ def _put(target: Tensor, slots: Tensor, values: Tensor, where: Tensor) -> None:
 
 
 def reorder_cache(
-    cache: Tensor, tables: Tensor, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor
+    cache: KVCache, tables: Tensor, state: SequenceState, beams: BeamState, groups: Groups, parents: Tensor
 ) -> None:
     """Makes every beam's block table that of its parent: whole blocks are shared, the last partial one is copied.
 
     A copy goes to the beam's spare block, and the block it had becomes the spare one: what is read in this step is
-    never written in it. cache [L, 2, blocks, H, block_size, D]; tables [S, n] int32; parents [G, W] from `step`
+    never written in it. tables [S, n] int32; parents [G, W] from `step`
     """
-    sources, targets = _update_tables(tables, cache.shape[4], state, beams, groups, parents)
-    copy_blocks(cache, sources, targets)
+    sources, targets = _update_tables(tables, cache.block_size, state, beams, groups, parents)
+    copy_blocks(cache.blocks, sources, targets)
 
 
 def _update_tables(

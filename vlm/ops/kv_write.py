@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vlm.ops.paged_kv import PagedKV, quantized
 
-def reference(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor):
-    block_size = keys.shape[2]
+
+def reference(k: Tensor, v: Tensor, kv: PagedKV, tables: Tensor, slots: Tensor, positions: Tensor) -> None:
     positions = positions.long()
-    blocks = tables[slots.long(), positions // block_size].long()
-    keys[blocks, :, positions % block_size] = k
-    values[blocks, :, positions % block_size] = v
+    blocks, places = tables[slots.long(), positions // kv.block_size].long(), positions % kv.block_size
+    for rows, kept, scales in ((k, kv.keys, kv.key_scales), (v, kv.values, kv.value_scales)):
+        if scales is None:
+            kept[blocks, :, places] = rows
+        else:
+            kept[blocks, :, places], scales[blocks, :, places] = quantized(rows, kept.dtype)
 
 
-def kv_write(
-    k: Tensor, v: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor, positions: Tensor
-) -> None:
+def kv_write(k: Tensor, v: Tensor, kv: PagedKV, tables: Tensor, slots: Tensor, positions: Tensor) -> None:
     """Writes keys[tables[slot, position // block_size], :, position % block_size] = k, values likewise, in place.
 
-    k, v [R, H, D] (may be strided views); keys, values [blocks, H, block_size, D]; tables [S, n] int32;
-    slots, positions [R] int32
+    k, v [R, H, D] (may be strided views); tables [S, n] int32; slots, positions [R] int32
     """
     if k.is_cuda:
         from vlm.ops.kernels.kv_write import kv_write as kernel
 
-        kernel(k, v, keys, values, tables, slots, positions)
+        kernel(k, v, kv, tables, slots, positions)
     else:
-        reference(k, v, keys, values, tables, slots, positions)
+        reference(k, v, kv, tables, slots, positions)

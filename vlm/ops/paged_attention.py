@@ -10,11 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlm.ops.paged_kv import PagedKV
+
 
 def reference(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: PagedKV,
     tables: Tensor,
     slots: Tensor,
     lengths: Tensor,
@@ -22,8 +23,9 @@ def reference(
     bias: Tensor | None = None,
 ) -> Tensor:
     longest = int(lengths.max())
-    blocks = tables[slots.long(), : -(-longest // keys.shape[2])].long()  # [R, n]
-    k, v = (_gathered(cache, blocks)[:, :, :longest] for cache in (keys, values))
+    blocks = tables[slots.long(), : -(-longest // kv.block_size)].long()  # [R, n]
+    sides = ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
+    k, v = (_gathered(cache, scales, blocks)[:, :, :longest] for cache, scales in sides)
     inside = torch.arange(longest, device=q.device) < lengths[:, None]  # [R, T]
     mask = None
     if not bool(inside.all()):
@@ -42,19 +44,20 @@ def reference(
     return y.reshape(q.shape).to(q.dtype)
 
 
-def _gathered(cache: Tensor, blocks: Tensor) -> Tensor:
+def _gathered(cache: Tensor, scales: Tensor | None, blocks: Tensor) -> Tensor:
     """Gathers blocks [R, n] of a cache [N, H, block, D] -> [R, H, n * block, D] float32, a view of one copy.
 
     Whole blocks are copied where a block's memory holds its tokens one after the other, as the CPU's cache does.
     """
-    rows = cache.transpose(1, 2).index_select(0, blocks.reshape(-1))  # [R * n, block, H, D]
-    return rows.view(len(blocks), -1, *rows.shape[2:]).transpose(1, 2).float()
+    rows = cache.transpose(1, 2).index_select(0, blocks.reshape(-1)).float()  # [R * n, block, H, D]
+    if scales is not None:
+        rows *= scales.transpose(1, 2).index_select(0, blocks.reshape(-1))[..., None]
+    return rows.view(len(blocks), -1, *rows.shape[2:]).transpose(1, 2)
 
 
 def paged_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: PagedKV,
     tables: Tensor,
     slots: Tensor,
     lengths: Tensor,
@@ -63,12 +66,12 @@ def paged_attention(
 ) -> Tensor:
     """Computes softmax(q kᵀ · scale + bias) v per row.
 
-    q [R, H, D]; keys, values [blocks, H_kv, block_size, D], H a multiple of H_kv; tables [S, n] int32, the blocks of
-    each slot; slots [R] int32; lengths [R] int32, at least 1; bias [H, 2 M + 1] float32, where H = H_kv: what is added
-    at key - query distance -M … M, the ends for all beyond, the query the last of its `lengths` tokens -> [R, H, D]
+    q [R, H, D]; kv of H_kv heads, H a multiple of H_kv; tables [S, n] int32, the blocks of each slot; slots [R] int32;
+    lengths [R] int32, at least 1; bias [H, 2 M + 1] float32, where H = H_kv: what is added at key - query distance
+    -M … M, the ends for all beyond, the query the last of its `lengths` tokens -> [R, H, D]
     """
     if q.is_cuda:
         from vlm.ops.kernels.paged_attention import paged_attention as kernel
 
-        return kernel(q, keys, values, tables, slots, lengths, scale, bias)
-    return reference(q, keys, values, tables, slots, lengths, scale, bias)
+        return kernel(q, kv, tables, slots, lengths, scale, bias)
+    return reference(q, kv, tables, slots, lengths, scale, bias)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vlm.ops.paged_kv import PagedKV
 from vlm.ops.tiles import TILE_ROWS
 
 
@@ -27,21 +28,25 @@ def tiles_of(chunks: Iterable[tuple[int, int, int]], rows: int | None = TILE_ROW
 
 
 def reference(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
+    q: Tensor, kv: PagedKV, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
 ) -> Tensor:
     out = torch.empty_like(q)
     for row, count, slot, position in tiles.tolist():
         if count:
-            k, v = (_held(cache, tables[slot], position + count) for cache in (keys, values))
+            sides = ((kv.keys, kv.key_scales), (kv.values, kv.value_scales))
+            k, v = (_held(*side, tables[slot], position + count) for side in sides)
             queries = q[row : row + count]
             out[row : row + count] = _attend(queries, k, v, scale, _mask(queries, k, position, bias)).to(q.dtype)
     return out
 
 
-def _held(cache: Tensor, table: Tensor, length: int) -> Tensor:
+def _held(cache: Tensor, scales: Tensor | None, table: Tensor, length: int) -> Tensor:
     """Returns the first `length` tokens of a block table, [H, length, D] float32."""
     blocks = table[: -(-length // cache.shape[2])].long()
-    return cache.transpose(1, 2)[blocks].flatten(0, 1)[:length].transpose(0, 1).float()
+    rows = cache.transpose(1, 2)[blocks].float()  # [n, block, H, D]
+    if scales is not None:
+        rows *= scales.transpose(1, 2)[blocks][..., None]
+    return rows.flatten(0, 1)[:length].transpose(0, 1)
 
 
 def _mask(q: Tensor, k: Tensor, position: int, bias: Tensor | None) -> Tensor:
@@ -64,16 +69,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor) -> Tens
 
 
 def prefill_attention(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
+    q: Tensor, kv: PagedKV, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None = None
 ) -> Tensor:
     """Computes softmax(q kᵀ · scale + bias) v, each row over its sequence's tokens up to and with its own.
 
-    q [R, H, D] (may be a strided view); keys, values [blocks, H_kv, block_size, D], H a multiple of H_kv;
-    tables [S, n] int32; tiles [T, 4] int32 (`tiles_of`; empty ones may follow); bias [H, 2 M + 1] float32 by key -
-    query distance -> [R, H, D]
+    q [R, H, D] (may be a strided view); kv of H_kv heads, H a multiple of H_kv; tables [S, n] int32; tiles [T, 4] int32
+    (`tiles_of`; empty ones may follow); bias [H, 2 M + 1] float32 by key - query distance -> [R, H, D]
     """
     if q.is_cuda:
         from vlm.ops.kernels.prefill_attention import prefill_attention as kernel
 
-        return kernel(q, keys, values, tables, tiles, scale, bias)
-    return reference(q, keys, values, tables, tiles, scale, bias)
+        return kernel(q, kv, tables, tiles, scale, bias)
+    return reference(q, kv, tables, tiles, scale, bias)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm.ops import kv_write as plain
+from vlm.ops.paged_kv import PagedKV
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
@@ -22,17 +23,15 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def reference(
-    q: Tensor, k: Tensor, v: Tensor, angles: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor,
-    positions: Tensor,
-) -> Tensor:  # fmt: skip
-    plain.reference(rotate(k, angles), v, keys, values, tables, slots, positions)
+    q: Tensor, k: Tensor, v: Tensor, angles: Tensor, kv: PagedKV, tables: Tensor, slots: Tensor, positions: Tensor
+) -> Tensor:
+    plain.reference(rotate(k, angles), v, kv, tables, slots, positions)
     return rotate(q, angles)
 
 
 def rotary_kv_write(
-    q: Tensor, k: Tensor, v: Tensor, angles: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor,
-    positions: Tensor,
-) -> Tensor:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, angles: Tensor, kv: PagedKV, tables: Tensor, slots: Tensor, positions: Tensor
+) -> Tensor:
     """Turns queries and keys; the keys go with the values to their places in the cache, as `kv_write` has it.
 
     q [R, H, D], k, v [R, H_kv, D] (may be strided views); angles [R, 2, n] float32: see `rotate` -> q turned [R, H, D]
@@ -40,8 +39,8 @@ def rotary_kv_write(
     if q.is_cuda:
         from vlm.ops.kernels.rotary import rotary_kv_write as kernel
 
-        return kernel(q, k, v, angles, keys, values, tables, slots, positions)
-    return reference(q, k, v, angles, keys, values, tables, slots, positions)
+        return kernel(q, k, v, angles, kv, tables, slots, positions)
+    return reference(q, k, v, angles, kv, tables, slots, positions)
 
 
 @torch.library.custom_op("vlm::slot_rotary", mutates_args=(), schema="(Tensor x, Tensor cos, Tensor sin) -> Tensor")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vlm.errors import EngineError
 from vlm.layers.context import ModelContext
-from vlm.layers.quant.methods import METHODS
+from vlm.layers.quant.methods import METHODS, quantization_of
 from vlm.parallel.mapping import Mapping
 from vlm.registry.catalogs import model_spec
 
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 
-def context_of(engine: EngineDir) -> ModelContext:
-    """Returns what an engine's networks are made in. Raises EngineError for weights that no method here keeps."""
-    if (kind := engine.manifest.quantization) not in METHODS:
+def context_of(engine: EngineDir, role: str) -> ModelContext:
+    """Returns what one of an engine's networks is made in. Raises EngineError for weights that no method here keeps."""
+    kind, options = engine.manifest.quantization, engine.manifest.quantization_options
+    if kind is not None and kind not in METHODS:
         raise EngineError(
             f"{engine.path} keeps its weights as {kind}, which modules of this version do not; rebuild the engine with"
             " vlm build."
         )
-    return ModelContext(mapping_of(engine), METHODS[kind])
+    return ModelContext(mapping_of(engine), quantization_of(kind, options).of_role(role))
 
 
 def mapping_of(engine: EngineDir) -> Mapping:
@@ -38,7 +39,7 @@ def load_network(engine: EngineDir, role: str, weights: Tensors[str, Tensor], de
     EngineError."""
     spec = model_spec(engine.roles[role])
     try:
-        return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device, context_of(engine))
+        return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device, context_of(engine, role))
     except RuntimeError as error:
         raise EngineError(
             f"{engine.path}: the {role} weights do not fit the {spec.name} model of this version; rebuild the engine"

@@ -38,6 +38,7 @@ class ModelSpec(Generic[C]):
         """Returns the module on torch's meta device: shapes and types alone. `context` None: a whole network, whose
         weights are as they are."""
         from vlm.layers.context import ModelContext
+        from vlm.layers.linear import keep_weights
         from vlm.registry.skip_init import skeleton
 
         if (layers := config.depth_in_all) > MAX_LAYERS:
@@ -45,7 +46,8 @@ class ModelSpec(Generic[C]):
                 f"the {self.name} network would have {layers:,} layers, the limit is {MAX_LAYERS:,}; its config.json is"
                 " not the one that it was published with: fetch it again."
             )
-        return skeleton(lambda: self.module(config, context or ModelContext()))
+        context = context or ModelContext()
+        return skeleton(lambda: keep_weights(self.module(config, context), context.quantization))
 
     def loaded(self, config: C, weights: Mapping[str, Any], device: Any, context: ModelContext | None = None) -> Any:
         """Returns the module with these weights, ready to run; nothing is initialized twice. RuntimeError where they

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import configparser
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vlm.artifacts.files import open_regular, read_small
 from vlm.artifacts.model_files import WEIGHTS, ModelFiles
+from vlm.artifacts.quantization_files import READ, quantizations
 from vlm.errors import UnsupportedModelError, listed
 
 
@@ -78,22 +78,17 @@ def _adapter(model: ModelFiles) -> str:
     )
 
 
-def _quantization(config: Mapping[str, Any]) -> Any:
-    """Returns a configuration's own or a part's quantization; None where there is none."""
-    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
-    values = (part.get(key) for part in parts for key in ("quantization_config", "quantization"))
-    return next((value for value in values if isinstance(value, Mapping) and value), None)
+def _unread(model: ModelFiles) -> list[str]:
+    """Returns the quantizations of a model that are not read."""
+    return [method for method in quantizations(model) if method not in READ]
 
 
 def _quantized(model: ModelFiles) -> str:
-    settings = _quantization(model.config) or model.read("quantize_config.json") or model.read("hf_quant_config.json")
-    bits = settings.get("bits") or settings.get("w_bit")
-    method = settings.get("quant_method") or ("GPTQ" if "quantize_config.json" in model.names else None)
-    if method is None:
-        method = "bitsandbytes" if any("load_in" in key for key in settings) else "no method named"
+    method = _unread(model)[0]
+    bits = quantizations(model)[method].get("bits")
     return (
-        f"is quantized ({method}{f', {bits} bits' if bits else ''}), and packed weights are not read; give the"
-        " unquantized model that it was made from"
+        f"is quantized ({method}{f', {bits} bits' if bits else ''}), which is not read: {listed(READ)} are; give one of"
+        " these or the unquantized model that it was made from"
     )
 
 
@@ -187,8 +182,7 @@ ROWS = (
     Unsupported(lambda m: m.holds(*TOKENIZER) and not m.has_weights and "config.json" not in m.names
                 and not m.holds(r".+\.(pt|ckpt|nemo|yaml)"),
                 lambda m: "holds a tokenizer alone, no config.json and no weights; give the folder of the whole model"),
-    Unsupported(lambda m: _quantization(m.config) is not None
-                or not m.names.isdisjoint({"quantize_config.json", "hf_quant_config.json"}), _quantized),
+    Unsupported(lambda m: bool(_unread(m)), _quantized),
     Unsupported(lambda m: bool(m.architectures) and all(HEAD.fullmatch(name) for name in m.architectures),
                 lambda m: f"is a {m.architectures[0]}, which sorts texts or images into classes and writes none; give a"
                           " model that generates, or run this one with transformers"),

@@ -16,6 +16,7 @@ import torch
 
 import vlm
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.base import Layout
 from vlm.backends.devices import resolve_device
 from vlm.backends.installed import backend
 from vlm.config import RuntimeConfig
@@ -24,9 +25,10 @@ from vlm.registry.catalogs import configs_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
-from vlm_app.bench.floor import bandwidth
+from vlm_app.bench.floor import Floor, bandwidth, decode_floor
 from vlm_app.bench.systems.environment import environment
 from vlm_app.bench.systems.subject import LimitsOf, Progress, prepare
+from vlm_app.core.backend_names import MeasuredName
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -45,6 +47,7 @@ class Session(Generic[C]):
     device: torch.device
     dtype: str
     engines: Mapping[str, EngineDir]  # by backend
+    engine_bytes: Mapping[str, int]
     folder: Path | None
     say: Progress
 
@@ -75,12 +78,21 @@ class Session(Generic[C]):
 
     def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
         release(self.device)  # the engine sizes its cache by what is free
-        with open_pipeline(self.engines[name].path, self.device, self.config.threads) as pipeline:
+        kept = MeasuredName.read(name).kv_cache_dtype
+        runtime = RuntimeConfig(device=str(self.device), threads=self.config.threads, kv_cache_dtype=kept)
+        with open_pipeline(self.engines[name].path, runtime) as pipeline:
             return (yield from ours(pipeline))
+
+    def floor(self, name: str, speed: float, **sizes: int) -> Floor:
+        """Returns the floor of a decode step of one engine, at `speed` bytes a second; `sizes`: as `decode_floor`
+        takes them."""
+        kept = MeasuredName.read(name).kv_cache_dtype
+        return decode_floor(self.engines[name], bandwidth=speed, kv_cache_dtype=kept, **sizes)
 
     def head(self, kind: str) -> Results:
         """Returns what a result says of itself."""
         settings = {"config": self.config.to_dict(), "environment": environment(self.device)}
+        settings |= {"engine_bytes": dict(self.engine_bytes)}
         return {"kind": kind, "subject": self.config.subject, **settings}
 
 
@@ -101,12 +113,25 @@ def prepare_session(
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
         dtype = next(iter(engines.values())).build.dtype
         session_config = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
-        yield Session(session_config, device, dtype, engines, folder=subject.folder if config.hf else None, say=say)
+        sizes = {name: _size(path) for name, path in subject.engines.items()}
+        folder = subject.folder if config.hf else None
+        yield Session(session_config, device, dtype, engines, engine_bytes=sizes, folder=folder, say=say)
+
+
+def _size(engine: Path) -> int:
+    return sum(path.stat().st_size for path in engine.rglob("*"))
+
+
+def has_floor(name: str) -> bool:
+    """Tells whether it is known what a step of a system reads: compiled engines keep quantized weights in ways of their
+    own."""
+    parts = MeasuredName.read(name)
+    return parts.quantization is None or backend(parts.backend).layout is Layout.PAGED
 
 
 def _check_device(config: SubjectConfig, device: torch.device) -> None:
     """Raises InputError for a device that a backend does not run on, before minutes are spent."""
-    runs = lambda name: device.type in backend(name.partition("-")[0]).devices  # noqa: E731
+    runs = lambda name: device.type in backend(MeasuredName.read(name).backend).devices  # noqa: E731
     if unsupported := [name for name in config.backends if not runs(name)]:
         raise InputError(
             f"{listed(unsupported)} does not run on the device, which is {device}; choose another with --device."
@@ -125,8 +150,8 @@ def default_dtype(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def open_pipeline(engine: Path, device: torch.device, threads: int | None = None) -> Iterator[Pipeline]:
-    pipeline = vlm.load(engine, runtime=RuntimeConfig(device=str(device), threads=threads))
+def open_pipeline(engine: Path, runtime: RuntimeConfig) -> Iterator[Pipeline]:
+    pipeline = vlm.load(engine, runtime=runtime)
     try:
         yield pipeline
     finally:

@@ -28,6 +28,7 @@ from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 from vlm_app.bench.config import Limits, SubjectConfig
 from vlm_app.core.architecture import hf_config, read_arch
+from vlm_app.core.backend_names import KV, MeasuredName
 from vlm_app.reference.random_model import has_class, save_random
 
 Progress = Callable[[str, int, int], None]
@@ -71,10 +72,12 @@ def prepare(
     checkpoint = _checkpoint(source, scratch / "checkpoint", progress)
     spec, configs = family(checkpoint.family), configs_of(checkpoint)
     build = _checked_build(config, spec, configs, dtype=dtype, takes=takes, limits=limits)
-    engines = {
-        name: build_engine(checkpoint, scratch / name, _for_backend(build, name), progress=progress).path
-        for name in config.backend_names
-    }
+    engines: dict[str, Path] = {}
+    for name in config.backend_names:
+        path = scratch / name.partition(KV)[0]  # what its cache keeps says nothing of an engine
+        if path not in engines.values():
+            build_engine(checkpoint, path, _for_backend(build, name), progress=progress)
+        engines[name] = path
     if checkpoint.path.is_relative_to(scratch):
         shutil.rmtree(checkpoint.path)  # as large as the engine
     return Subject(engines, source.path if _has_baseline(source) else None)
@@ -84,9 +87,10 @@ def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Pat
     """Resolves an engine that is there already. InputError where several backends are asked for."""
     engine = EngineDir.open(path, verify=False)
     name = backend_name(engine.build)
-    if config.backends not in ((), (name,)):
-        raise InputError(f"{path} is an engine of {name}; for {listed(config.backends)} give what it was built from.")
-    return {name: resolve(path, dtype=config.dtype, **limits(configs_of(engine)))}
+    wanted = config.backends or (name,)
+    if any(each.partition(KV)[0] != name for each in wanted):
+        raise InputError(f"{path} is an engine of {name}; for {listed(wanted)} give what it was built from.")
+    return dict.fromkeys(wanted, resolve(path, dtype=config.dtype, **limits(configs_of(engine))))
 
 
 def backend_name(build: BuildConfig) -> str:
@@ -95,8 +99,8 @@ def backend_name(build: BuildConfig) -> str:
 
 
 def _for_backend(build: BuildConfig, name: str) -> BuildConfig:
-    backend, _, quantization = name.partition("-")
-    return replace(build, backend=backend, quantization=quantization or None)
+    parts = MeasuredName.read(name)
+    return replace(build, backend=parts.backend, quantization=parts.quantization)
 
 
 def kind_of(family: FamilySpec) -> str:

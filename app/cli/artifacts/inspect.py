@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from vlm.artifacts.checkpoint import Checkpoint
     from vlm.artifacts.engine_dir import EngineDir
     from vlm.config import BuildConfig
 
@@ -75,7 +76,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "kind": "checkpoint",
         "path": str(path),
         "family": checkpoint.family,
-        "roles": {role: _role(name, checkpoint.weights(role)) for role, name in checkpoint.roles.items()},
+        "roles": {role: _checkpoint_role(checkpoint, role) for role in checkpoint.roles},
         "dtype": checkpoint.manifest["dtype"],
         "processor": [file.name for file in checkpoint.processor_files],
         "generation": checkpoint.generation,
@@ -90,6 +91,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
     """Returns what a Hugging Face folder would become. Raises ConfigError where its model is not supported."""
     from vlm.artifacts.hf_folder import HFFolder
     from vlm.artifacts.weights import PrefixView
+    from vlm.convert.quantized.source import read_quantized
     from vlm.convert.roles import named_tensors, partition_tensors, role_configs
     from vlm.registry.catalogs import match_family
 
@@ -101,6 +103,12 @@ def describe_folder(path: Path) -> dict[str, Any]:
     parts = {
         role: _role(part.model, PrefixView(tensors, names_by_role[role], "")) for role, part in family.roles.items()
     }
+    if (quantized := read_quantized(folder)) is not None:
+        whole = named_tensors(quantized.tensors, family)
+        for role, names in partition_tensors(whole, family.roles).items():
+            shapes = [tensor.shape for tensor in PrefixView(whole, names, "").values()]
+            kept = PrefixView(tensors, names_by_role[role], "")
+            parts[role] |= _stored(kept) | {"parameters": sum(map(math.prod, shapes))}
     return {
         "kind": "hugging face folder",
         "path": str(path),
@@ -108,6 +116,7 @@ def describe_folder(path: Path) -> dict[str, Any]:
         "roles": parts,
         "processor": [file.name for file in folder.processor_files],
         "generation": folder.generation,
+        "quantization": quantized and f"{quantized.scheme.format}, kept as {quantized.scheme.method}",
         "next": f"vlm build {path} -o {path.name}.engine",
     }
 
@@ -136,21 +145,41 @@ def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     }
 
 
+def _checkpoint_role(checkpoint: Checkpoint, role: str) -> dict[str, Any]:
+    described = _role(checkpoint.roles[role], checkpoint.weights(role))
+    if checkpoint.quantization is None:
+        return described
+    return described | _stored(checkpoint.weights(role)) | {"parameters": _parameters(checkpoint, role)}
+
+
+def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Returns bytes and types of tensors, whole numbers included: of quantized weights."""
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()})
+    return {"bytes": sum(tensor.nbytes for tensor in tensors.values()), "dtypes": dtypes}
+
+
+def _parameters(source: Checkpoint | EngineDir, role: str) -> int:
+    """Returns how many values the weights of a role stand for."""
+    from vlm.convert.roles import module_layout
+    from vlm.registry.catalogs import model_spec
+
+    spec = model_spec(source.roles[role])
+    layout = module_layout(spec, spec.config.from_dict(source.config(role)))
+    return sum(math.prod(shape) for _, shape in layout.values())
+
+
 def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
     """Describes a role by its stored weights, or by the files that hold them in another form."""
     from vlm.artifacts.weights import TensorFiles
     from vlm.backends.graphs.io import role_of
-    from vlm.convert.roles import module_layout
-    from vlm.registry.catalogs import model_spec
 
     name, files = engine.roles[role], engine.manifest.files
     if f"{role}/rank0.safetensors" in files and engine.manifest.quantization is None:
         return _role(name, TensorFiles([engine.path / role / "rank0.safetensors"]))
-    spec = model_spec(name)
-    layout = module_layout(spec, spec.config.from_dict(engine.config(role)))
     sizes = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
-    parameters = sum(math.prod(shape) for _, shape in layout.values())
-    return {"model": name, "parameters": parameters, "bytes": sum(sizes), "dtypes": _dtypes(engine.build)}
+    return {
+        "model": name, "parameters": _parameters(engine, role), "bytes": sum(sizes), "dtypes": _dtypes(engine.build)
+    }  # fmt: skip
 
 
 def _dtypes(build: BuildConfig) -> list[str]:

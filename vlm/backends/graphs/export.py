@@ -13,21 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vlm.backends.graphs import qdq, quantized_linear
+from vlm.backends.graphs.form import GraphForm
 from vlm.backends.graphs.io import GraphIO, Port
 from vlm.backends.graphs.networks import GRAPHS
+from vlm.backends.graphs.quantized_linear import products_as_nodes
 from vlm.ops import add_rms_norm, rotary, slot_attention
 
 OPSET = 24  # attention over lengths, writes into caches
 TOWER_OPSET = 18  # visual encoders: attention in plain matrix products, which every runtime takes as they are
 SHORT, CROSS = 16, 6  # rows of an example's caches
+OPERATORS = (slot_attention, rotary, add_rms_norm, quantized_linear)
 EXTERNAL_FROM = 2**30  # bytes of weights; a protocol buffer ends at 2 GiB
 
 
-def export(name: str, network: nn.Module, io: GraphIO, path: Path) -> None:
+def export(name: str, network: nn.Module, io: GraphIO, path: Path, form: GraphForm = qdq.FORM) -> None:
     """Writes graph `name` of a network to `path`, large weights to a file beside it."""
     # a span of one would be taken for all that there is
     module, inputs = GRAPHS[name](network).eval(), examples(replace(io, max_span=None))
-    with _quiet(), torch.no_grad():
+    with _quiet(), torch.no_grad(), products_as_nodes(network):
         program = torch.onnx.export(
             module,
             kwargs={"inputs": inputs},
@@ -43,7 +47,9 @@ def export(name: str, network: nn.Module, io: GraphIO, path: Path) -> None:
     assert program is not None  # dynamo=True returns one
     if name != "visual":
         _add_attention(program.model)
-    size = sum(p.numel() * p.element_size() for p in network.parameters())
+    form.lower(program.model, name)
+    constants = [value.const_value for value in program.model.graph.initializers.values()]
+    size = sum(value.nbytes for value in constants if value is not None)
     path.parent.mkdir(parents=True, exist_ok=True)
     program.save(path, external_data=size > EXTERNAL_FROM)
 
@@ -75,7 +81,7 @@ def _dynamic(port: Port) -> dict[int, Any]:
 
 
 def _lowerings() -> dict[Any, Any]:
-    return {op: node for ops in (slot_attention, rotary, add_rms_norm) for op, node in ops.lowerings().items()}
+    return {op: node for ops in OPERATORS for op, node in ops.lowerings().items()}
 
 
 def _add_attention(model: Any) -> None:

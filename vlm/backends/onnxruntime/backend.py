@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from vlm.backends.base import Backend, BuildJob, BuiltFiles, Layout, Preference
+from vlm.backends.onnxruntime.group_sizes import group_errors
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.errors import InputError
 
@@ -27,7 +28,8 @@ class OnnxRuntimeBackend(Backend):
     takes_image_sizes = False
     devices = ("cpu",)
     dtypes = ("float32", "float16")
-    quantizations = ("int8",)  # of weights alone; what they meet stays in the computing type
+    takes_quantized = True
+    quantizations = ("int8", "int4", "int4-asymmetric", "w8a8")  # what the weights meet is rounded to 8 bits, too
     rank = 1
 
     def errors(self, build: BuildConfig) -> list[str]:
@@ -36,7 +38,7 @@ class OnnxRuntimeBackend(Backend):
             errors.append(f"quantization {build.quantization} needs dtype float32, not {build.dtype}")
         if build.dtype == "bfloat16":
             errors.append(f"{NO_BFLOAT16}, build it with float32 or float16")
-        return errors
+        return errors + group_errors(build)
 
     def default_dtype(self, device: str) -> str:
         return "float32"
@@ -61,8 +63,9 @@ class OnnxRuntimeBackend(Backend):
         """Writes <graph>/model.onnx, and beside it the weights where they are large."""
         from vlm.artifacts.manifest import file_entries
         from vlm.backends.onnxruntime.engine import write_graphs
+        from vlm.backends.onnxruntime.products import FORM
 
-        files = write_graphs(job, job.folder, caches_grow=True)
+        files = write_graphs(job, job.folder, FORM)
         return BuiltFiles(file_entries(job.folder, files), {"devices": list(self.devices)})
 
     def resolve_device(self, name: str) -> torch.device:

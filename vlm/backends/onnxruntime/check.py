@@ -20,14 +20,14 @@ from vlm.ops.slot_attention import ATTENTION
 
 # of the largest value of an output; what a graph in 16 bits holds as constants is rounded
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 5e-2}
-QUANTIZED = 0.2  # of what weights of 8 bits make of it: tells a wrong graph from a rough one
+ROUGH = 0.2  # where what weights meet is rounded: tells a wrong graph from a rough one
 SIZES = ({"batch": 2, "span": 5}, {"batch": 1, "span": 1, "rows": 1}, {"batch": 3, "span": 1})
 
 
-def check(name: str, network: nn.Module, io: GraphIO, path: Path, quantized: bool = False) -> None:
-    """Raises EngineError with every reason why the graph at `path` cannot be trusted."""
-    differences = _numbers(name, network, io, path, QUANTIZED) if quantized else numbers(name, network, io, path)
-    errors = structure(path, name) + differences
+def check(name: str, network: nn.Module, io: GraphIO, path: Path, rough: bool = False) -> None:
+    """Raises EngineError with every reason why the graph at `path` cannot be trusted. `rough`: it rounds what its
+    weights meet."""
+    errors = structure(path, name) + numbers(name, network, io, path, ROUGH if rough else None)
     if errors:
         raise EngineError(
             f"the exported {name} graph is not what the model computes: {listed(errors)}; please report it."
@@ -58,14 +58,17 @@ def _errors(node: Any, updates: set[str]) -> list[str]:
     return errors
 
 
-def numbers(name: str, network: nn.Module, io: GraphIO, path: Path) -> list[str]:
-    """Names outputs that differ from the network's on random inputs of several sizes; of bfloat16 in float32."""
+def numbers(name: str, network: nn.Module, io: GraphIO, path: Path, tolerance: float | None = None) -> list[str]:
+    """Names outputs that differ from the network's on random inputs of several sizes; of bfloat16 in float32.
+    `tolerance` None: the type's."""
     dtype = next(port.dtype for port in io.inputs if port.dtype.is_floating_point)
     if dtype != torch.bfloat16:
-        return _numbers(name, network, io, path, TOLERANCE[dtype])
+        return _numbers(name, network, io, path, tolerance or TOLERANCE[dtype])
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         bf16_to_fp32(path, fp32_file := Path(folder) / path.name)
-        return _numbers(name, copy.deepcopy(network).float(), io.to(torch.float32), fp32_file, TOLERANCE[dtype])
+        return _numbers(
+            name, copy.deepcopy(network).float(), io.to(torch.float32), fp32_file, tolerance or TOLERANCE[dtype]
+        )
 
 
 @torch.inference_mode()

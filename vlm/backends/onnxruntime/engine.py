@@ -9,11 +9,16 @@ import torch
 from torch import nn
 
 from vlm.backends.base import BuildJob
+from vlm.backends.graphs.form import GraphForm
 from vlm.backends.graphs.io import graphs_of, role_of
 from vlm.backends.graphs.network import Network
+from vlm.backends.onnxruntime.heads import HEAD, heads_of_8_bits
 from vlm.backends.onnxruntime.session import OnnxGraph
 from vlm.config import RuntimeConfig
+from vlm.layers.context import ModelContext
+from vlm.layers.quant.methods import quantization_of
 from vlm.registry import catalogs
+from vlm.registry.quantized_weights import quantized
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -21,31 +26,33 @@ if TYPE_CHECKING:
 FILE = "model.onnx"
 
 
-def write_graphs(job: BuildJob, folder: Path, *, caches_grow: bool) -> list[Path]:
+def write_graphs(job: BuildJob, folder: Path, form: GraphForm) -> list[Path]:
     """Exports and checks every graph below `folder` -> the files. EngineError where a graph does not compute what the
     network does."""
     from vlm.backends.graphs.export import export
     from vlm.backends.onnxruntime.check import check
-    from vlm.backends.onnxruntime.quantize import quantize
 
-    say = job.progress or (lambda *_: None)
-    graphs = graphs_of(job.configs, job.limits, getattr(torch, job.build.dtype), caches_grow=caches_grow)
+    say, rough = job.progress or (lambda *_: None), job.build.quantization in form.rounding
+    graphs = graphs_of(job.configs, job.limits, getattr(torch, job.build.dtype), caches_grow=form.caches_grow)
     for number, (name, io) in enumerate(graphs.items()):
         say("Exporting the graphs", number, len(graphs))
-        network, file = _network(job, role_of(name)), folder / name / FILE
-        export(name, network, io, file)
-        check(name, network, io, file)
-        if job.build.quantization is not None:
-            quantize(file)
-            check(name, network, io, file, quantized=True)
+        network, file = _network(job, role_of(name), form), folder / name / FILE
+        export(name, network, io, file, form)
+        check(name, network, io, file, rough=rough)
     say("Exporting the graphs", len(graphs), len(graphs))
     return [path for name in graphs for path in sorted((folder / name).iterdir())]
 
 
-def _network(job: BuildJob, role: str) -> nn.Module:
-    source, model = job.roles[role].source, job.roles[role].model
-    weights = {name: source.read(name) for name in source.layout}
-    return catalogs.model_spec(model).loaded(job.configs[role], weights, torch.device("cpu"))
+def _network(job: BuildJob, role: str, form: GraphForm) -> nn.Module:
+    """Returns a network whose layers keep their weights as the build says."""
+    kept = quantization_of(job.build.quantization, job.quantization_options).of_role(role)
+    weights, model = quantized(job.roles[role], kept).source, job.roles[role].model
+    tensors = {name: weights.read(name) for name in weights.layout}
+    context = ModelContext(quantization=kept)
+    network = catalogs.model_spec(model).loaded(job.configs[role], tensors, torch.device("cpu"), context)
+    if form.small_heads and job.build.quantization is not None and HEAD not in (job.build.ignore or ()):
+        heads_of_8_bits(network)
+    return network
 
 
 def load_graphs(engine: EngineDir, runtime: RuntimeConfig) -> dict[str, Network]:

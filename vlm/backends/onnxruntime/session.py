@@ -16,6 +16,8 @@ from vlm.backends.threads import num_threads
 from vlm.errors import EngineError, listed
 
 TYPES = {torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64}
+# products with DequantizeLinear's results are computed as they are written: their fusions round, and some are invalid
+AS_WRITTEN = ["QDQSelectorActionTransformer"]
 
 
 def require(*packages: str) -> None:
@@ -40,10 +42,10 @@ class OnnxGraph:
         options.log_severity_level = 4  # its errors come as exceptions
         # threads that spin while they wait hold up whoever has work: beside other load that was 2 to 6 times slower
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        # DequantizeLinear's weights are widened, and what they are multiplied with is kept as it is
-        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         try:
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self.session = onnxruntime.InferenceSession(
+                str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=AS_WRITTEN
+            )
         except Exception as error:
             reason = str(error).splitlines()[0]
             raise EngineError(

@@ -24,6 +24,8 @@ class TensorRTBackend(Backend):
     takes_image_sizes = False
     devices = ("cuda",)
     takes_targets = True
+    takes_quantized = True
+    quantizations = ("int8", "int4", "int4-asymmetric", "w8a8", "fp8")
 
     def check_build(self, build: BuildConfig) -> None:
         from vlm.backends.onnxruntime.session import require

@@ -15,7 +15,7 @@ from vlm.backends.tensorrt.library import Library, installed
 from vlm.backends.tensorrt.listeners import Progress, last, make_logger, make_monitor
 from vlm.backends.tensorrt.plan_info import PlanInfo
 from vlm.backends.tensorrt.profiles import PlanLimits, Profile, graph_profiles
-from vlm.backends.tensorrt.targets import check_dtype, library_for, resolve_targets, set_targets, this_gpu
+from vlm.backends.tensorrt.targets import check_types, library_for, resolve_targets, set_targets, this_gpu
 from vlm.backends.tensorrt.timing import read_timings, timing_file, write_timings
 from vlm.config import BuildConfig, EngineLimits
 from vlm.errors import EngineError
@@ -39,7 +39,7 @@ class PlanBuilder:
         libraries, gpu = installed(), this_gpu()
         library = library_for(build.target, gpu, libraries)
         targets = resolve_targets(library, build.target, gpu)
-        check_dtype(targets, build.dtype)
+        check_types(targets, build)
         return cls(library, targets, cache_root() / "tensorrt")
 
     def build(self, onnx_file: Path, plan_file: Path, limits: PlanLimits, progress: Progress | None = None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vlm.backends.base import BuildJob
+from vlm.backends.graphs import qdq
 from vlm.backends.graphs.io import graphs_of, role_of
 from vlm.backends.graphs.network import Network
 from vlm.backends.onnxruntime.engine import FILE, write_graphs
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def write_plans(job: BuildJob) -> tuple[list[Path], PlanInfo]:
     """Exports every graph, builds it below the job's folder -> the plans, and what may run them. Raises EngineError."""
     with tempfile.TemporaryDirectory(prefix=".onnx-", dir=job.folder) as scratch:
-        paths = write_graphs(job, Path(scratch), caches_grow=False)
+        paths = write_graphs(job, Path(scratch), qdq.FORM)
         files = {path.parent.name: path for path in paths if path.name == FILE}
         info = build_plans(files, job.folder, job.build, job.limits, progress=job.progress)
     return [job.folder / plan for plan in info.plans.values()], info
@@ -42,7 +43,7 @@ def load_plans(engine: EngineDir, device: torch.device) -> dict[str, Network]:
     limits = EngineLimits.from_manifest(engine.manifest.limits)  # a plan's caches have one size
     return {
         name: Network(configs[role_of(name)], PlanGraph(engine.path / info.plans[name], io, library, device))
-        for name, io in graphs_of(configs, limits, dtype, caches_grow=False).items()
+        for name, io in graphs_of(configs, limits, dtype, caches_grow=qdq.FORM.caches_grow).items()
         if role_of(name) in engine.loaded_roles
     }
 

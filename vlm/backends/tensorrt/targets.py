@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 OLDEST_DEFAULT = 80  # Ampere: the first with bfloat16
+OLDEST_FP8 = 89  # Ada
 HOPPER = "sm90"
 
 
@@ -82,11 +83,19 @@ def _of_the_gpu(targets: tuple[str, ...], gpu: str | None) -> tuple[str, ...]:
     return (gpu,)
 
 
-def check_dtype(targets: tuple[str, ...], dtype: str) -> None:
-    """Raises EngineError for bfloat16 on GPUs without it."""
-    older = [name for name in targets if int(name[2:]) < OLDEST_DEFAULT]
-    if older and dtype == "bfloat16":
+def check_types(targets: tuple[str, ...], build: BuildConfig) -> None:
+    """Raises EngineError for bfloat16 and for weights in fp8 on GPUs without them."""
+    if build.dtype == "bfloat16" and (older := _before(OLDEST_DEFAULT, targets)):
         raise EngineError(f"{listed(older)} does not compute in bfloat16; build it with float16, or for newer GPUs.")
+    if build.quantization == "fp8" and (older := _before(OLDEST_FP8, targets)):
+        raise EngineError(
+            f"{listed(older)} does not compute in fp8; build it with quantization int8 or w8a8, or for GPUs from"
+            f" sm{OLDEST_FP8} on: --target sm{OLDEST_FP8},sm120."
+        )
+
+
+def _before(oldest: int, targets: tuple[str, ...]) -> list[str]:
+    return [name for name in targets if int(name[2:]) < oldest]
 
 
 def set_targets(library: Library, config: Any, targets: tuple[str, ...]) -> None:

@@ -23,7 +23,17 @@ class LinearMethod(Protocol):
 
     def layout(self, in_features: int, part_sizes: Mapping[str, int]) -> Mapping[str, ParameterSpec]:
         """Returns the parameters, by the names that they have in the Linear and so in checkpoints, of a weight that
-        takes rows of `in_features` values to the parts of these sizes, one after the other."""
+        takes rows of `in_features` values to the parts of these sizes, one after the other. Raises ConfigError for
+        sizes that it cannot keep."""
+        ...
+
+    def quantize(self, weight: Tensor) -> dict[str, Tensor]:
+        """Returns these parameters of a weight [out, in], floating ones in float32, but for those of the inputs
+        (vlm.layers.quant.inputs)."""
+        ...
+
+    def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        """Returns the weight [out, in] float32 that parameters stand for."""
         ...
 
     def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:

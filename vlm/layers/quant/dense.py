@@ -17,5 +17,11 @@ class Dense:
     def layout(self, in_features: int, part_sizes: Mapping[str, int]) -> Mapping[str, ParameterSpec]:
         return {"weight": ParameterSpec((sum(part_sizes.values()), in_features))}
 
+    def quantize(self, weight: Tensor) -> dict[str, Tensor]:
+        return {"weight": weight}
+
+    def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        return parameters["weight"].float()
+
     def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
         return matmul(x, linear.weight, bias, linear.out_fp32)

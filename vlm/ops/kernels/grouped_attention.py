@@ -15,10 +15,10 @@ TILE = 64  # tokens a step of a program
 
 @jit
 def attend(
-    q_ptr, k_ptr, v_ptr, tables_ptr, slots_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
-    scale, q_row, q_head, block_stride, head_stride, table_stride,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, slots_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
+    scale, q_row, q_head, block_stride, head_stride, scale_stride, table_stride,
     GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
@@ -42,12 +42,19 @@ def attend(
         mask = inside[:, None] & (d < DIM)[None, :]
         k = tl.load(k_ptr + at, mask=mask, other=0.0)
         v = tl.load(v_ptr + at, mask=mask, other=0.0)
+        if QUANTIZED:
+            scaled = block * scale_stride + kv_head * BLOCK + n % BLOCK
+            k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if QUANTIZED:
+            scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
         scores = tl.where(inside[None, :], scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
         total = total * shrink + tl.sum(weights, 1)
+        if QUANTIZED:
+            weights *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         highest = new_highest
     place = (row * heads + head) * SPLITS + split

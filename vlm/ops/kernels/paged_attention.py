@@ -15,6 +15,8 @@ from torch import Tensor
 
 from vlm.ops.kernels import grouped_attention
 from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
+from vlm.ops.paged_kv import PagedKV
 
 LOG2E = 1.4426950408889634
 TILE, WARPS = 32, 1  # tokens a step of a program, and its warps: 93% of an H200's bandwidth at 128 rows
@@ -22,10 +24,10 @@ TILE, WARPS = 32, 1  # tokens a step of a program, and its warps: 93% of an H200
 
 @jit
 def _attend(
-    q_ptr, k_ptr, v_ptr, tables_ptr, slots_ptr, lengths_ptr, bias_ptr, out_ptr, max_ptr, sum_ptr,
-    scale, q_row, q_head, block_stride, head_stride, table_stride, MOST,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, slots_ptr, lengths_ptr, bias_ptr, out_ptr, max_ptr,
+    sum_ptr, scale, q_row, q_head, block_stride, head_stride, scale_stride, table_stride, MOST,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
-    BIAS: tl.constexpr,
+    BIAS: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
@@ -49,6 +51,10 @@ def _attend(
         k = tl.load(k_ptr + at, mask=mask, other=0.0).to(tl.float32)
         v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
         scores = tl.sum(k * q[None, :], 1)
+        if QUANTIZED:
+            scaled = block * scale_stride + head * BLOCK + n % BLOCK
+            scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)
+            v *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[:, None]
         if BIAS:
             far = tl.minimum(tl.maximum(n - (length - 1), -MOST), MOST) + MOST
             scores += tl.load(bias_ptr + head * (2 * MOST + 1) + far) * 1.4426950408889634
@@ -97,8 +103,7 @@ def num_splits(pairs: int, context: int, processors: int) -> int:
 
 def paged_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    kv: PagedKV,
     tables: Tensor,
     slots: Tensor,
     lengths: Tensor,
@@ -106,26 +111,28 @@ def paged_attention(
     bias: Tensor | None = None,
 ) -> Tensor:
     rows, heads, dim = q.shape
-    kv_heads, block = keys.shape[1:3]
+    kv_heads, block = kv.keys.shape[1:3]
     pad = triton.next_power_of_2(dim)
     splits = num_splits(rows * kv_heads, tables.shape[1] * block, _processors(q.device.index or 0))
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     stats = torch.empty((2, rows * heads * splits), dtype=torch.float32, device=q.device)
     acc = out if splits == 1 else torch.empty((rows * heads * splits, pad), dtype=torch.float32, device=q.device)
-    strides = (q.stride(0), q.stride(1), keys.stride(0), keys.stride(1), tables.stride(0))
+    cached = (kv.keys, kv.values, *kernel_scales(kv))
+    strides = (q.stride(0), q.stride(1), kv.keys.stride(0), kv.keys.stride(1), scale_stride(kv), tables.stride(0))
     if kv_heads < heads:
         assert bias is None
         group = heads // kv_heads
         grouped_attention.attend[(rows, kv_heads, splits)](
-            q, keys, values, tables, slots, lengths, acc, stats[0], stats[1], scale * LOG2E, *strides,
+            q, *cached, tables, slots, lengths, acc, stats[0], stats[1], scale * LOG2E, *strides,
             GROUP=group, G=max(16, triton.next_power_of_2(group)), DIM=dim, D=max(16, pad), PAD=pad, BLOCK=block,
-            TILE=grouped_attention.TILE, SPLITS=splits, num_warps=4,
+            TILE=grouped_attention.TILE, SPLITS=splits, QUANTIZED=kv.is_quantized, num_warps=4,
         )  # fmt: skip
     else:
         _attend[(rows, heads, splits)](
-            q, keys, values, tables, slots, lengths, lengths if bias is None else bias, acc, stats[0], stats[1],
+            q, *cached, tables, slots, lengths, lengths if bias is None else bias, acc, stats[0], stats[1],
             scale * LOG2E, *strides, 0 if bias is None else bias.shape[1] // 2,
-            D=dim, D_PAD=pad, BLOCK=block, TILE=TILE, SPLITS=splits, BIAS=bias is not None, num_warps=WARPS,
+            D=dim, D_PAD=pad, BLOCK=block, TILE=TILE, SPLITS=splits, BIAS=bias is not None, QUANTIZED=kv.is_quantized,
+            num_warps=WARPS,
         )  # fmt: skip
     if splits > 1:
         _merge[(rows * heads,)](acc, stats[0], stats[1], out, D=dim, D_PAD=pad, SPLITS=splits, num_warps=1)

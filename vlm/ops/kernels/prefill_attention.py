@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
+from vlm.ops.paged_kv import PagedKV
 from vlm.ops.tiles import TILE_ROWS
 
 LOG2E = 1.4426950408889634
@@ -20,10 +22,10 @@ TILE_KEYS = 64
 
 @jit
 def _attend(
-    q_ptr, keys_ptr, values_ptr, tables_ptr, tiles_ptr, bias_ptr, out_ptr, scale, q_row, block_stride, head_stride,
-    table_stride, MOST,
+    q_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, tiles_ptr, bias_ptr, out_ptr,
+    scale, q_row, block_stride, head_stride, scale_stride, table_stride, MOST,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
-    M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
     # the longest tiles first: they take the most time
     tile, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
@@ -48,7 +50,12 @@ def _attend(
         there = (n < end)[:, None] & (d < DIM)[None, :]
         k = tl.load(keys_ptr + at, mask=there, other=0.0)
         v = tl.load(values_ptr + at, mask=there, other=0.0)
+        if QUANTIZED:
+            scaled = block * scale_stride + head // GROUP * BLOCK + n % BLOCK
+            k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if QUANTIZED:
+            scores *= tl.load(key_scales_ptr + scaled, mask=n < end, other=0.0)[None, :]
         if BIAS:
             far = n[None, :] - here[:, None]
             far = tl.minimum(tl.maximum(far, -MOST), MOST) + MOST
@@ -59,6 +66,8 @@ def _attend(
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
         total = total * shrink + tl.sum(weights, 1)
+        if QUANTIZED:
+            weights *= tl.load(value_scales_ptr + scaled, mask=n < end, other=0.0)[None, :]
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         highest = new_highest
     out = out_ptr + (row + m)[:, None].to(tl.int64) * (HEADS * DIM) + head * DIM + d[None, :]
@@ -66,16 +75,17 @@ def _attend(
 
 
 def prefill_attention(
-    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None
+    q: Tensor, kv: PagedKV, tables: Tensor, tiles: Tensor, scale: float, bias: Tensor | None
 ) -> Tensor:
     rows, heads, dim = q.shape
     assert q.stride(1) == dim and q.stride(2) == 1, "heads of a row must be contiguous"
     assert bias is None or bias.is_contiguous()
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     _attend[(len(tiles), heads)](
-        q, keys, values, tables, tiles, tiles if bias is None else bias, out, scale * LOG2E,
-        q.stride(0), keys.stride(0), keys.stride(1), tables.stride(0), 0 if bias is None else bias.shape[1] // 2,
-        HEADS=heads, GROUP=heads // keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
-        BLOCK=keys.shape[2], M=TILE_ROWS, N=TILE_KEYS, BIAS=bias is not None, num_warps=4,
+        q, kv.keys, kv.values, *kernel_scales(kv), tables, tiles, tiles if bias is None else bias, out, scale * LOG2E,
+        q.stride(0), kv.keys.stride(0), kv.keys.stride(1), scale_stride(kv), tables.stride(0),
+        0 if bias is None else bias.shape[1] // 2,
+        HEADS=heads, GROUP=heads // kv.keys.shape[1], DIM=dim, D=max(16, triton.next_power_of_2(dim)),
+        BLOCK=kv.block_size, M=TILE_ROWS, N=TILE_KEYS, BIAS=bias is not None, QUANTIZED=kv.is_quantized, num_warps=4,
     )  # fmt: skip
     return out

@@ -8,6 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.kv_write import store_quantized
+from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
+from vlm.ops.paged_kv import MOST, PagedKV
 
 
 @jit
@@ -25,9 +28,9 @@ def _turned(x_ptr, angles_ptr, i, D: tl.constexpr, HALF: tl.constexpr):
 
 @jit
 def _rotary(
-    q_ptr, k_ptr, v_ptr, angles_ptr, out_ptr, keys_ptr, values_ptr, tables_ptr, slots_ptr, positions_ptr,
-    q_row, k_row, v_row, block_stride, head_stride, table_stride,
-    H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, angles_ptr, out_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr,
+    tables_ptr, slots_ptr, positions_ptr, q_row, k_row, v_row, block_stride, head_stride, scale_stride, table_stride,
+    H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, WIDTH)
@@ -39,23 +42,30 @@ def _rotary(
         head -= H
         position = tl.load(positions_ptr + row)
         block = tl.load(tables_ptr + tl.load(slots_ptr + row) * table_stride + position // BLOCK).to(tl.int64)
-        to = block * block_stride + head * head_stride + (position % BLOCK) * D + i
+        to = block * block_stride + head * head_stride + (position % BLOCK) * D
         x = _turned(k_ptr + row * k_row + head * D, angles, i, D, HALF)
-        tl.store(keys_ptr + to, x.to(keys_ptr.dtype.element_ty), mask=i < D)
-        tl.store(values_ptr + to, tl.load(v_ptr + row * v_row + head * D + i, mask=i < D), mask=i < D)
+        v = tl.load(v_ptr + row * v_row + head * D + i, mask=i < D, other=0.0)
+        if MOST > 0:
+            at = block * scale_stride + head * BLOCK + position % BLOCK
+            x = x.to(k_ptr.dtype.element_ty).to(tl.float32)  # as if turning were an operation of its own
+            store_quantized(x, i, keys_ptr + to, key_scales_ptr + at, D, MOST)
+            store_quantized(v.to(tl.float32), i, values_ptr + to, value_scales_ptr + at, D, MOST)
+        else:
+            tl.store(keys_ptr + to + i, x.to(keys_ptr.dtype.element_ty), mask=i < D)
+            tl.store(values_ptr + to + i, v, mask=i < D)
 
 
 def rotary_kv_write(
-    q: Tensor, k: Tensor, v: Tensor, angles: Tensor, keys: Tensor, values: Tensor, tables: Tensor, slots: Tensor,
-    positions: Tensor,
-) -> Tensor:  # fmt: skip
+    q: Tensor, k: Tensor, v: Tensor, angles: Tensor, kv: PagedKV, tables: Tensor, slots: Tensor, positions: Tensor
+) -> Tensor:
     rows, heads, dim = q.shape
     assert all(x.stride(1) == dim and x.stride(2) == 1 for x in (q, k, v)), "heads of a row must be contiguous"
     assert angles.is_contiguous()
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     _rotary[(rows, heads + k.shape[1])](
-        q, k, v, angles, out, keys, values, tables, slots, positions,
-        q.stride(0), k.stride(0), v.stride(0), keys.stride(0), keys.stride(1), tables.stride(0),
-        H=heads, D=dim, HALF=angles.shape[2], BLOCK=keys.shape[2], WIDTH=triton.next_power_of_2(dim), num_warps=1,
+        q, k, v, angles, out, kv.keys, kv.values, *kernel_scales(kv), tables, slots, positions,
+        q.stride(0), k.stride(0), v.stride(0), kv.keys.stride(0), kv.keys.stride(1), scale_stride(kv), tables.stride(0),
+        H=heads, D=dim, HALF=angles.shape[2], BLOCK=kv.block_size, WIDTH=triton.next_power_of_2(dim),
+        MOST=MOST[kv.keys.dtype] if kv.is_quantized else 0.0, num_warps=1,
     )  # fmt: skip
     return out

@@ -1,0 +1,63 @@
+"""Engines of a job, dense and quantized, in a folder that vanishes with it: one is loaded at a time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from vlm.api.pipeline import Pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import resolve_device
+from vlm.backends.installed import backend
+from vlm.build.builder import build_engine
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.quantize.calibration import recording
+from vlm_app.core.load_options import LoadOptions, Progress
+
+CACHE = {"kv_cache_free_gpu_memory_fraction": 0.3}  # the rest of a GPU is for statistics of layers
+
+
+@dataclass(frozen=True)
+class Engines:
+    """Builds and loads engines as a command's options say, on torch, which all quantizations run on."""
+
+    options: LoadOptions
+    folder: Path
+    progress: Progress
+
+    def build(self, checkpoint: Checkpoint, name: str) -> EngineDir:
+        device = resolve_device(self.options.device)
+        dtype = backend(BuildConfig.backend).default_dtype(device.type)
+        build = BuildConfig(**{"dtype": dtype, **self.options.build})
+        return build_engine(checkpoint, self.folder / name, build, progress=self.progress)
+
+    @contextmanager
+    def loaded(self, engine: EngineDir) -> Iterator[Pipeline]:
+        """Gives a running engine, whose memory is free afterwards."""
+        with _running(engine, self.options.runtime_config(**CACHE)) as pipeline:
+            yield pipeline
+
+    @contextmanager
+    def recording(self, engine: EngineDir) -> Iterator[Pipeline]:
+        """Gives the same for an engine whose layers are recorded."""
+        with _running(engine, recording(self.options.runtime_config(**CACHE))) as pipeline:
+            yield pipeline
+
+
+@contextmanager
+def _running(engine: EngineDir, runtime: RuntimeConfig) -> Iterator[Pipeline]:
+    pipeline = Pipeline(engine, runtime)
+    try:
+        yield pipeline
+    finally:
+        pipeline.close()
+        del pipeline
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()

@@ -1,0 +1,29 @@
+"""A sample -> an input of a pipeline, for models of each kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vlm.errors import InputError
+from vlm_app.quantize.samples import Sample
+from vlm_app.text.tasks import ToInput
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
+
+
+def input_of(pipeline: Pipeline, sample: Sample, to_input: ToInput) -> dict[str, Any]:
+    """Returns what the pipeline takes for a sample; `to_input` makes it of a text for a model of texts alone. Raises
+    InputError for a sample of a kind that the model does not take."""
+    able, family = pipeline.capabilities, pipeline.family.name
+    if sample.images and not able.takes_images:
+        raise InputError(f"{sample.place} is an image, and {family} takes texts; calibrate with a file of texts.")
+    if able.takes_prompt:
+        images = {"images": list(sample.images)} if sample.images else {}
+        words = {"messages": sample.messages} if sample.messages is not None else {"prompt": sample.text}
+        return {name: value for name, value in {**images, **words}.items() if value != ""}
+    if sample.images:
+        return {"images": list(sample.images)}
+    if not able.takes_text:
+        raise InputError(f"{sample.place} is a text, and {family} reads images; calibrate with a folder of pages.")
+    return to_input(sample.text)

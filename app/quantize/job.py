@@ -1,0 +1,153 @@
+"""The whole way of `vlm quantize`: a model, calibrated on a user's inputs, quantized, and both compared on others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.from_model import checkpoint_of
+from vlm.build.store import Source, locate
+from vlm.convert.quantized.export import export_compressed_tensors
+from vlm.errors import InputError
+from vlm.quantize.calibration import Calibration, forced
+from vlm.quantize.config import QuantizeConfig
+from vlm.quantize.model import check_output, layers_of, quantize_checkpoint, scratch_beside
+from vlm_app.core.load_options import LoadOptions, Progress
+from vlm_app.quantize.config import InputsConfig
+from vlm_app.quantize.engines import Engines
+from vlm_app.quantize.measure import Decoded, decode, said, sequences
+from vlm_app.quantize.report import System, check_installed, compared
+from vlm_app.quantize.samples import Sample, Samples
+from vlm_app.text.tasks import ToInput
+
+if TYPE_CHECKING:
+    from vlm.api.pipeline import Pipeline
+
+
+WARM_UP = 2  # inputs before the speed of the quantized model is taken; the dense one has the calibration's
+
+
+@dataclass(frozen=True)
+class QuantizeJob:
+    """What is asked for. `framing` returns what makes an input of a text for a model of texts."""
+
+    model: str
+    out: Path
+    config: QuantizeConfig
+    inputs: InputsConfig
+    options: LoadOptions
+    framing: Callable[[Pipeline], ToInput]
+    progress: Progress
+    export: Path | None = None  # where a Hugging Face folder of compressed-tensors goes
+
+    def run(self) -> dict[str, Any]:
+        """Writes the quantized checkpoint and returns the figures of its report. Raises a VlmError, for what can be
+        told at once before anything is computed."""
+        check_output(self.out)
+        samples, source = self._samples(), self._source()
+        with scratch_beside(self.out) as scratch:
+            checkpoint = checkpoint_of(source, scratch, self.progress)
+            layers_of(checkpoint, self.config)
+            if samples is None:
+                quantized = quantize_checkpoint(checkpoint, self.out, self.config, progress=self.progress)
+                result = self.figures(checkpoint, quantized)
+            else:
+                engines = Engines(self.options, scratch, self.progress)
+                result = _CalibratedRun(self, checkpoint, samples, engines).record()
+        if self.export is not None:
+            export_compressed_tensors(Checkpoint.open(self.out), self.export, like=source.path)
+        return result
+
+    def _samples(self) -> Samples | None:
+        if (path := self.inputs.calibrate) is None:
+            if self.config.needs_inputs:
+                what = "--static-activations" if self.config.static_activations else f"--format {self.config.format}"
+                raise InputError(f"{what} is calibrated on inputs of yours: add --calibrate pages/ or texts.jsonl.")
+            return None
+        samples = Samples.read(path, self.config.samples + self.inputs.report_samples, self.config.seed)
+        check_installed(samples.drawn)
+        return samples
+
+    def _source(self) -> Source:
+        source = locate(self.model, progress=self.progress)
+        if source.kind == "engine":
+            raise InputError(f"{self.model} is an engine; quantize the checkpoint or the folder that it was built of.")
+        if source.path.resolve() == self.out.resolve():
+            raise InputError(f"--out {self.out} is the model itself; choose another place.")
+        if self.export is not None:
+            self._check_export(source)
+        return source
+
+    def _check_export(self, source: Source) -> None:
+        """Raises InputError for an export that there is no form for."""
+        if source.kind != "hf":
+            raise InputError(f"--export is made like a Hugging Face folder, and {self.model} is none; leave it out.")
+        if names := self.config.input_parameters:
+            raise InputError(
+                f"--export writes compressed-tensors, which has no place for {names[0]}; leave it out, or take a format"
+                " without: int8, int4, fp8, w8a8 or gptq."
+            )
+
+    def figures(self, dense: Checkpoint, quantized: Checkpoint) -> dict[str, Any]:
+        """Returns what is known without a run."""
+        sizes = {"dense": _nbytes(dense), "quantized": _nbytes(quantized)}
+        own = {"quantization": self.config.quantization, "quantization_options": self.config.quantization_options}
+        return {"model": self.model, "out": str(self.out), "format": self.config.format, **own, "bytes": sizes}
+
+
+@dataclass(frozen=True)
+class _CalibratedRun:
+    """A job with inputs: the dense model decodes them and is recorded, its weights are quantized, both are compared."""
+
+    job: QuantizeJob
+    checkpoint: Checkpoint
+    samples: Samples
+    engines: Engines
+
+    def record(self) -> dict[str, Any]:
+        """Returns the figures of the report."""
+        calibrating, comparing = self.samples.split(self.job.config.samples, self.job.inputs.report_samples)
+        engine = self.engines.build(self.checkpoint, "dense")
+        with self.engines.loaded(engine) as pipeline:
+            calibrated = self._decoded(pipeline, calibrating, "Decoding the inputs of the calibration")
+            dense = self._system(pipeline, self._decoded(pipeline, comparing, "Decoding those of the report"))
+            device = str(pipeline.device)
+        with self.engines.recording(engine) as pipeline:
+            result = self._quantized(pipeline, calibrated)
+        with self.engines.loaded(self.engines.build(result, "quantized")) as pipeline:
+            self._decoded(pipeline, dense.decoded.samples[:WARM_UP], "Warming up")
+            decoded = self._decoded(pipeline, dense.decoded.samples, "Decoding with the quantized model")
+            quantized = self._system(pipeline, decoded, dense.decoded)
+        return {
+            **self.job.figures(self.checkpoint, result),
+            "device": device,
+            "dtype": engine.build.dtype,
+            "calibrated_on": len(calibrated.samples),
+            "compared_on": len(dense.decoded.samples),
+            "held_out": comparing[0] not in calibrating,
+            "left_out": [*self.samples.errors, *calibrated.errors, *dense.decoded.errors],
+            **compared(dense, quantized),
+        }
+
+    def _decoded(self, pipeline: Pipeline, samples: list[Sample], description: str) -> Decoded:
+        to_input, progress = self.job.framing(pipeline), self.job.progress
+        show = lambda done: progress(description, done, len(samples))  # noqa: E731
+        return decode(pipeline, samples, to_input, max_new_tokens=self.job.inputs.max_new_tokens, show=show)
+
+    def _system(self, pipeline: Pipeline, decoded: Decoded, dense: Decoded | None = None) -> System:
+        """Returns a system with what it says of the dense model's tokens, which are its own where there is no other."""
+        pairs = sequences(dense or decoded)
+        return System(decoded, [said(pipeline, request, tokens) for request, tokens in pairs])
+
+    def _quantized(self, pipeline: Pipeline, calibrated: Decoded) -> Checkpoint:
+        requests = [forced(request, tokens) for request, tokens in sequences(calibrated)]
+        calibration = Calibration(pipeline, requests, self.job.config.seed)
+        job = self.job
+        return quantize_checkpoint(self.checkpoint, job.out, job.config, calibration=calibration, progress=job.progress)
+
+
+def _nbytes(checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.weight_file(role).stat().st_size for role in checkpoint.roles)

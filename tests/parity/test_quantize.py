@@ -1,0 +1,120 @@
+"""Every algorithm of vlm quantize for every family: what is calibrated comes closer to the dense layers than rounding
+does, and the checkpoint's engine stays near the dense model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.fairseq_kit import Published
+from tests.parity.test_vila import Vila
+from vlm.api.pipeline import Pipeline
+from vlm.build.builder import build_engine
+from vlm.config import BuildConfig, RuntimeConfig
+from vlm.convert.folder import convert_folder
+from vlm.quantize.algorithm import output_error
+from vlm.quantize.calibration import Calibration, forced, recording
+from vlm.quantize.config import QuantizeConfig
+from vlm.quantize.create import create_algorithm
+from vlm.quantize.model import layers_of, quantize_checkpoint
+from vlm.quantize.statistics import Needs
+
+MODELS = {
+    "nougat": lambda: tiny.nougat(seed=8),
+    "t5": lambda: tiny.t5(seed=1, spread=0.3, feed_forward_proj="gated-gelu"),
+    "mbart": lambda: tiny.bart(seed=3, multilingual=True),
+    "opt": lambda: tiny.opt(seed=2),
+    "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
+    "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
+    "llava": lambda: tiny.llava(seed=3),
+    "blip2-opt": lambda: tiny.blip2("opt", seed=1),
+    "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.3),
+}
+FOLDERS = {
+    "vila": lambda folder: Vila(True, "mlp_downsample", size=20, seed=1).write(folder),
+    "fairseq": lambda folder: Published(seed=5).write(folder),
+}
+CONFIGS = {
+    "awq": QuantizeConfig("awq", group_size=4, ignore=()),
+    "gptq": QuantizeConfig("gptq", group_size=4, asymmetric=True, act_order=True),
+    "smoothquant": QuantizeConfig("smoothquant"),
+    "static fp8": QuantizeConfig("fp8", static_activations=True, per_tensor_weights=True, ignore=("head",)),
+}
+BOUNDS = {"awq": 0.3, "gptq": 0.15, "smoothquant": 0.05, "static fp8": 0.3}  # of the logits' deviation, on average
+PLAIN = {"awq": "int4", "gptq": "int4", "smoothquant": "w8a8"}
+
+
+def inputs(pipe: Pipeline) -> list[dict]:
+    """Four inputs of the model's kind, an image in each where it reads images."""
+    generator, vision = torch.Generator().manual_seed(0), pipe.processor.vision
+    found, end = [], min(58, pipe.capabilities.vocab_size)
+    for length in (9, 4, 7, 12):
+        ids = torch.randint(3, end, (length,), generator=generator).tolist()
+        if vision is None:
+            found.append({pipe.capabilities.id_field: ids})
+            continue
+        pixels = torch.randn(vision.num_channels, *vision.image_size, generator=generator)
+        rows = range(pipe.config.vocab_size, pipe.config.vocab_size + vision.num_features)
+        prompt = {pipe.capabilities.id_field: [*rows, *ids]} if pipe.capabilities.takes_prompt else {}
+        found.append({"pixel_values": pixels, **prompt})
+    return found
+
+
+QUICK = ("nougat", "t5", "llava")
+SUBJECTS = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in [*MODELS, *FOLDERS]]
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
+def model(request, tmp_path_factory):
+    """A checkpoint, its engine that can be recorded, and the requests of its outputs."""
+    folder = tmp_path_factory.mktemp("dense")
+    source = FOLDERS[request.param](folder / "source") if request.param in FOLDERS else folder / "source"
+    if request.param in MODELS:
+        MODELS[request.param]().save_pretrained(source)
+    checkpoint = convert_folder(source, folder / "checkpoint")
+    engine = build_engine(checkpoint, folder / "engine", BuildConfig(max_batch_size=4))
+    pipe = Pipeline(engine, recording(RuntimeConfig(device="cpu")))
+    options = {"max_new_tokens": 8, "ignore_eos": True}
+    outputs = pipe.generate(inputs(pipe), **options)
+    requests = [
+        forced(pipe.request(source, **options), out.token_ids)
+        for source, out in zip(inputs(pipe), outputs, strict=True)
+    ]
+    return checkpoint, pipe, requests
+
+
+def logits(pipe: Pipeline, requests: list) -> torch.Tensor:
+    """[all prompts' tokens, vocab]"""
+    return torch.cat([completion.context_logits for completion in pipe.complete(requests)])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_calibrated_checkpoint_stays_near_the_dense_model(model, name, tmp_path):
+    checkpoint, dense, requests = model
+    quantized = quantize_checkpoint(checkpoint, tmp_path / "q", CONFIGS[name], calibration=Calibration(dense, requests))
+    assert quantized.quantization == CONFIGS[name].quantization
+    pipe = Pipeline(build_engine(quantized, tmp_path / "e", BuildConfig(max_batch_size=4)), RuntimeConfig(device="cpu"))
+    exact, found = logits(dense, requests), logits(pipe, requests)
+    assert torch.isfinite(found).all()
+    assert 0 < (found - exact).abs().mean() < BOUNDS[name] * exact.std()
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_is_calibrated_is_nearer_than_rounding(model, name):
+    checkpoint, dense, requests = model
+    config = CONFIGS[name]
+    same = {"group_size": config.group_size, "asymmetric": config.asymmetric, "ignore": config.ignore}
+    plain = QuantizeConfig(PLAIN[name], **same)
+    layers = list(zip(layers_of(checkpoint, config), layers_of(checkpoint, plain), strict=True))
+    recorded = Calibration(dense, requests).statistics([ours for ours, _ in layers], Needs(rows=512, hessian=True))
+    errors, others = [], []
+    for (ours, theirs), (layer, found) in zip(layers, recorded, strict=True):
+        assert layer == ours
+        weight = checkpoint.weights(layer.role)[f"{layer.path}.weight"].float()
+        for each, options, into in ((ours, config, errors), (theirs, plain, others)):
+            parameters = create_algorithm(options, each.kept.method).parameters(weight, found)
+            into.append(output_error(each.kept.method, parameters, weight, found.rows))
+    if name != "gptq":  # whose groups and order are others
+        assert all(one <= other for one, other in zip(errors, others, strict=True))
+    assert sum(errors) < sum(others)

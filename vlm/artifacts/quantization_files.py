@@ -1,0 +1,38 @@
+"""What a model folder says of the quantization of its weights: in config.json, or in a file beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vlm.artifacts.model_files import ModelFiles
+
+READ = ("compressed-tensors", "awq", "gptq", "bitsandbytes", "modelopt")  # as their `quant_method` says
+QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json")  # of ModelOpt and AutoGPTQ
+
+
+def quantizations(model: ModelFiles) -> dict[str, Mapping[str, Any]]:
+    """Returns the settings of a model's quantizations by their methods, those in a file of their own first."""
+    found = {}
+    if QUANTIZATION_FILES[0] in model.names:
+        found["modelopt"] = model.read(QUANTIZATION_FILES[0])
+    for settings in _in_config(model.config):
+        found.setdefault(_method(settings), settings)
+    if QUANTIZATION_FILES[1] in model.names:
+        settings = model.read(QUANTIZATION_FILES[1])
+        found.setdefault(str(settings.get("quant_method") or "gptq").lower(), settings)
+    return found
+
+
+def _in_config(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns a configuration's own settings and those of its parts."""
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    values = (part.get(key) for part in parts for key in ("quantization_config", "quantization"))
+    return [value for value in values if isinstance(value, Mapping) and value]
+
+
+def _method(settings: Mapping[str, Any]) -> str:
+    named = settings.get("quant_method")
+    if named:
+        return str(named).lower()
+    return "bitsandbytes" if any("load_in" in key for key in settings) else "no method named"

@@ -1,0 +1,79 @@
+"""Weights of 4 bits in groups along the inputs, a scale a group; with zero points where they are asymmetric."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vlm.errors import ConfigError
+from vlm.layers.quant.base import ParameterSpec
+from vlm.layers.quant.inputs import QuantizedMethod
+from vlm.ops.int4_packing import packed4, unpacked4
+from vlm.ops.quantized_linear import linear4
+
+LEVELS = 16
+MIDDLE = 8  # what a symmetric weight of 0 is kept as
+
+
+@dataclass(frozen=True)
+class Int4(QuantizedMethod):
+    """Keeps `weight_packed` [out, in / 2] uint8 (`packed4`), `weight_scale` [out, groups] float32 and, where it is
+    asymmetric, `weight_zero` [out, groups] uint8: w = (level - zero) · scale."""
+
+    group_size: int = 128
+    symmetric: bool = True
+
+    def layout(self, in_features: int, part_sizes: Mapping[str, int]) -> Mapping[str, ParameterSpec]:
+        if in_features % self.group_size or in_features % 4:
+            raise ConfigError(
+                f"groups of {self.group_size} weights do not divide {in_features} inputs; build with group_size"
+                f" {self._largest_divisor(in_features)}, or name such layers in ignore."
+            )
+        out, groups = sum(part_sizes.values()), in_features // self.group_size
+        specs = {
+            "weight_packed": ParameterSpec((out, in_features // 2), torch.uint8),
+            "weight_scale": ParameterSpec((out, groups), torch.float32),
+            **self.inputs.layout(in_features),
+        }
+        return specs if self.symmetric else specs | {"weight_zero": ParameterSpec((out, groups), torch.uint8)}
+
+    def quantize(self, weight: Tensor) -> dict[str, Tensor]:
+        grouped = weight.float().unflatten(1, (-1, self.group_size))  # [out, groups, group]
+        scale, zero = self.grid(grouped)
+        return self.packed(self.levels(grouped, scale[..., None], zero[..., None]).flatten(1), scale, zero)
+
+    def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:
+        weight = unpacked4(parameters["weight_packed"], parameters["weight_scale"], parameters.get("weight_zero"))
+        return self.inputs.of_plain_rows(weight, parameters)
+
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        x = self.inputs.arranged(linear, x)
+        zero = None if self.symmetric else linear.weight_zero
+        return linear4(x, linear.weight_packed, linear.weight_scale, zero, bias, linear.out_fp32)
+
+    def grid(self, grouped: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the scale and the zero point of each group of [out, groups, group]: [out, groups] float32."""
+        tiny = torch.finfo(torch.float32).tiny
+        if self.symmetric:
+            scale = (grouped.abs().amax(2) / (MIDDLE - 1)).clamp(min=tiny)
+            return scale, torch.full_like(scale, MIDDLE)
+        low, high = grouped.amin(2).clamp(max=0), grouped.amax(2).clamp(min=0)
+        scale = ((high - low) / (LEVELS - 1)).clamp(min=tiny)
+        return scale, (-low / scale).round().clamp(0, LEVELS - 1)
+
+    def levels(self, weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        """Returns the levels, whole numbers in float32, that come closest to weights."""
+        return ((weight / scale).round() + zero).clamp(0, LEVELS - 1)
+
+    def packed(self, levels: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
+        """Returns the parameters that levels [out, in] are kept as, with scales and zero points [out, groups]."""
+        parameters = {"weight_packed": packed4(levels.to(torch.uint8)), "weight_scale": scale}
+        return parameters if self.symmetric else parameters | {"weight_zero": zero.to(torch.uint8)}
+
+    def _largest_divisor(self, in_features: int) -> int:
+        sizes = (size for size in (128, 64, 32, 16, 8, 4, 2) if size < self.group_size and in_features % size == 0)
+        return next(sizes, 1)

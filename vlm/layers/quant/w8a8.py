@@ -1,0 +1,21 @@
+"""Weights and what they meet in whole numbers of 8 bits: a scale an output channel, and one a row, found as the rows
+come, or a static one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vlm.layers.quant.int8 import Int8
+from vlm.ops.w8a8 import w8a8
+
+
+@dataclass(frozen=True)
+class W8A8(Int8):
+    """Keeps what Int8 keeps."""
+
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        x, scale = self.inputs.arranged(linear, x), self.inputs.static_scale(linear)
+        return w8a8(x, linear.weight, linear.weight_scale, bias, static_scale=scale, out_fp32=linear.out_fp32)

@@ -1,0 +1,231 @@
+"""Products of few rows with weights of 8 and 4 bits, which are unpacked in registers.
+
+The weight is the left side of the tensor cores' product and the rows of x are its columns: eight rows cost what one
+costs. Where there are fewer, the inputs are cut into slices: row n of the weight becomes rows (n, slice), row m of x
+columns (m, slice), and of their products those of equal slices are summed. So a batch of one row, too, has as many
+short sums as keep the memory busy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vlm.ops.int4_packing import chunk_of
+from vlm.ops.kernels.jit import jit
+
+WIDE = 8192  # outputs beyond which programs of whole rows are as many as the GPU runs at once
+
+
+@jit
+def _int8_to_float16(w):
+    """Returns float16 of int8: what is laid into the lowest bits of the 1024 of a float16 is added to it."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 u, low, high, offset;
+        xor.b32 u, $2, 0x80808080;
+        prmt.b32 low, u, 0x64646464, 0x5150;
+        prmt.b32 high, u, 0x64646464, 0x5352;
+        mov.b32 offset, 0x64806480;
+        sub.rn.f16x2 $0, low, offset;
+        sub.rn.f16x2 $1, high, offset;
+        }""",
+        "=r,=r,r", [w], dtype=tl.float16, is_pure=True, pack=4,
+    )  # fmt: skip
+
+
+@jit
+def _unpacked8(w, dtype: tl.constexpr):
+    """Returns int8 or e4m3 in the type of x."""
+    if w.dtype == tl.int8 and dtype == tl.float16:
+        return _int8_to_float16(w)
+    return w.to(dtype)
+
+
+@jit
+def _unpacked4(w, NIBBLE: tl.constexpr, dtype: tl.constexpr):
+    """Returns one of the four levels of an int16, less 8, in the type of x: as above, with the 128 of a bfloat16."""
+    SHIFT: tl.constexpr = ("0", "4", "8", "12")[NIBBLE]  # pyright: ignore[reportAssignmentType]
+    if dtype == tl.float32:
+        return ((w >> (4 * NIBBLE)) & 15).to(tl.float32) - 8
+    elif dtype == tl.float16:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 u, offset; shr.b32 u, $1, " + SHIFT + "; lop3.b32 u, u, 0x000F000F, 0x64006400, 0xEA; "  # pyright: ignore[reportArgumentType]
+            "mov.b32 offset, 0x64086408; sub.rn.f16x2 $0, u, offset; }",
+            "=r,r", [w], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b32 u, one, offset; shr.b32 u, $1, " + SHIFT + "; lop3.b32 u, u, 0x000F000F, 0x43004300, 0xEA; "  # pyright: ignore[reportArgumentType]
+            "mov.b32 one, 0x3F803F80; mov.b32 offset, 0xC308C308; fma.rn.bf16x2 $0, u, one, offset; }",
+            "=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=2,
+        )  # fmt: skip
+
+
+@jit
+def _store(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr):
+    """Sums the products [BN, BM] of equal slices and stores the columns as rows of y."""
+    BN: tl.constexpr = acc.shape[0]
+    BM: tl.constexpr = acc.shape[1]
+    if SLICES > 1:
+        equal = (tl.arange(0, BN) % SLICES)[:, None] == (tl.arange(0, BM) % SLICES)[None, :]
+        acc = tl.where(equal, acc, 0.0)
+        acc = tl.sum(tl.sum(tl.reshape(acc, [BN // SLICES, SLICES, BM // SLICES, SLICES]), 3), 1)
+    n = tl.program_id(0) * (BN // SLICES) + tl.arange(0, BN // SLICES)
+    m = tl.program_id(1) * (BM // SLICES) + tl.arange(0, BM // SLICES)
+    if SCALE:
+        acc *= tl.load(scale_ptr + n, mask=n < N, other=0.0)[:, None]
+    if BIAS:
+        acc += tl.load(b_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
+    at = m[None, :].to(tl.int64) * N + n[:, None]
+    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < R)[None, :])
+
+
+@jit
+def _linear8(
+    x_ptr, w_ptr, scale_ptr, b_ptr, y_ptr, R, N, K,
+    SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    row, column = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    steps = tl.cdiv(tl.cdiv(K, BK), SLICES)
+    w_begin, x_begin = (row % SLICES) * (steps * BK), (column % SLICES) * (steps * BK)
+    k = tl.arange(0, BK)
+    w_at = w_ptr + ((row // SLICES).to(tl.int64) * K + w_begin)[:, None] + k[None, :]
+    x_at = x_ptr + ((column // SLICES).to(tl.int64) * K + x_begin)[None, :] + k[:, None]
+    w_inside, x_inside = (row < N * SLICES)[:, None], (column < R * SLICES)[None, :]
+    acc = tl.zeros([BN, BM], tl.float32)
+    for step in range(steps):
+        if EVEN:
+            w_mask, x_mask = w_inside, x_inside
+        else:
+            w_mask = w_inside & ((w_begin + step * BK)[:, None] + k[None, :] < K)
+            x_mask = x_inside & ((x_begin + step * BK)[None, :] + k[:, None] < K)
+        w = tl.load(w_at + step * BK, mask=w_mask, other=0.0)
+        x = tl.load(x_at + step * BK, mask=x_mask, other=0.0)
+        acc = tl.dot(_unpacked8(w, x.dtype), x, acc, input_precision="ieee")
+    _store(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES, True, BIAS)
+
+
+@jit
+def _linear4(
+    x_ptr, w_ptr, scale_ptr, zero_ptr, b_ptr, y_ptr, R, N, K,
+    GROUP: tl.constexpr, CHUNK: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    EVEN: tl.constexpr, ZERO: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """A step is a chunk of inputs: int16 number j of it has the levels of inputs j, L + j, 2 L + j and 3 L + j."""
+    L: tl.constexpr = CHUNK // 4
+    row, column = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    chunks = K // CHUNK
+    steps = tl.cdiv(chunks, SLICES)
+    w_begin, x_begin = (row % SLICES) * steps, (column % SLICES) * steps
+    n = (row // SLICES).to(tl.int64)
+    k = tl.arange(0, L)
+    w_at = w_ptr + ((n * chunks + w_begin) * L)[:, None] + k[None, :]
+    x_at = x_ptr + ((column // SLICES).to(tl.int64) * K + x_begin * CHUNK)[None, :] + k[:, None]
+    w_inside, x_inside = row < N * SLICES, column < R * SLICES
+    first_group = n * (K // GROUP)
+    acc = tl.zeros([BN, BM], tl.float32)
+    for step in range(steps):
+        w_mask, x_mask = w_inside, x_inside
+        if not EVEN:
+            w_mask, x_mask = w_inside & (w_begin + step < chunks), x_inside & (x_begin + step < chunks)
+        w = tl.load(w_at + step * L, mask=w_mask[:, None], other=0)
+        part = tl.zeros([BN, BM], tl.float32)
+        sums = tl.zeros([BN, BM], tl.float32)  # of x alone, in every row: what zero points are multiplied by
+        for i in tl.static_range(4):  # pyright: ignore[reportGeneralTypeIssues]
+            x = tl.load(x_at + step * CHUNK + i * L, mask=x_mask[None, :], other=0.0)
+            part = tl.dot(_unpacked4(w, i, x.dtype), x, part, input_precision="ieee")
+            if ZERO:
+                sums = tl.dot(tl.full([BN, L], 1.0, x.dtype), x, sums, input_precision="ieee")
+            if i == 3 or ((i + 1) * L >= GROUP and (i + 1) * L % GROUP == 0):
+                at = first_group + ((w_begin + step) * CHUNK + i * L) // GROUP
+                scale = tl.load(scale_ptr + at, mask=w_mask, other=0.0)
+                acc += part * scale[:, None]
+                if ZERO:
+                    zero = tl.load(zero_ptr + at, mask=w_mask, other=0).to(tl.float32) - 8
+                    acc -= sums * (scale * zero)[:, None]
+                part = tl.zeros([BN, BM], tl.float32)
+                sums = tl.zeros([BN, BM], tl.float32)
+    _store(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES, False, BIAS)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes: `bn` rows of the weight, cut into slices, times `bm` columns. Choices were measured on
+    an H200 with the matrices of one and of seven billion parameters."""
+
+    slices: int
+    bm: int
+    bn: int
+    warps: int
+    stages: int
+
+    @classmethod
+    def of_8_bits(cls, rows: int, outputs: int) -> Tile:
+        wide = outputs > WIDE
+        if rows == 1:
+            return cls(slices=8, bm=8, bn=64, warps=4, stages=5)
+        if rows <= 8:
+            return cls(slices=1, bm=8, bn=32, warps=2, stages=6) if wide else cls(2, bm=16, bn=32, warps=2, stages=6)
+        if rows <= 32:
+            return cls(slices=1, bm=32, bn=32, warps=2, stages=5) if wide else cls(2, bm=64, bn=64, warps=4, stages=4)
+        return cls(slices=1, bm=128 if wide else 64, bn=64, warps=4, stages=4)
+
+    @classmethod
+    def of_4_bits(cls, rows: int, outputs: int) -> Tile:
+        wide = outputs > WIDE
+        if rows == 1:
+            return cls(slices=8, bm=8, bn=64, warps=4, stages=3)
+        if rows <= 8:
+            return cls(slices=4, bm=32, bn=128 if outputs >= 4096 else 64, warps=4, stages=4)
+        if rows <= 32:
+            return cls(slices=1 if wide else 2, bm=32, bn=64, warps=4, stages=5)
+        return cls(1, bm=128, bn=128, warps=8, stages=3) if wide else cls(1, bm=64, bn=64, warps=4, stages=4)
+
+    def grid(self, rows: int, outputs: int) -> tuple[int, int]:
+        return triton.cdiv(outputs * self.slices, self.bn), triton.cdiv(rows * self.slices, self.bm)
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {
+            "SLICES": self.slices, "BM": self.bm, "BN": self.bn, "num_warps": self.warps, "num_stages": self.stages
+        }  # fmt: skip
+
+
+def linear8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Returns x (weight · scale)ᵀ + bias [R, N] of x [R, K], weight [N, K] int8 or e4m3, scale [N, 1] float32."""
+    (rows, inputs), outputs = x.shape, len(weight)
+    assert x.is_contiguous() and weight.is_contiguous()
+    y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
+    tile = Tile.of_8_bits(rows, outputs)
+    _linear8[tile.grid(rows, outputs)](
+        x, weight, scale, weight if bias is None else bias, y, rows, outputs, inputs,
+        BK=128, EVEN=inputs % (128 * tile.slices) == 0, BIAS=bias is not None, **tile.constants,
+    )  # fmt: skip
+    return y
+
+
+def linear4(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Returns x Wᵀ + bias [R, N] of x [R, K] and W as vlm.ops.int4_packing.unpacked4 has it, for what
+    `linear4_fits` says yes to."""
+    (rows, inputs), outputs, chunk = x.shape, len(packed), chunk_of(x.shape[1])
+    assert x.is_contiguous() and packed.is_contiguous()
+    y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
+    tile = Tile.of_4_bits(rows, outputs)
+    _linear4[tile.grid(rows, outputs)](
+        x, packed.view(torch.int16), scale, scale if zero is None else zero, packed if bias is None else bias, y,
+        rows, outputs, inputs, GROUP=inputs // scale.shape[1], CHUNK=chunk, EVEN=inputs % (chunk * tile.slices) == 0,
+        ZERO=zero is not None, BIAS=bias is not None, **tile.constants,
+    )  # fmt: skip
+    return y

@@ -1,0 +1,94 @@
+"""Products of rows and weights that are both of 8 bits, and the rounding of rows to them."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vlm.ops.kernels.jit import jit
+
+TINY = float(torch.finfo(torch.float32).tiny)
+
+
+@jit
+def _rounded(
+    x_ptr, static_ptr, y_ptr, scale_ptr, K, LEAST: tl.constexpr, MOST: tl.constexpr, TINY: tl.constexpr,
+    STATIC: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row, k = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    x = tl.load(x_ptr + row * K + k, mask=k < K, other=0.0).to(tl.float32)
+    scale = tl.load(static_ptr) if STATIC else tl.maximum(tl.max(tl.abs(x)), TINY * MOST) / MOST
+    y = tl.div_rn(x, scale)
+    if y_ptr.dtype.element_ty == tl.int8:
+        # what is added to a number below 2^22 rounds it to a whole one, halves to even ones
+        y = (tl.minimum(tl.maximum(y, LEAST), MOST) + 12582912.0) - 12582912.0
+    y = tl.minimum(tl.maximum(y, LEAST), MOST)
+    tl.store(y_ptr + row * K + k, y.to(y_ptr.dtype.element_ty), mask=k < K)
+    tl.store(scale_ptr + row, scale)
+
+
+@jit
+def _product(
+    x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, b_ptr, y_ptr, R, N, K,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    m, n, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
+    x_at = x_ptr + m[:, None].to(tl.int64) * K + k[None, :]
+    w_at = w_ptr + n[None, :].to(tl.int64) * K + k[:, None]
+    whole: tl.constexpr = w_ptr.dtype.element_ty == tl.int8
+    acc = tl.zeros([BM, BN], tl.int32 if whole else tl.float32)
+    for start in range(0, K, BK):
+        x_mask, w_mask = (m < R)[:, None], (n < N)[None, :]
+        if not EVEN:
+            x_mask, w_mask = x_mask & (start + k < K)[None, :], w_mask & (start + k < K)[:, None]
+        x = tl.load(x_at + start, mask=x_mask, other=0.0)
+        w = tl.load(w_at + start, mask=w_mask, other=0.0)
+        acc = tl.dot(x, w, acc, out_dtype=tl.int32 if whole else tl.float32)
+    x_scale, w_scale = tl.load(x_scale_ptr + m, mask=m < R, other=0.0), tl.load(w_scale_ptr + n, mask=n < N, other=0.0)
+    y = acc.to(tl.float32) * x_scale[:, None] * w_scale[None, :]
+    if BIAS:
+        y += tl.load(b_ptr + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
+    at = m[:, None].to(tl.int64) * N + n[None, :]
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=(m < R)[:, None] & (n < N)[None, :])
+
+
+def rounded(
+    rows: Tensor, dtype: torch.dtype, static_scale: Tensor | None, least: float, most: float
+) -> tuple[Tensor, Tensor]:
+    """Rounds as vlm.ops.w8a8.rounded says."""
+    count, inputs = rows.shape
+    y = torch.empty((count, inputs), dtype=dtype, device=rows.device)
+    scale = torch.empty((count, 1), dtype=torch.float32, device=rows.device)
+    width = triton.next_power_of_2(inputs)
+    _rounded[(count,)](
+        rows, scale if static_scale is None else static_scale, y, scale, inputs,
+        LEAST=float(least), MOST=float(most), TINY=TINY, STATIC=static_scale is not None, WIDTH=width,
+        num_warps=min(16, max(1, width // 512)),
+    )  # fmt: skip
+    return y, scale
+
+
+def product(
+    x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, bias: Tensor | None
+) -> Tensor:
+    """Returns what vlm.ops.w8a8.product says."""
+    (rows, inputs), outputs = x.shape, len(weight)
+    assert x.is_contiguous() and weight.is_contiguous()
+    y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
+    bm, bn, bk, warps, stages = _tile(rows, outputs)
+    _product[(triton.cdiv(rows, bm), triton.cdiv(outputs, bn))](
+        x, scale, weight, weight_scale, weight if bias is None else bias, y, rows, outputs, inputs,
+        BM=bm, BN=bn, BK=bk, EVEN=inputs % bk == 0, BIAS=bias is not None, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+def _tile(rows: int, outputs: int) -> tuple[int, int, int, int, int]:
+    """Returns (rows, outputs, inputs of a step, warps, stages) of a program, as measured on an H200."""
+    if rows > 128:
+        return (128, 256, 128, 8, 3) if outputs > 8192 else (128, 128, 128, 8, 4)
+    if outputs <= 8192:
+        return 64, 32, 256, 4, 4
+    return (64, 128, 128, 4, 4) if rows > 64 or outputs > 16384 else (64, 64, 128, 4, 5)

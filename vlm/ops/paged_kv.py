@@ -1,0 +1,98 @@
+"""Keys and values in blocks: as they are, or in 8 bits with a scale a token and head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest value of a token and head is kept as
+
+
+class PagedKV(NamedTuple):
+    """One layer's blocks: views of a KVCache."""
+
+    keys: Tensor  # [blocks, H, block_size, D]
+    values: Tensor
+    key_scales: Tensor | None = None  # [blocks, H, block_size] float32: of keys in 8 bits
+    value_scales: Tensor | None = None
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[2]
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.key_scales is not None
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """The blocks of all layers, [layers, 2, blocks, …]: copies of a block take all that belongs to it."""
+
+    blocks: Tensor  # [L, 2, N, H, block_size, D], or in 8 bits [L, 2, N, bytes]
+    heads: int
+    block_size: int
+    head_dim: int
+    dtype: torch.dtype  # of the values that are kept
+    tokens_first: bool = False  # in memory a block holds token after token, not head after head
+
+    @classmethod
+    def zeros(
+        cls,
+        layers: int,
+        num_blocks: int,
+        *,
+        heads: int,
+        block_size: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KVCache:
+        """Allocates blocks of zeros. On CUDA a block holds head after head, of which a program reads one, on the CPU
+        token after token: it copies whole blocks."""
+        numbers = heads * block_size * head_dim
+        size = bytes_of(heads, block_size, head_dim, dtype) // (1 if dtype in MOST else dtype.itemsize)
+        assert dtype in MOST or size == numbers
+        kept = torch.int8 if dtype in MOST else dtype
+        blocks = torch.zeros((layers, 2, num_blocks, size), dtype=kept, device=device)
+        return cls(blocks, heads, block_size, head_dim, dtype, tokens_first=device.type != "cuda")
+
+    def layer(self, index: int) -> PagedKV:
+        return self._layers[index]
+
+    @cached_property
+    def _layers(self) -> list[PagedKV]:
+        return [self._views(*sides) for sides in self.blocks]
+
+    def _views(self, keys: Tensor, values: Tensor) -> PagedKV:
+        """Views both sides of a layer, [N, size] each."""
+        numbers = self.heads * self.block_size * self.head_dim
+        sides = [self._by_head(side[:, :numbers].view(self.dtype), (self.head_dim,)) for side in (keys, values)]
+        if self.dtype not in MOST:
+            return PagedKV(*sides)
+        scales = [self._by_head(side[:, numbers:].view(torch.float32), ()) for side in (keys, values)]
+        return PagedKV(*sides, *scales)
+
+    def _by_head(self, rows: Tensor, rest: tuple[int, ...]) -> Tensor:
+        """Views [N, numbers] as [N, H, block_size, …]."""
+        if self.tokens_first:
+            return rows.unflatten(1, (self.block_size, self.heads, *rest)).transpose(1, 2)
+        return rows.unflatten(1, (self.heads, self.block_size, *rest))
+
+
+def bytes_of(heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Returns the bytes of a block's keys, or values, of one layer."""
+    tokens = heads * block_size
+    return tokens * head_dim + 4 * tokens if dtype in MOST else tokens * head_dim * dtype.itemsize
+
+
+def quantized(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Rounds [..., D] -> [..., D] of 8 bits, and the scales [...] float32."""
+    rows = rows.float()
+    scale = rows.abs().amax(-1).clamp(min=1e-20) / MOST[dtype]
+    values = (rows / scale[..., None]).clamp(-MOST[dtype], MOST[dtype])
+    return ((values + 0.5).floor() if dtype is torch.int8 else values).to(dtype), scale

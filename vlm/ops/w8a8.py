@@ -1,0 +1,66 @@
+"""Affine maps by weights of 8 bits that meet rows which are rounded to 8 bits, too."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vlm.ops.quantized_linear import linear8
+
+FEW_ROWS = 8  # up to which rows stay in the computing type on a GPU: rounding them takes longer than it saves
+LEAST = {
+    torch.int8: (-127, -128),
+    torch.float8_e4m3fn: (-448, -448),
+}  # of scales found as rows come, and of static ones
+MOST = {torch.int8: 127, torch.float8_e4m3fn: 448}
+
+
+def w8a8(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None = None,
+    *,
+    static_scale: Tensor | None = None,
+    out_fp32: bool = False,
+) -> Tensor:
+    """Returns x (weight · weight_scale)ᵀ + bias [..., N] of x [..., K], whose rows are rounded to the type of the
+    weight: by `static_scale` [1] or each by its own largest value.
+
+    weight [N, K] int8 or e4m3, weight_scale [N, 1] float32, bias [N]; `out_fp32`: of float16 the result is float32.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    if x.is_cuda and x.dtype != torch.float32 and len(rows) <= FEW_ROWS:
+        return linear8(x, weight, weight_scale, bias, out_fp32)
+    values, scale = rounded(rows, weight.dtype, static_scale)
+    y = product(values, scale, weight, weight_scale, torch.float32 if out_fp32 else x.dtype, bias)
+    return y.view(*x.shape[:-1], len(weight))
+
+
+def rounded(rows: Tensor, dtype: torch.dtype, static_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rounds [R, K] -> the type [R, K] and the rows' scales [R, 1] float32: all `static_scale` [1], or each its own."""
+    least, most = LEAST[dtype][static_scale is not None], MOST[dtype]
+    if rows.is_cuda:
+        from vlm.ops.kernels.w8a8 import rounded as kernel
+
+        return kernel(rows.contiguous(), dtype, static_scale, least, most)
+    rows = rows.float()
+    if static_scale is None:
+        scale = rows.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny * most) / most
+    else:
+        scale = static_scale.expand(len(rows), 1).contiguous()
+    scaled = rows / scale
+    return (scaled if dtype.is_floating_point else scaled.round()).clamp(least, most).to(dtype), scale
+
+
+def product(
+    x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    """Returns (x · scale) (weight · weight_scale)ᵀ + bias [R, N] of x [R, K] and weight [N, K] of 8 bits; off CUDA sums
+    of 2^24 and more are rounded."""
+    if x.is_cuda:
+        from vlm.ops.kernels.w8a8 import product as kernel
+
+        return kernel(x, scale, weight, weight_scale, dtype, bias)
+    y = (x.float() @ weight.float().t()) * scale * weight_scale.t()
+    return (y if bias is None else y + bias.float()).to(dtype)
