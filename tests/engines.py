@@ -7,6 +7,7 @@ from pathlib import Path
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.base import GROUPED
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
 from vlm.convert.folder import convert_folder
@@ -27,3 +28,8 @@ def rebuilt(engine: EngineDir, **build) -> EngineDir:
     """The checkpoint that `engine_dir` left beside the engine, built for other limits."""
     folder = engine.path.parent
     return build_engine(Checkpoint.open(folder / "checkpoint"), folder / "rebuilt", BuildConfig(**build))
+
+
+def method_options(method: str, group_size: int) -> dict:
+    """What a build says of a method: the size of its groups where it has some."""
+    return {"quantization": method} | ({"group_size": group_size} if method in GROUPED else {})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests import tiny
-from tests.engines import engine_dir, rebuilt
+from tests.engines import engine_dir, method_options, rebuilt
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 
@@ -55,7 +55,7 @@ def error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
 @pytest.mark.parametrize("method", METHODS)
 def test_float32_equals_the_cpu(subject, method):
     engine, inputs = subject
-    quantized = rebuilt(engine, quantization=method, group_size=64, max_batch_size=12)
+    quantized = rebuilt(engine, **method_options(method, 64), max_batch_size=12)
     on_gpu, on_cpu = (Pipeline(quantized, RuntimeConfig(device=device)) for device in ("cuda", "cpu"))
     ours, theirs = (
         pipe.generate(inputs, max_new_tokens=12, ignore_eos=True, return_generation_logits=True)
@@ -71,8 +71,8 @@ def test_float32_equals_the_cpu(subject, method):
 def test_16_bit_logits_are_within_tolerance(subject, method, dtype, tolerance):
     """All requests at once and one alone: tensor cores, whose rows of fp8 and w8a8 are rounded, and one row."""
     engine, inputs = subject
-    exact = logits(rebuilt(engine, quantization=method, group_size=64, max_batch_size=12), "cpu", inputs)
-    half = rebuilt(engine, quantization=method, group_size=64, max_batch_size=12, dtype=dtype)
+    exact = logits(rebuilt(engine, **method_options(method, 64), max_batch_size=12), "cpu", inputs)
+    half = rebuilt(engine, **method_options(method, 64), max_batch_size=12, dtype=dtype)
     found = error(logits(half, "cuda", inputs), exact)
     print(f"{method} {dtype}: {found:.2e}")
     assert found < (tolerance if method.startswith("int") else tolerance + 0.08)

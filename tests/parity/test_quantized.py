@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests import tiny
-from tests.engines import engine_dir, rebuilt
+from tests.engines import engine_dir, method_options, rebuilt
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.layers.linear import Linear
@@ -67,7 +67,7 @@ def quantized_linears(network: torch.nn.Module) -> dict[str, Linear]:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_quantized_model_computes_what_its_method_says(engine, method):
     dense = Pipeline(engine, RuntimeConfig(device="cpu"))
-    pipe = Pipeline(rebuilt(engine, quantization=method, group_size=4, max_batch_size=4), RuntimeConfig(device="cpu"))
+    pipe = Pipeline(rebuilt(engine, **method_options(method, 4), max_batch_size=4), RuntimeConfig(device="cpu"))
     found = logits(pipe)
     assert not quantized_linears(networks(pipe).get("visual", torch.nn.Module()))
     plain = networks(dense)

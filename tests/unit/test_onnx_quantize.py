@@ -106,6 +106,7 @@ def test_layers_stay_where_that_is_said(tmp_path):
             {"quantization": "int4", "backend": "onnxruntime", "group_size": 48},
             "group_size is 48, onnxruntime",
         ),
+        ({"quantization": "int8", "group_size": 64}, "group_size is 64, quantization int8 has no groups; leave it out"),
     ],
 )
 def test_what_cannot_be_quantized_is_said(options, says):

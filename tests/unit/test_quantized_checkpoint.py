@@ -12,6 +12,7 @@ from tests import tiny
 from tests.engines import engine_dir
 from tests.quantized_folders import quantized_checkpoint
 from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.torch import check_fp8
 from vlm.build.builder import build_engine
 from vlm.config import BuildConfig, RuntimeConfig
@@ -19,7 +20,9 @@ from vlm.errors import CheckpointError, ConfigError, EngineError
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.inputs import Inputs
+from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.methods import METHODS, quantization_of
+from vlm.registry import quantized_weights
 
 GENERATOR = torch.Generator().manual_seed(0)
 
@@ -50,6 +53,26 @@ def test_a_quantized_checkpoint_has_one_quantization(plain, tmp_path):
         with pytest.raises(ConfigError, match=r"is quantized already \(int4\).*leave that out"):
             build_engine(checkpoint, tmp_path / "engine", BuildConfig(**build))
     build_engine(checkpoint, tmp_path / "engine", BuildConfig(quantization="int4", group_size=8))
+
+
+@pytest.mark.parametrize("options", [{"group_size": 64}, {"ignore": ("ffn",)}])
+def test_options_of_no_quantization_are_refused(plain, tmp_path, options):
+    with pytest.raises(ConfigError, match=f"{next(iter(options))} but no quantization; name one"):
+        build_engine(plain, tmp_path / "engine", BuildConfig(**options))
+
+
+def test_a_matrix_is_quantized_once_and_by_blocks(plain, tmp_path, monkeypatch):
+    rows, whole = [], METHODS["int4"]({"group_size": 8}).quantize
+    monkeypatch.setattr(Int4, "quantize", lambda self, weight: rows.append(len(weight)) or whole(weight))
+    monkeypatch.setattr(quantized_weights, "BLOCK", 5 * 32)
+    build_engine(plain, tmp_path / "blocks", BuildConfig(quantization="int4", group_size=8))
+    kept, linears = EngineDir.open(tmp_path / "blocks").weights("decoder"), plain.weights("decoder")
+    packed = [name for name in kept if name.endswith("weight_packed")]
+    assert sum(rows) == sum(len(kept[name]) for name in packed) and max(rows) <= 5
+    for name in packed:
+        path = name.removesuffix("weight_packed")
+        for part, values in whole(linears[f"{path}weight"]).items():
+            assert torch.equal(kept[f"{path}{part}"], values)
 
 
 def test_a_checkpoint_of_an_unknown_quantization_is_refused(plain, tmp_path):

@@ -1,4 +1,4 @@
-"""Tensor files (safetensors): read by mmap when asked for, written and hashed in one pass, one tensor in memory.
+"""Tensor files (safetensors): read by mmap when asked for, written and hashed in one pass, few tensors in memory.
 
 The format: 8 bytes of header length, a JSON header, the tensors' bytes (https://github.com/huggingface/safetensors).
 """
@@ -9,7 +9,9 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vlm.artifacts.files import open_regular
+from vlm.artifacts.read_ahead import read_ahead
 from vlm.errors import CheckpointError, VlmError
 
 CODES = {
@@ -34,6 +37,7 @@ CODES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
+WIDEST = max(dtype.itemsize for dtype in CODES)
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 
@@ -127,7 +131,7 @@ class MergedView(Mapping[str, Tensor]):
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Tensors about to be written: what they will be, and how to get each when its turn comes."""
+    """Tensors about to be written: what they will be, and how to get each when its turn comes: in any thread."""
 
     layout: Layout
     read: Callable[[str], Tensor]
@@ -152,15 +156,21 @@ class TensorSource:
 
 def write_tensors(path: Path, source: TensorSource, on_bytes: Callable[[int], None] = lambda n: None) -> dict[str, Any]:
     """Writes a safetensors file; the same tensors always give the same bytes. Returns its `sha256` and `size`."""
-    # widest first, so that every tensor starts at a multiple of its element size
-    names = sorted(source.layout, key=lambda name: (-source.layout[name][0].itemsize, name))
+    names = sorted(source.layout, key=lambda name: _place(name, *source.layout[name]))
     digest, size = hashlib.sha256(), 0
-    with path.open("wb") as file:
+    with path.open("wb") as file, ThreadPoolExecutor(1, thread_name_prefix="hash") as hashing:
         for chunk in _chunks(source, names, on_bytes):
+            hashed = hashing.submit(digest.update, chunk)
             file.write(chunk)
-            digest.update(chunk)
+            hashed.result()
             size += len(chunk)
     return {"sha256": digest.hexdigest(), "size": size}
+
+
+def _place(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, str]:
+    """Returns a tensor's place among others, so that each starts at a multiple of its element size: by name, but those
+    whose bytes are no multiple of the widest element's come last, the widest first."""
+    return (0 if _nbytes(dtype, shape) % WIDEST == 0 else WIDEST - dtype.itemsize + 1), name
 
 
 def _chunks(source: TensorSource, names: list[str], on_bytes: Callable[[int], None]) -> Iterator[Any]:
@@ -173,12 +183,17 @@ def _chunks(source: TensorSource, names: list[str], on_bytes: Callable[[int], No
     text = json.dumps({"__metadata__": {"format": "pt"}, **header}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for name in names:
-        tensor = source.read(name)
-        assert (tensor.dtype, tuple(tensor.shape)) == source.layout[name], name
-        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    for data in read_ahead(partial(_data, source), ((name, _nbytes(*source.layout[name])) for name in names)):
         yield data
         on_bytes(len(data))
+
+
+@torch.no_grad()
+def _data(source: TensorSource, name: str) -> Any:
+    """Returns the bytes of one tensor: a numpy array."""
+    tensor = source.read(name)
+    assert (tensor.dtype, tuple(tensor.shape)) == source.layout[name], name
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _nbytes(dtype: torch.dtype, shape: tuple[int, ...]) -> int:

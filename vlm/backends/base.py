@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
     from vlm.registry.role_configs import RoleConfigs
 
+GROUPED = ("int4", "int4-asymmetric")  # quantizations with a scale a group of weights
+
 
 class Layout(Enum):
     """How what a backend loads keeps keys and values."""
@@ -68,6 +70,7 @@ class Backend(ABC):
     devices: ClassVar[tuple[str, ...]]  # types of torch's devices
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
     quantizations: ClassVar[tuple[str, ...]] = ()  # of weights
+    grouped: ClassVar[tuple[str, ...]] = GROUPED  # those of them that a build's group_size is for
     takes_quantized: ClassVar[bool] = False  # does it take weights that were quantized before the build?
     takes_image_sizes: ClassVar[bool] = True  # does it encode images of several sizes with one network?
     takes_targets: ClassVar[bool] = False  # is an engine tied to compute capabilities?

@@ -93,4 +93,6 @@ def _option_errors(choice: Backend, build: BuildConfig) -> list[str]:
         errors.append(f"quantization is {kind!r}, allowed are {listed(quantizations())}")
     elif kind is not None and kind not in choice.quantizations:
         errors.append(f"quantization is {kind}, which {choice.name} does not take; {listed(quantizers(kind))} can")
+    elif kind is not None and build.group_size is not None and kind not in choice.grouped:
+        errors.append(f"group_size is {build.group_size}, quantization {kind} has no groups; leave it out")
     return errors

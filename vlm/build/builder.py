@@ -66,8 +66,13 @@ def check_backend(build: BuildConfig) -> Backend:
 
 
 def _with_quantization(build: BuildConfig, checkpoint: Checkpoint) -> BuildConfig:
-    """Returns the build with what a quantized checkpoint says. Raises ConfigError where both say something else."""
+    """Returns the build with what a quantized checkpoint says. Raises ConfigError where both say something else, and
+    for options of a quantization where there is none."""
     if checkpoint.quantization is None:
+        if build.quantization is None and build.quantization_options:
+            raise ConfigError(
+                f"the build says {listed(build.quantization_options)} but no quantization; name one, or leave that out."
+            )
         return build
     options = checkpoint.quantization_options
     own = {"quantization": checkpoint.quantization, "group_size": options.get("group_size")}
@@ -107,7 +112,7 @@ def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> Role
 
     def read(name: str) -> Tensor:
         tensor = weights[name].to(layout[name][0])
-        if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
+        if tensor.is_floating_point() and not _is_finite(tensor):
             raise CheckpointError(_not_finite(checkpoint, role, name, dtype, weights[name]))
         return tensor
 
@@ -129,8 +134,14 @@ def _expected(
         return own_types(quantized_layers(spec, config, quantization)), {n: shape for n, (_, shape) in layout.items()}
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    """Says whether no value is NaN or infinite, by the extremes, of which NaN is both: no second tensor is made."""
+    wide = tensor.float() if tensor.dtype.itemsize == 1 else tensor  # torch has no extremes of FP8
+    return not wide.numel() or all(bool(extreme.isfinite()) for extreme in wide.aminmax())
+
+
 def _not_finite(checkpoint: Checkpoint, role: str, name: str, dtype: str, tensor: Tensor) -> str:
-    if torch.isfinite(tensor).all():
+    if _is_finite(tensor):
         return f"{role} weight {name} holds values that {dtype} cannot; build with dtype bfloat16 or float32."
     return (
         f"{checkpoint.weight_file(role)} holds NaN or infinity in {name}; the model it was converted from is damaged."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from vlm.backends.base import GROUPED
 from vlm.config import BuildConfig
 from vlm.errors import listed
 
-GROUPED = ("int4", "int4-asymmetric")
 GROUP_SIZES = (16, 32, 64, 128, 256)
 
 

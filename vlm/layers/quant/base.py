@@ -29,7 +29,7 @@ class LinearMethod(Protocol):
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         """Returns these parameters of a weight [out, in], floating ones in float32, but for those of the inputs
-        (vlm.layers.quant.inputs)."""
+        (vlm.layers.quant.inputs). Each has a row for each output, which depends on that row of the weight alone."""
         ...
 
     def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:

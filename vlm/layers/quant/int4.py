@@ -67,7 +67,7 @@ class Int4(QuantizedMethod):
 
     def levels(self, weight: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         """Returns the levels, whole numbers in float32, that come closest to weights."""
-        return ((weight / scale).round() + zero).clamp(0, LEVELS - 1)
+        return (weight / scale).round_().add_(zero).clamp_(0, LEVELS - 1)
 
     def packed(self, levels: Tensor, scale: Tensor, zero: Tensor) -> dict[str, Tensor]:
         """Returns the parameters that levels [out, in] are kept as, with scales and zero points [out, groups]."""

@@ -33,7 +33,7 @@ class Int8(QuantizedMethod):
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         weight = weight.float()
         scale = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / MOST
-        return {"weight": (weight / scale).round().clamp(-MOST, MOST).to(torch.int8), "weight_scale": scale}
+        return {"weight": (weight / scale).round_().clamp_(-MOST, MOST).to(torch.int8), "weight_scale": scale}
 
     def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:
         weight = parameters["weight"].float() * parameters["weight_scale"]
