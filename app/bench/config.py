@@ -11,13 +11,15 @@ from typing import TypedDict
 from vlm.config import DTYPES, BuildConfig, Config, RuntimeConfig
 from vlm.errors import InputError, listed
 from vlm.options import check_limits, option, same_option
-from vlm.ranges import at_least
+from vlm.ranges import at_least, one_of
 from vlm.registry.role_configs import RoleConfigs
 from vlm_app.bench.lists import names, numbers, pairs
 from vlm_app.core.backend_names import is_measured, measured_names
 
 BATCH_SIZES = partial(numbers, option="--batch-size")
 LENGTHS = partial(pairs, option="--input-output-len")
+
+COMPUTE_TYPES = ("float32", "int8")  # of CTranslate2
 
 
 class Limits(TypedDict, total=False):
@@ -58,6 +60,11 @@ class SubjectConfig(Config):
         if unknown := [name for name in self.backends if not is_measured(name)]:
             allowed = listed(measured_names())
             raise InputError(f"--backend holds {listed(unknown)}; allowed are {allowed}, apart by ','.")
+
+    @property
+    def beside_others(self) -> bool:
+        """Says whether other programs take part, which load a Hugging Face folder."""
+        return self.hf
 
     @property
     def backend_names(self) -> tuple[str, ...]:
@@ -144,6 +151,14 @@ class TextBenchConfig(RowsConfig):
     num_beams: tuple[int, ...] = option(
         (1,), '1 is greedy, several apart by ";".', default="1", read=partial(numbers, option="--num-beams")
     )
+    ctranslate2: str | None = option(
+        None, f"CTranslate2 on the CPU in the same run, in this type: {' or '.join(COMPUTE_TYPES)}.",
+        default="left out", allowed=one_of(*COMPUTE_TYPES),
+    )  # fmt: skip
+
+    @property
+    def beside_others(self) -> bool:
+        return self.hf or self.ctranslate2 is not None
 
     @property
     def _lists(self) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor
 from vlm_app.bench.systems.baselines import Baseline
-from vlm_app.bench.systems.session import Results, Session, has_floor, prepare_session, split
+from vlm_app.bench.systems.session import HF, Results, Session, has_floor, prepare_session, split
 from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def _run(
         _check_limits(session.engine, config)
         images = random_images(session.engine, config.seed)
         speed = session.bandwidth()
-        ours, hf = session.compare(
-            lambda folder: _baseline(folder, images, session),
+        ours, theirs = session.compare(
+            {HF: lambda folder: _baseline(folder, images, session)},
             lambda pipeline: measure(pipeline, images, config),
         )
         floors = {name: _floor(kind, _decode_floor(session, name, speed), ours[name], config) for name in ours}
@@ -59,7 +59,7 @@ def _run(
         ours[name]["floor"] = floors[name]
     return session.head(kind) | {
         **split(ours),
-        "hf": hf and _as(kind, hf, config),
+        "hf": _as(kind, theirs[HF], config) if HF in theirs else None,
         "floor": floors[first],
     }
 

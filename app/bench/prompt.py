@@ -34,9 +34,10 @@ def prompt(config: PromptBenchConfig, progress: Progress | None = None) -> Resul
     with prepare_session(config, "prompt", progress, config.limits) as session:
         images, image_rows = config.num_images(session.configs), config.image_rows(session.configs)
         speed = session.bandwidth()
-        ours, hf = session.compare(
-            lambda folder: _baseline(folder, session), lambda pipeline: _measure(pipeline, session)
+        ours, theirs = session.compare(
+            {HF: lambda folder: _baseline(folder, session)}, lambda pipeline: _measure(pipeline, session)
         )
+        hf = theirs.get(HF)
         by_backend = {name: results for name, (results, _) in ours.items()}
         rows = join_systems(config, by_backend, hf and hf[0], functools.partial(_floor, session, image_rows, speed))
     sizes = {"images": images, "image_rows": image_rows}

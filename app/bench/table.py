@@ -123,6 +123,12 @@ def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
     beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
     measure = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: tokens/s"
     line = _line_of(result, row, measure, "tokens_per_s", has_floor=True, more_is_better=True)
+    if rival := row.get("ctranslate2"):
+        rate = rival["tokens_per_s"]
+        beside = (
+            f"CTranslate2 {rival['compute_type']}: {_number(rate)}, {_number(row['vlm']['tokens_per_s'] / rate)} times"
+        )
+        line = replace(line, measure=f"{line.measure} ({beside})")
     if row["hf"] and (size := row["hf"].get("batch_size", row["batch_size"])) != row["batch_size"]:
         return replace(line, hf=f"{line.hf} (batch {size})")
     return line

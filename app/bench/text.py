@@ -6,6 +6,7 @@ For us and for Hugging Face: a batch's whole time, its first token's, and the ti
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ from vlm_app.bench.clock import Turns
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
 from vlm_app.bench.systems.inputs import random_texts
-from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
+from vlm_app.bench.systems.rival import CTranslate2, check_rival
+from vlm_app.bench.systems.session import HF, RIVAL, Results, Session, prepare_session
 from vlm_app.bench.systems.subject import Progress
 
 if TYPE_CHECKING:
@@ -23,17 +25,26 @@ if TYPE_CHECKING:
 
 
 def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
-    """Measures all rows, Hugging Face's first; each model is loaded once."""
+    """Measures all rows, Hugging Face's first; each model is loaded once. Raises InputError where CTranslate2 is to
+    take part and cannot."""
+    if config.ctranslate2 is not None:
+        check_rival(config.device)
     with prepare_session(config, "text", progress, config.limits) as session:
         speed = session.bandwidth()
-        ours, hf = session.compare(
-            lambda folder: _baseline(folder, session), lambda pipeline: _measure(pipeline, session)
-        )
+        ours, theirs = session.compare(_others(session), lambda pipeline: _measure(pipeline, session))
         floor = lambda name, row, mine: floor_of(  # noqa: E731
             session, name, row, encoder_rows=row.lengths[0], speed=speed, ours=mine
         )
-        rows = join_systems(config, ours, hf, floor)
+        rows = join_systems(config, ours, theirs.get(HF), floor)
+    for row, rival in zip(rows, theirs.get(RIVAL, ()), strict=False):
+        row["ctranslate2"] = rival
     return session.head("text") | {"floor": {"bandwidth": speed}, "rows": rows}
+
+
+def _others(session: Session[TextBenchConfig]) -> dict[str, Callable[[Path], Turns[list[Results]]]]:
+    """Returns what measures the other programs, by their names."""
+    others = {HF: lambda folder: _baseline(folder, session)} if session.config.hf else {}
+    return others | ({RIVAL: lambda folder: _rival(folder, session)} if session.config.ctranslate2 else {})
 
 
 def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
@@ -72,3 +83,20 @@ def _baseline(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Res
         return baseline.description | results
 
     return (yield from measure_rows(session, HF, measure_row))
+
+
+def _rival(folder: Path, session: Session[TextBenchConfig]) -> Turns[list[Results]]:
+    """Measures CTranslate2."""
+    config = session.config
+    assert config.ctranslate2 is not None  # else it is not measured
+    rival = CTranslate2(folder, config.ctranslate2, config.threads or torch.get_num_threads())
+
+    def measure_row(_: int, row: Workload) -> Turns[Results]:
+        texts = random_texts(session, row)
+        generate = lambda texts, tokens: rival.generate(texts, tokens, row.num_beams)  # noqa: E731
+        results = yield from times(
+            lambda: texts, generate, row, steps=row.lengths[1], repeats=config.repeats, session=session
+        )
+        return rival.description | results
+
+    return (yield from measure_rows(session, RIVAL, measure_row))

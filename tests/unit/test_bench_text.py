@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from vlm_app.bench.floor import decode_floor
 from vlm_app.bench.systems import session, subject
 from vlm_app.bench.systems.baselines import TextBaseline
 from vlm_app.bench.systems.inputs import random_texts
+from vlm_app.bench.systems.rival import CTranslate2
 from vlm_app.bench.systems.subject import prepare
 from vlm_app.cli.main import main
 from vlm_app.reference import random_model
@@ -98,6 +100,54 @@ def test_csv_without_hugging_face(arch, capsys):
     assert all(row[header.index(name)] == "" for row in rows for name in absent)
 
 
+def test_ctranslate2_takes_turns_with_ours(arch, tmp_path, capsys):
+    out = tmp_path / "text.json"
+    options = (
+        "--batch-size",
+        "1;3",
+        "--input-output-len",
+        "6,8",
+        "--device",
+        "cpu",
+        "--no-hf",
+        "--ctranslate2",
+        "int8",
+    )
+    assert not bench("text", "--arch", arch, "--random-weights", *options, "--csv", "--json", out)
+    header, *rows = csv.reader(capsys.readouterr().out.splitlines())
+    result = json.loads(out.read_text())
+    for row, line in zip(result["rows"], rows, strict=True):
+        rival = row["ctranslate2"]
+        assert row["hf"] is None and rival["compute_type"] == "int8" and rival["measured_tokens"] == 8
+        assert rival["batch_size"] == row["batch_size"] and rival["tokens_per_s"] > 0
+        assert float(dict(zip(header, line, strict=True))["ctranslate2_tokens_per_s"]) == pytest.approx(
+            rival["tokens_per_s"], rel=1e-4
+        )
+    assert not bench("table", out)
+    assert capsys.readouterr().out.count("tokens/s (CTranslate2 int8: ") == 2
+
+
+def test_where_ctranslate2_cannot_take_part(arch, capsys, monkeypatch):
+    options = ("text", "--arch", arch, "--random-weights", "--device", "cpu", "--no-hf", "--ctranslate2")
+    assert bench(*options, "int3") == 2 and "allowed are float32, int8" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    assert bench(*options, "int8") == 2
+    assert "pip install 'vlm-runtime[bench]'" in capsys.readouterr().err
+    monkeypatch.setattr("vlm_app.bench.systems.rival.resolve_device", lambda name: torch.device("cuda:0"))
+    assert bench(*options, "int8") == 2
+    assert "is measured on the CPU, the device is cuda:0; add --device cpu." in capsys.readouterr().err
+
+
+def test_a_model_that_ctranslate2_does_not_convert_is_said(arch, capsys, monkeypatch):
+    def convert(*_, **__):
+        raise AttributeError("it has no decoder")
+
+    monkeypatch.setattr("ctranslate2.converters.TransformersConverter.convert", convert)
+    options = ("--random-weights", "--device", "cpu", "--no-hf", "--ctranslate2", "int8")
+    assert bench("text", "--arch", arch, *options) == 2
+    assert "CTranslate2 does not convert the model (it has no decoder); leave" in capsys.readouterr().err
+
+
 def test_floor_counts_cross_attention_once_a_text(tmp_path):
     engine = build_engine(random_checkpoint(T5, tmp_path / "c"), tmp_path / "e", BuildConfig())
     found = decode_floor(engine, batch_size=3, encoder_rows=6, new_tokens=8, bandwidth=1e9, num_beams=2)
@@ -120,6 +170,8 @@ def test_both_systems_get_the_same_weights(config, num_beams, tmp_path):
         texts = random_texts(run, work)
         baseline = TextBaseline(run.folder, "float32", CPU)
         expected = baseline.generate(texts, 8, num_beams)
+        if num_beams == 1 and config is not BART:
+            assert CTranslate2(run.folder, "float32", threads=1).generate(texts, 8, 1) == expected[:, 1:].tolist()
         with session.open_pipeline(run.engine.path, RuntimeConfig(device="cpu")) as pipeline:
             inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
             found = pipeline.generate(inputs, max_new_tokens=8, min_new_tokens=8, num_beams=num_beams)

@@ -131,8 +131,10 @@ class SlotRunner:
         reach = int(self.state.slots.lengths[first:end].max()) + steps
         self._reserve(CACHED, min(reach, self.state.slots.tokens.shape[1]))
         at = (rows.all.long() - first).clamp(max=end - first - 1)
+        in_order = at.tolist() == list(range(end - first))  # then the rows are not copied
         for _ in range(steps):
-            logits = self._logits(first, end)[at]
+            logits = self._logits(first, end)
+            logits = logits if in_order else logits[at]
             if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
                 self.cache.reorder_cache(rows.beams.slots, parents)
 

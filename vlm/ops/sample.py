@@ -29,7 +29,9 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
         from vlm.ops.kernels.sample import greedy as kernel
 
         return kernel(logits)
-    return greedy_reference(logits)
+    logits = logits.float()
+    token = torch.from_numpy(logits.detach().numpy().argmax(-1))  # torch's own takes ten times as long
+    return token, logits.log_softmax(-1).gather(-1, token[:, None])[:, 0]
 
 
 @dataclass(frozen=True)

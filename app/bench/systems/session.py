@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 Results = dict[str, Any]
 C = TypeVar("C", bound=SubjectConfig)
 T = TypeVar("T")
-HF = "Hugging Face"
+HF, RIVAL = "Hugging Face", "CTranslate2"
 
 
 @dataclass(frozen=True)
 class Session(Generic[C]):
-    """Engines that are built and, where Hugging Face takes part, a folder with the same weights."""
+    """Engines that are built and, where others take part, a folder with the same weights."""
 
     config: C  # with the device and dtype that are used
     device: torch.device
@@ -66,15 +66,17 @@ class Session(Generic[C]):
         return bandwidth(self.device)
 
     def compare(
-        self, baseline: Callable[[Path], Turns[T]], ours: Callable[[Pipeline], Turns[T]]
-    ) -> tuple[dict[str, T], T | None]:
-        """Returns (ours by backend, Hugging Face's). On the CPU all take turns; on CUDA one at a time is in memory,
-        Hugging Face first."""
-        systems = {HF: baseline(self.folder)} if self.folder else {}
+        self, theirs: Mapping[str, Callable[[Path], Turns[T]]], ours: Callable[[Pipeline], Turns[T]]
+    ) -> tuple[dict[str, T], dict[str, T]]:
+        """Returns (ours by backend, those of others by their names). On the CPU all take turns; on CUDA one at a time
+        is in memory, Hugging Face first."""
+        folder = self.folder
+        systems = {name: measure(folder) for name, measure in theirs.items()} if folder else {}
+        others = tuple(systems)
         systems |= {name: self._ours(name, ours) for name in self.engines}
         groups = [systems] if self.device.type == "cpu" else [{name: turns} for name, turns in systems.items()]
         results = {name: result for group in groups for name, result in in_turns(group).items()}
-        return {name: results[name] for name in self.engines}, results.get(HF)
+        return {name: results[name] for name in self.engines}, {name: results[name] for name in others}
 
     def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
         release(self.device)  # the engine sizes its cache by what is free
@@ -114,7 +116,7 @@ def prepare_session(
         dtype = next(iter(engines.values())).build.dtype
         session_config = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
         sizes = {name: _size(path) for name, path in subject.engines.items()}
-        folder = subject.folder if config.hf else None
+        folder = subject.folder if config.beside_others else None
         yield Session(session_config, device, dtype, engines, engine_bytes=sizes, folder=folder, say=say)
 
 

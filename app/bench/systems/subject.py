@@ -156,7 +156,7 @@ def _random_source(config: SubjectConfig, arch: str, dtype: str, scratch: Path) 
     """Makes a model of random weights. With a baseline these weights are Hugging Face's own initialization, saved for
     both; else ours are quicker."""
     hf = hf_config(arch)
-    if not config.hf or not has_class(hf):
+    if not config.beside_others or not has_class(hf):
         checkpoint = random_checkpoint(read_arch(arch), scratch / "random", seed=config.seed, dtype=dtype)
         return Source(config.subject, checkpoint.path, "checkpoint")
     folder = scratch / "hf"

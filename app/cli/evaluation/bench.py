@@ -86,10 +86,11 @@ def text(*, config: TextBenchConfig, csv: CSV = False, out: Out = None) -> None:
 
     Texts are random tokens, outputs of the full length; with beams the best one counts. With --hf-batch-size Hugging
     Face gets fewer texts at once, and the table says so. The floor is of the decode steps alone, the encoder costs
-    nothing in it.
+    nothing in it. With --ctranslate2 that program takes turns with ours, on the CPU.
 
     \b
     Examples:
+      vlm bench text --arch t5-base --random-weights --device cpu --backend onnxruntime-int8 --ctranslate2 int8 --no-hf
       vlm bench text --arch t5-small --random-weights --batch-size "1;32;128" --num-beams "1;4"
       vlm bench text --model mini-t5 --batch-size "1;8" --input-output-len "60,20;128,20" --csv
     """
