@@ -27,8 +27,9 @@ from vlm_app.bench.systems.gpu_meter import GpuMeter
 from vlm_app.bench.systems.page_engine import page_engine
 from vlm_app.bench.systems.page_job import PageJob
 from vlm_app.bench.systems.processes import ProcessMeter
-from vlm_app.bench.systems.session import Results, release
+from vlm_app.bench.systems.session import Results
 from vlm_app.bench.systems.subject import Progress, backend_name
+from vlm_app.core.running import release
 from vlm_app.ocr.readers.devices import load_reader
 from vlm_app.ocr.readers.engines import EngineConfig
 
@@ -108,7 +109,7 @@ def _row(bench: Bench, workers: int | None, alone: Results) -> Results:
     title = "Reading" if workers is None else f"Reading, {workers} worker{'s' * (workers != 1)}"
     engine = dataclasses.replace(bench.engine, workers=workers)
     devices = [resolve_device(name) for name in engine.devices]
-    release(devices[0])  # the engine sizes its cache by what is free
+    release()  # the engine sizes its cache by what is free
     with closing(GpuMeter(devices)) as gpu:
         began = time.perf_counter()
         with closing(load_reader(engine)) as reader:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -16,9 +13,10 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.devices import resolve_device
 from vlm.backends.installed import backend
 from vlm.build.builder import build_engine
-from vlm.config import BuildConfig, RuntimeConfig
+from vlm.config import BuildConfig
 from vlm.quantize.calibration import recording
 from vlm_app.core.load_options import LoadOptions, Progress
+from vlm_app.core.running import open_pipeline
 
 CACHE = {"kv_cache_free_gpu_memory_fraction": 0.3}  # the rest of a GPU is for statistics of layers
 
@@ -40,24 +38,11 @@ class Engines:
     @contextmanager
     def loaded(self, engine: EngineDir) -> Iterator[Pipeline]:
         """Gives a running engine, whose memory is free afterwards."""
-        with _running(engine, self.options.runtime_config(**CACHE)) as pipeline:
+        with open_pipeline(engine, self.options.runtime_config(**CACHE)) as pipeline:
             yield pipeline
 
     @contextmanager
     def recording(self, engine: EngineDir) -> Iterator[Pipeline]:
         """Gives the same for an engine whose layers are recorded."""
-        with _running(engine, recording(self.options.runtime_config(**CACHE))) as pipeline:
+        with open_pipeline(engine, recording(self.options.runtime_config(**CACHE))) as pipeline:
             yield pipeline
-
-
-@contextmanager
-def _running(engine: EngineDir, runtime: RuntimeConfig) -> Iterator[Pipeline]:
-    pipeline = Pipeline(engine, runtime)
-    try:
-        yield pipeline
-    finally:
-        pipeline.close()
-        del pipeline
-        gc.collect()
-        if torch.cuda.is_initialized():
-            torch.cuda.empty_cache()

@@ -19,6 +19,7 @@ from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.csv_rows import csv_rows
 from vlm_app.bench.systems import session
 from vlm_app.cli.main import main
+from vlm_app.core.running import open_pipeline
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +84,7 @@ def test_both_systems_get_the_same_weights(arch, tmp_path):
     subject = prepare(BenchConfig(arch=arch), "float32", tmp_path, "image")
     image = measure.random_images(EngineDir.open(subject.engine), 0)[0]
     expected = Baseline(subject.folder, "float32", torch.device("cpu")).generate(image[None], 8)[0, 1:].tolist()
-    with session.open_pipeline(subject.engine, RuntimeConfig(device="cpu")) as pipeline:
+    with open_pipeline(EngineDir.open(subject.engine), RuntimeConfig(device="cpu")) as pipeline:
         assert pipeline.generate(pixel_values=image, **measure._fixed(8)).token_ids == expected
 
 

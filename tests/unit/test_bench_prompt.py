@@ -22,6 +22,7 @@ from vlm_app.bench.systems import session, subject
 from vlm_app.bench.systems.baselines import PromptBaseline
 from vlm_app.bench.systems.inputs import as_inputs, random_prompts
 from vlm_app.cli.main import main
+from vlm_app.core.running import open_pipeline
 from vlm_app.reference import random_model
 from vlm_app.reference.vila import Vila
 
@@ -125,7 +126,7 @@ def test_several_images_or_none(name, images, tmp_path):
         assert rows == images * ROWS[name]
         baseline = PromptBaseline(run.folder, "float32", CPU, rows)
         expected = baseline.generate(batch, count)
-        with session.open_pipeline(run.engine.path, RuntimeConfig(device="cpu")) as pipeline:
+        with open_pipeline(run.engine, RuntimeConfig(device="cpu")) as pipeline:
             inputs = as_inputs(batch, run.configs)
             found = pipeline.generate(inputs, max_new_tokens=count, min_new_tokens=count)
         if name == "blip2-t5":  # its head is a weight of its own, as it is published
@@ -198,7 +199,7 @@ def test_every_prompt_is_new(tmp_path):
         images = [image for batch in drawn for image in batch.pixel_values]
         assert len({image.numpy().tobytes() for image in images}) == 6
         assert len({tuple(ids) for batch in drawn for ids in batch.texts.tolist()}) == 6
-        with session.open_pipeline(run.engine.path, RuntimeConfig(device="cpu")) as pipeline:
+        with open_pipeline(run.engine, RuntimeConfig(device="cpu")) as pipeline:
             session.in_turns({"vlm": prompts._measure(pipeline, run)})
             cache = pipeline.llm.encoders.encoder_cache
         # warm-up of both lengths, three runs of each, and the check

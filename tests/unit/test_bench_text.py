@@ -28,6 +28,7 @@ from vlm_app.bench.systems.inputs import random_texts
 from vlm_app.bench.systems.rival import CTranslate2
 from vlm_app.bench.systems.subject import prepare
 from vlm_app.cli.main import main
+from vlm_app.core.running import open_pipeline
 from vlm_app.reference import random_model
 
 T5 = {"model_type": "t5", "is_encoder_decoder": True, "vocab_size": 60, "d_model": 32, "d_kv": 12, "d_ff": 48,
@@ -172,7 +173,7 @@ def test_both_systems_get_the_same_weights(config, num_beams, tmp_path):
         expected = baseline.generate(texts, 8, num_beams)
         if num_beams == 1 and config is not BART:
             assert CTranslate2(run.folder, "float32", threads=1).generate(texts, 8, 1) == expected[:, 1:].tolist()
-        with session.open_pipeline(run.engine.path, RuntimeConfig(device="cpu")) as pipeline:
+        with open_pipeline(run.engine, RuntimeConfig(device="cpu")) as pipeline:
             inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
             found = pipeline.generate(inputs, max_new_tokens=8, min_new_tokens=8, num_beams=num_beams)
     assert [out.token_ids for out in found] == expected[:, 1:].tolist()

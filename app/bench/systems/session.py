@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
-import vlm
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.base import Layout
 from vlm.backends.devices import resolve_device
@@ -29,6 +27,7 @@ from vlm_app.bench.floor import Floor, bandwidth, decode_floor
 from vlm_app.bench.systems.environment import environment
 from vlm_app.bench.systems.subject import LimitsOf, Progress, prepare
 from vlm_app.core.backend_names import MeasuredName
+from vlm_app.core.running import open_pipeline
 
 if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
@@ -79,10 +78,9 @@ class Session(Generic[C]):
         return {name: results[name] for name in self.engines}, {name: results[name] for name in others}
 
     def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
-        release(self.device)  # the engine sizes its cache by what is free
         kept = MeasuredName.read(name).kv_cache_dtype
         runtime = RuntimeConfig(device=str(self.device), threads=self.config.threads, kv_cache_dtype=kept)
-        with open_pipeline(self.engines[name].path, runtime) as pipeline:
+        with open_pipeline(self.engines[name], runtime) as pipeline:
             return (yield from ours(pipeline))
 
     def floor(self, name: str, speed: float, **sizes: int) -> Floor:
@@ -149,18 +147,3 @@ def split(ours: dict[str, Any]) -> Results:
 
 def default_dtype(device: torch.device) -> str:
     return "bfloat16" if device.type == "cuda" else "float32"
-
-
-@contextlib.contextmanager
-def open_pipeline(engine: Path, runtime: RuntimeConfig) -> Iterator[Pipeline]:
-    pipeline = vlm.load(engine, runtime=runtime)
-    try:
-        yield pipeline
-    finally:
-        pipeline.close()
-
-
-def release(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
