@@ -28,7 +28,8 @@ pytestmark = [
 ]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 BOMB = nested_forms()
-MEMORY_MB = 600  # of a worker, beside what it holds
+MEMORY_MB = 600  # of a worker, beside what it holds: a bomb fills it in about a second
+PLENTY_MB = 8000  # where time is what ends it
 
 
 @dataclass
@@ -100,7 +101,7 @@ def gone(family: list[Child]) -> bool:
 
 
 def test_a_bomb_is_refused_within_its_time_and_the_others_are_answered():
-    with serving("--media-seconds", "1") as server:
+    with serving("--media-seconds", "1", "--media-memory-mb", str(PLENTY_MB)) as server:
         assert server.ask(SCENE) == (200, "GCV3U")
         with under_way(server, document(BOMB)) as refused:
             assert server.health()["status"] == "ok" and not refused.done()
@@ -129,7 +130,7 @@ def test_a_bomb_is_refused_within_its_memory():
 
 
 def test_a_client_that_leaves_takes_its_bomb_along():
-    with serving("--media-seconds", "1000", "--media-memory-mb", "8000") as server:
+    with serving("--media-seconds", "1000", "--media-memory-mb", str(PLENTY_MB)) as server:
         connection = HTTPConnection(server.address)
         connection.request("POST", "/v1/chat/completions", _body(document(BOMB)), {"Content-Type": "application/json"})
         until(lambda: server.health()["workers"]["busy"])
@@ -140,7 +141,7 @@ def test_a_client_that_leaves_takes_its_bomb_along():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_server_with_a_bomb(number):
-    options = ("--media-seconds", "1000", "--media-memory-mb", "8000", "--drain-seconds", "1")
+    options = ("--media-seconds", "1000", "--media-memory-mb", str(PLENTY_MB), "--drain-seconds", "1")
     expected = 0 if number == signal.SIGTERM else -number
     with (
         serving(*options, ends_with=expected) as server,
@@ -157,7 +158,12 @@ def test_nothing_outlives_a_server_with_a_bomb(number):
 def test_in_the_demo_a_bomb_costs_its_tab(tmp_path):
     gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm-runtime[demo]'")
     (tmp_path / "bomb.pdf").write_bytes(BOMB)
-    budget = ("--media-seconds", "20", "--media-memory-mb", "8000")  # a busy machine reads a good page in seconds
+    budget = (
+        "--media-seconds",
+        "20",
+        "--media-memory-mb",
+        str(PLENTY_MB),
+    )  # a busy machine reads a good page in seconds
     bomb, page = (gradio_client.handle_file(str(path)) for path in (tmp_path / "bomb.pdf", EXAMPLES / "page.png"))
     with command("mini-nougat", *budget, verb="demo") as (process, address):
         client, other = (gradio_client.Client(f"http://{address}", verbose=False) for _ in range(2))
@@ -185,7 +191,7 @@ def test_in_the_demo_a_preview_of_a_bomb_is_given_up(tmp_path):
 
     path = tmp_path / "bomb.pdf"
     path.write_bytes(BOMB)
-    media = MediaPool(MediaConfig(1, budget=Budget(1.0, MEMORY_MB)))
+    media = MediaPool(MediaConfig(1, budget=Budget(1.0, PLENTY_MB)))
     tab = ReadTab({"mini-nougat": SimpleNamespace(media=media)})
 
     async def told(handler, *arguments) -> str:
