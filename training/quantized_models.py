@@ -1,6 +1,6 @@
 """Scores the packaged models under each quantization, on data that training never shows, and prints a table.
 
-python training/quantized_models.py                                   # all of them, on the CPU: about half an hour
+python training/quantized_models.py                                   # all of them, on the CPU: hours
 python training/quantized_models.py --models mini-t5 --methods int8,awq --share 0.1
 python training/quantized_models.py --table benchmarks/quantized-minis.json      # prints what was measured
 
@@ -123,11 +123,11 @@ def _exact(outputs: list[Output], truths: list[str]) -> float:
 class Subject:
     """A packaged model, what it is scored on, and the requests that its calibration runs."""
 
-    def __init__(self, name: str, share: float, folder: Path):
-        self.name, self.task, self.folder = name, TASKS[name](share), folder
+    def __init__(self, name: str, share: float, folder: Path, device: str):
+        self.name, self.task, self.folder, self.device = name, TASKS[name](share), folder, device
         self.checkpoint = checkpoint_of(locate(name), folder / "checkpoint")
         self.engine = self._engine(self.checkpoint, "dense")
-        pipe = Pipeline(self.engine, recording(RuntimeConfig(device="cpu")))
+        pipe = Pipeline(self.engine, recording(RuntimeConfig(device=device)))
         options = {**GREEDY, "max_new_tokens": self.task.max_new_tokens}
         inputs = self.task.calibration
         outputs = pipe.generate(inputs, **options)
@@ -143,7 +143,7 @@ class Subject:
             checkpoint = quantize_checkpoint(self.checkpoint, out, config, calibration=self.calibration)
         engine = self.engine if config is None else self._engine(checkpoint, f"{method} engine")
         cache = method.removeprefix("KV cache ") if method.startswith("KV cache") else None
-        score = self._score(Pipeline(engine, RuntimeConfig(device="cpu", kv_cache_dtype=cache)))
+        score = self._score(Pipeline(engine, RuntimeConfig(device=self.device, kv_cache_dtype=cache)))
         size = sum(checkpoint.weight_file(role).stat().st_size for role in checkpoint.roles)
         return {"score": score, "bytes": size, "seconds": round(time.perf_counter() - start, 1)}
 
@@ -173,6 +173,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--models", type=names, default=list(TASKS))
     parser.add_argument("--methods", type=names, default=list(METHODS), help="several apart by ;")
     parser.add_argument("--share", type=float, default=1.0, help="of the held-out data")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS, help="results that are there are added to")
     parser.add_argument("--table", type=Path, help="print the table of this file, and measure nothing")
     return parser.parse_args()
@@ -186,7 +187,7 @@ def main() -> None:
     results: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     for name in args.models:
         with tempfile.TemporaryDirectory() as scratch:
-            subject = Subject(name, args.share, Path(scratch))
+            subject = Subject(name, args.share, Path(scratch), args.device)
             own = results.setdefault(name, {"metric": subject.task.metric, "count": len(subject.task.truths)})
             for method in args.methods:
                 own.setdefault("methods", {})[method] = figures = subject.measured(method)
