@@ -176,6 +176,7 @@ class BuildConfig(Config):
     group_size: int | None = option(
         None, "Weights that share a scale, where a quantization has groups.", default="128", allowed=at_least(2)
     )
+    tp_size: int = option(1, "GPUs that split each layer.", allowed=at_least(1))
     ignore: tuple[str, ...] | None = option(
         None, "Layers whose weights are not quantized: names, parts of names or patterns, several apart by ','.",
         default="head,visual", read=read_names,
@@ -197,7 +198,8 @@ class BuildConfig(Config):
     def options(self) -> list[str]:
         """Returns the words after `vlm build MODEL -o OUT` that ask for the same."""
         ignore = None if self.ignore is None else ",".join(self.ignore)
-        values = {**self.to_dict(), "target": ",".join(self.target) or None, "ignore": ignore}
+        tp_size = self.tp_size if self.tp_size > 1 else None
+        values = {**self.to_dict(), "target": ",".join(self.target) or None, "ignore": ignore, "tp_size": tp_size}
         settings = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 

@@ -48,14 +48,17 @@ def decode_floor(
 ) -> Floor:
     """Weights once a step; for each of the batch the cross-attention cache, which its beams share, and every beam's
     self-attention cache at its mean length. A decoder alone keeps its prompt's rows, given as `encoder_rows`, in the
-    latter. Without the encoder's pass: nothing is as fast as this."""
+    latter. Of ranks that split an engine what the first one reads. Without the encoder's pass: nothing is as fast as
+    this."""
     from vlm.registry.catalogs import configs_of
+    from vlm.registry.networks import mapping_of
 
     config = configs_of(engine).decoder
     assert config is not None  # what is measured generates
     item = getattr(torch, engine.build.dtype).itemsize
     head = config.head_dim * item if kv_cache_dtype is None else config.head_dim + SCALE_BYTES
-    row = 2 * config.num_layers * config.num_kv_heads * head
+    heads = mapping_of(engine).shard.share(config.num_kv_heads, config.num_kv_heads)
+    row = 2 * config.num_layers * heads * head
     rows = encoder_rows + num_beams * new_tokens // 2
     return Floor(decoder_bytes(engine), batch_size * rows * row, bandwidth)
 

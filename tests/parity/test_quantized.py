@@ -8,26 +8,13 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, method_options, rebuilt
+from tests.families import MODELS, inputs_of
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.layers.linear import Linear
 from vlm.layers.quant.dense import Dense
 from vlm.layers.quant.methods import METHODS
 
-MODELS = {
-    "nougat": lambda: tiny.nougat(seed=8),
-    "t5": lambda: tiny.t5(seed=1, tied=False),
-    "gated t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
-    "bart": lambda: tiny.bart(seed=5),
-    "mbart": lambda: tiny.bart(seed=3, multilingual=True),
-    "opt": lambda: tiny.opt(seed=2),
-    "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
-    "gpt2": lambda: tiny.gpt2(seed=1),
-    "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
-    "llava": lambda: tiny.llava(seed=3),
-    "blip2-opt": lambda: tiny.blip2("opt", seed=1),
-    "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
-}
 WEIGHT_ONLY = ("int8", "int4", "int4-asymmetric")
 
 
@@ -37,19 +24,8 @@ def engine(request, tmp_path_factory):
 
 
 def logits(pipe: Pipeline) -> list[torch.Tensor]:
-    """Returns the logits of eight tokens of each input, an image where the model reads images."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = []
-    for length in (9, 4):
-        given: dict = {pipe.capabilities.id_field: torch.randint(3, 58, (length,), generator=generator).tolist()}
-        if (vision := pipe.processor.vision) is not None:
-            pixels = torch.randn(vision.num_channels, *vision.image_size, generator=generator)
-            given = {"pixel_values": pixels} | (given if pipe.capabilities.takes_prompt else {})
-        if vision is not None and pipe.capabilities.takes_prompt:
-            rows = range(pipe.config.vocab_size, pipe.config.vocab_size + vision.num_features)
-            given[pipe.capabilities.id_field] = [*rows, *given[pipe.capabilities.id_field]]
-        inputs.append(given)
-    outputs = pipe.generate(inputs, max_new_tokens=8, ignore_eos=True, return_generation_logits=True)
+    """Returns the logits of eight tokens of each input."""
+    outputs = pipe.generate(inputs_of(pipe), max_new_tokens=8, ignore_eos=True, return_generation_logits=True)
     return [torch.cat([out.generation_logits.flatten(), torch.tensor(out.token_ids)]) for out in outputs]
 
 

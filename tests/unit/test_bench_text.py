@@ -128,6 +128,22 @@ def test_ctranslate2_takes_turns_with_ours(arch, tmp_path, capsys):
     assert capsys.readouterr().out.count("tokens/s (CTranslate2 int8: ") == 2
 
 
+def test_an_engine_that_ranks_split_is_measured(arch, tmp_path, capsys):
+    out = tmp_path / "text.json"
+    options = ("--batch-size", "2", "--input-output-len", "6,8", "--device", "cpu", "--no-hf", "--repeats", "1")
+    results = []
+    for ranks in (1, 2):
+        line = ("text", "--arch", arch, "--random-weights", *options, "--tp-size", ranks, "--json", out)
+        assert not bench(*line), capsys.readouterr().err
+        results.append(json.loads(out.read_text()))
+    (whole,), (part,) = (result["rows"] for result in results)
+    assert 0.5 * whole["floor"]["weight_bytes"] < part["floor"]["weight_bytes"] < 0.6 * whole["floor"]["weight_bytes"]
+    assert 2 * part["floor"]["kv_bytes"] == whole["floor"]["kv_bytes"]
+    assert not bench("table", out) and "float32, 2 ranks" in capsys.readouterr().out
+    assert bench("text", "--arch", arch, "--random-weights", *options, "--tp-size", 8) == 2
+    assert "cannot be split among 8 ranks; run the model on fewer GPUs" in capsys.readouterr().err
+
+
 def test_where_ctranslate2_cannot_take_part(arch, capsys, monkeypatch):
     options = ("text", "--arch", arch, "--random-weights", "--device", "cpu", "--no-hf", "--ctranslate2")
     assert bench(*options, "int3") == 2 and "allowed are float32, int8" in capsys.readouterr().err

@@ -72,9 +72,7 @@ def test_a_rank_of_two_has_half_of_what_is_split(network):
     """Sizes and counts come from the Linear layers: nothing else knows how many ranks there are."""
     for shape, config in published(network).items():
         if config.num_heads % 2 or config.num_kv_heads % 2:
-            with pytest.raises(ConfigError, match="cannot be split among 2 ranks"):
-                model_spec(network).skeleton(config, TWO)
-            continue
+            continue  # below
         whole, half = skeletons(network)[shape], model_spec(network).skeleton(config, TWO)
         for (name, all_of_it), part in zip(whole.named_modules(), half.modules(), strict=True):
             if isinstance(part, CrossAttention):
@@ -138,19 +136,40 @@ def test_what_an_axis_splits(axis):
     assert layer.part_sizes == ({"a": 2, "b": 1} if axis == "column" else {"a": 4, "b": 2})
 
 
+@pytest.mark.parametrize(
+    ("total", "units", "size", "places"),
+    [
+        (10, None, 2, [(0, 5), (5, 10)]),
+        (10, None, 4, [(0, 3), (3, 6), (6, 8), (8, 10)]),
+        (100, 25, 2, [(0, 52), (52, 100)]),  # GPT-2 XL's heads
+        (8, 2, 4, [(0, 4), (0, 4), (4, 8), (4, 8)]),  # two heads of keys for four ranks
+        (4, 1, 3, [(0, 4)] * 3),
+    ],
+)
+def test_ranks_have_whole_pieces(total, units, size, places):
+    found = [Shard(rank, size).place(total, units) for rank in range(size)]
+    assert [(place.start, place.stop) for place in found] == places
+    assert [Shard(rank, size).share(total, units) for rank in range(size)] == [b - a for a, b in places]
+
+
 def test_sizes_that_cannot_be_split_are_refused():
-    with pytest.raises(ConfigError, match="3 cannot be split among 2 ranks; run the model on fewer GPUs"):
-        linear(6, {"a": 4, "b": 3}, context=TWO, axis="column")
+    with pytest.raises(ConfigError, match="1 cannot be split among 2 ranks; run the model on fewer GPUs"):
+        linear(6, {"a": 4, "b": 1}, context=TWO, axis="column")
+    with pytest.raises(ConfigError, match="2 cannot be split among 3 ranks"):
+        Shard(0, 3).place(8, 2)
     with pytest.raises(ValueError, match="rank 2 does not exist"):
         Mapping(tp=2, rank=2)
 
 
 def test_a_head_is_not_split():
-    """One head of keys for all of queries: its 4 rows could be halved, the head cannot."""
-    with pytest.raises(
-        ConfigError, match=r"the heads of k in an attention layer \(1\) cannot be split among 2 ranks; run"
-    ):
-        SelfAttention(8, 2, 0, num_kv_heads=1, context=TWO)
+    """One head of keys for all of queries: its 4 rows could be halved, but both ranks have the whole head."""
+    attention = SelfAttention(8, 2, 0, num_kv_heads=1, context=TWO)
+    assert attention.qkv_heads == (1, 1, 1) and attention.out.in_features == 4
+    assert attention.qkv.rows == [slice(4, 8), slice(8, 12), slice(12, 16)]
+    odd = SelfAttention(12, 3, 0, context=TWO)
+    assert odd.qkv_heads == (1, 1, 1) and odd.out.columns == slice(8, 12)
+    with pytest.raises(ConfigError, match="an attention layer of 3 heads of queries and 1 of keys cannot be split"):
+        SelfAttention(12, 3, 0, num_kv_heads=1, context=TWO)
 
 
 def test_a_rank_holds_the_keys_of_its_heads():
@@ -164,7 +183,7 @@ def test_a_rank_holds_the_keys_of_its_heads():
 
 def test_a_tied_head_follows_its_embedding():
     embedding = nn.Embedding(7, 4)
-    head, x = TiedHead(embedding), torch.randn(2, 4)
+    head, x = TiedHead(embedding, ModelContext()), torch.randn(2, 4)
     assert not head.state_dict() and not list(head.parameters())
     embedding.weight = nn.Parameter(torch.randn(7, 4))
     bias = torch.randn(7)

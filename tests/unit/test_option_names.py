@@ -18,11 +18,11 @@ FOLDERS = ("vlm", "llm_engines", "visual_engines", "app")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?!\w)")
 COMMAND = re.compile(r"\bvlm ([a-z]+(?:-[a-z]+)?)\b((?:\\\n|[^\n`;|&])*)")  # up to where another sentence or command is
-# of other programs: git, pip, Slurm, docker, nvidia-smi; of style sheets
+# of other programs: git, pip, Slurm, docker, nvidia-smi, mpirun, torchrun; of style sheets
 FOREIGN = set(
     "--short --porcelain --untracked-files --upgrade --requeue --job-name --gpus-per-node --cpus-per-task --time"
     " --array --head --address --neutral-500 --text-sm --spacing-xl --spacing-xxl"
-    " --query-gpu --id --loop-ms".split()
+    " --query-gpu --id --loop-ms --allow-run-as-root --nproc-per-node --no-python".split()
 )
 LOADING_VERBS = {
     "run", "generate", "translate", "summarize", "eval", "eval pages", "encode", "ocr", "estimate", "serve", "demo",

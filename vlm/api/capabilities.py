@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vlm.engine.encoder_engine import EncoderEngine
-    from vlm.engine.llm_engine import LLMEngine
+    from vlm.engine.leading import Engine
     from vlm.processing.processor import Processor
 
 
@@ -31,7 +30,7 @@ class Capabilities:
     eos_token_ids: tuple[int, ...]  # each ends an output
 
     @classmethod
-    def from_loaded(cls, processor: Processor, engine: LLMEngine | EncoderEngine) -> Capabilities:
+    def from_loaded(cls, processor: Processor, engine: Engine) -> Capabilities:
         return cls(
             takes_images=processor.family.takes_images,
             takes_text=processor.family.takes_text,

@@ -19,19 +19,21 @@ from vlm.errors import LimitError, OutOfMemoryError
 from vlm.executor.create import create_encoders, create_executor
 from vlm.executor.executor import Executor
 from vlm.executor.memory import is_out_of_memory
+from vlm.parallel.collectives import ALONE, Ranks
 from vlm.registry import catalogs
-from vlm.registry.networks import mapping_of
+from vlm.registry.networks import check_ranks, mapping_of
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 
-def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | EncoderEngine:
-    """Puts the weights on the device, sizes the cache, and wires scheduler and executor. Of an engine without a decoder
-    the encoders alone.
+def load_engine(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks = ALONE) -> LLMEngine | EncoderEngine:
+    """Puts the weights, or a rank's part of them, on the device, sizes the cache, and wires scheduler and executor. Of
+    an engine without a decoder the encoders alone.
 
     Raises OutOfMemoryError, EngineError and LimitError.
     """
+    check_ranks(engine, ranks)
     backend = backend_of(engine)
     device = backend.resolve_device(runtime.device)
     if device.type == "cpu":
@@ -40,12 +42,13 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig) -> LLMEngine | Encode
     runtime = backend.fit_runtime(engine, runtime.on(device.type), device)
     kind = {"device": device, "dtype": getattr(torch, engine.build.dtype)}
     with _memory_errors(engine, device):
-        networks = backend.load(engine, runtime, device)
+        alone = ranks.size == 1
+        networks = backend.load(engine, runtime, device) if alone else backend.load_part(engine, runtime, device, ranks)
         if not engine.generates:
-            encoders = create_encoders(backend.layout, networks, runtime, **kind)
+            encoders = create_encoders(backend.layout, networks, runtime, ranks=ranks, **kind)
             return EncoderEngine(catalogs.configs_of(engine).writer, encoders, limits, name=engine.family)
-        shard = mapping_of(engine).shard
-        executor = create_executor(backend.layout, networks, limits, runtime, shard=shard, **kind)
+        shard = mapping_of(engine, ranks).shard
+        executor = create_executor(backend.layout, networks, limits, runtime, shard=shard, ranks=ranks, **kind)
     ends = _ends(engine.generation.get("eos_token_id", executor.config.eos_token_id))
     return LLMEngine(executor, _scheduler(executor, limits, runtime), limits, eos_token_ids=ends)
 

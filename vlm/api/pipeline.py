@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -22,14 +22,15 @@ from vlm.backends.devices import resolve_device
 from vlm.build.store import resolve
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
-from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.engine_loop import EngineLoop
-from vlm.engine.llm_engine import EngineUsage, LLMEngine
+from vlm.engine.leading import Engine, LeadingEngine
+from vlm.engine.llm_engine import EngineUsage
 from vlm.errors import InputError, OutOfMemoryError, VlmError, listed
 from vlm.executor.memory import memory_errors
 from vlm.executor.packing import batched, batched_by_tokens
 from vlm.layers.forward_batch import HiddenStateRecorder
 from vlm.ops.kernels.compile_time import compile_seconds
+from vlm.parallel.collectives import ALONE, Ranks
 from vlm.processing.input_fields import INPUT_KEYS
 from vlm.processing.processor import Processor
 from vlm.requests.generation import check_options, sampling_params, warn_of_what_is_not_applied
@@ -37,6 +38,9 @@ from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.token_update import Completion
 from vlm.stage_clock import StageClock
+
+if TYPE_CHECKING:
+    from vlm.api.rank_processes import RankProcesses
 
 
 def load(
@@ -77,9 +81,17 @@ def _overridden(runtime: RuntimeConfig, **options: Any) -> RuntimeConfig:
 class Pipeline:
     """A loaded model. Not for use by several threads at once."""
 
-    def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None):
-        self.engine = engine
-        self.llm: LLMEngine | EncoderEngine = load_engine(engine, runtime or RuntimeConfig())
+    def __init__(self, engine: EngineDir, runtime: RuntimeConfig | None = None, ranks: Ranks | None = None):
+        """`ranks`: those that run an engine whose networks are split, of which this is the first (vlm.api.following);
+        None: processes that it starts, or that mpirun, torchrun or srun has started (vlm.api.rank_processes)."""
+        self.engine, runtime = engine, runtime or RuntimeConfig()
+        self._others: RankProcesses | None = None
+        if ranks is None and engine.build.tp_size > 1:
+            from vlm.api import rank_processes
+
+            self._others = rank_processes.begin(engine, runtime)
+            ranks, runtime = self._others.ranks, self._others.runtime
+        self.llm: Engine = self._loaded(runtime, ranks or ALONE)
         self.loop = EngineLoop(self.llm)
         self.processor = Processor.from_engine(engine)
         self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
@@ -93,6 +105,15 @@ class Pipeline:
         self.feed: Prefetch | None = None  # of a call under way: inputs that the engine has not taken
         self._reset_timings()
         warn_of_what_is_not_applied(engine.path.name, engine.generation)
+
+    def _loaded(self, runtime: RuntimeConfig, ranks: Ranks) -> Engine:
+        try:
+            engine = load_engine(self.engine, runtime, ranks)
+        except BaseException:
+            if self._others is not None:
+                self._others.kill()
+            raise
+        return engine if ranks.size == 1 else LeadingEngine(engine, ranks.collectives)
 
     # --- calls ---
     @overload
@@ -243,6 +264,10 @@ class Pipeline:
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)
+        if isinstance(self.llm, LeadingEngine):
+            self.llm.dismiss()
+        if self._others is not None:
+            self._others.close()
 
     # --- requests ---
     def request(self, source: Any, **sampling: Any) -> Request:
@@ -287,18 +312,18 @@ class Pipeline:
         if not images or more:
             what = "the last states of images" if self.llm.encoders.visual else "no encoder"
             raise InputError(f"{self.family.name} has {what} to encode, and nothing else.")
-        return Encoding(torch.cat(self.llm.encoders.encode_images(images)).cpu())
+        return Encoding(torch.cat(self.llm.encode_images(list(images), cached=True)).cpu())
 
     def _encoded(self, requests: list[Request], hidden_states: bool, attentions: bool) -> list[Encoding]:
         encoders = self.llm.encoders
         if encoders.encoder is None:
             if hidden_states or attentions:
                 raise InputError(f"{self.family.name} gives the last hidden states of an image alone.")
-            features = encoders.encode_pixels([r.source_image for r in requests])
+            features = self.llm.encode_images([r.source_image for r in requests], cached=False)
             return [Encoding(x.cpu()) for x in features]
         recorder = HiddenStateRecorder(attentions) if hidden_states or attentions else None
         texts = [r.source_ids for r in requests]
-        last = encoders.encode_texts(requests, recorder)
+        last = self.llm.encode_texts(requests, recorder)
         if recorder is None:
             return [Encoding(x.cpu(), ids) for x, ids in zip(last, texts, strict=True)]
         states = zip(*(x.split([len(ids) for ids in texts]) for x in recorder.hidden_states), strict=True)

@@ -24,7 +24,7 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     What the engine or the device is too small for is left out, and an encoder alone decodes nothing. The pipeline must
     be idle, and is so afterwards.
     """
-    if isinstance(pipeline.llm, EncoderEngine):
+    if isinstance(pipeline.llm, EncoderEngine) or not pipeline.engine.generates:
         return
     most = pipeline.capabilities.max_batch_size
     executor = pipeline.llm.executor

@@ -139,7 +139,8 @@ def write_checkpoint(
         **({"quantization_options": dict(quantization_options)} if quantization_options else {}),
     }
     with atomic_dir(out, is_checkpoint, WHAT, CheckpointError) as draft:
-        write_roles(draft, roles, "Writing the checkpoint", progress)
+        parts = {(role, 0): weights for role, weights in roles.items()}
+        write_roles(draft, parts, "Writing the checkpoint", progress)
         for role, weights in roles.items():
             (draft / role / "config.json").write_text(canonical_json(weights.config), encoding="utf-8")
         copy_processor(processor_files, draft)
@@ -148,12 +149,13 @@ def write_checkpoint(
 
 
 def write_roles(
-    draft: Path, roles: Mapping[str, RoleWeights], description: str, progress: Progress | None
+    draft: Path, parts: Mapping[tuple[str, int], RoleWeights], description: str, progress: Progress | None
 ) -> dict[str, dict[str, Any]]:
-    """Writes `<role>/rank0.safetensors` for every role -> relative path to {sha256, size}. Progress counts bytes."""
+    """Writes `<role>/rank<rank>.safetensors` for every (role, rank) -> relative path to {sha256, size}. Progress counts
+    bytes."""
     from vlm.artifacts.weights import write_tensors
 
-    num_bytes, total = 0, sum(weights.source.nbytes for weights in roles.values())
+    num_bytes, total = 0, sum(weights.source.nbytes for weights in parts.values())
 
     def advance(count: int) -> None:
         nonlocal num_bytes
@@ -162,9 +164,9 @@ def write_roles(
             progress(description, num_bytes, total)
 
     files = {}
-    for role, weights in roles.items():
-        (draft / role).mkdir()
-        name = f"{role}/rank0.safetensors"
+    for (role, rank), weights in parts.items():
+        (draft / role).mkdir(exist_ok=True)
+        name = f"{role}/rank{rank}.safetensors"
         files[name] = write_tensors(draft / name, weights.source, advance)
     return files
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from vlm.artifacts.checkpoint import Progress, RoleWeights
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm.parallel.collectives import Ranks
     from vlm.registry.role_configs import RoleConfigs
 
 GROUPED = ("int4", "int4-asymmetric")  # quantizations with a scale a group of weights
@@ -71,6 +72,7 @@ class Backend(ABC):
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
     quantizations: ClassVar[tuple[str, ...]] = ()  # of weights
     grouped: ClassVar[tuple[str, ...]] = GROUPED  # those of them that a build's group_size is for
+    splits: ClassVar[bool] = False  # can ranks have parts of a network?
     takes_quantized: ClassVar[bool] = False  # does it take weights that were quantized before the build?
     takes_image_sizes: ClassVar[bool] = True  # does it encode images of several sizes with one network?
     takes_targets: ClassVar[bool] = False  # is an engine tied to compute capabilities?
@@ -130,3 +132,9 @@ class Backend(ABC):
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> Mapping[str, Any]:
         """Loads the networks of `engine.loaded_roles`, as its layout says: torch modules by role, or
         vlm.backends.graphs.network.Network by the graphs' names. Raises EngineError."""
+
+    def load_part(
+        self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device, ranks: Ranks
+    ) -> Mapping[str, Any]:
+        """Loads one rank's part of the networks; of a backend that `splits` alone. Raises EngineError."""
+        raise NotImplementedError

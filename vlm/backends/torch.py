@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vlm.artifacts.engine_dir import EngineDir
+    from vlm.parallel.collectives import Ranks
 
 FIRST_WITH_FP8 = (8, 9)  # compute capability
 
@@ -24,29 +25,49 @@ class TorchBackend(Backend):
     description = "CPU and CUDA"
     layout = Layout.PAGED
     devices = ("cpu", "cuda")
-    takes_quantized = True
+    takes_quantized = splits = True
     quantizations = ("int8", "int4", "int4-asymmetric", "fp8", "w8a8")
 
     def preference(self, device: str, dtype: str | None) -> Preference:
         return Preference(True, f"it is what runs on {device}")
 
     def write(self, job: BuildJob) -> BuiltFiles:
-        """Writes <role>/rank0.safetensors."""
+        """Writes <role>/rank<rank>.safetensors, of networks that each rank runs whole but one."""
         from vlm.artifacts.checkpoint import write_roles
+        from vlm.layers.context import ModelContext
         from vlm.layers.quant.methods import quantization_of
+        from vlm.parallel.mapping import Mapping
         from vlm.registry.quantized_weights import quantized
+        from vlm.registry.sharded_weights import REPLICATED, sharded
 
-        kept = quantization_of(job.build.quantization, job.build.quantization_options)
+        kept = quantization_of(job.build.quantization, job.quantization_options)
         roles = {role: quantized(weights, kept.of_role(role)) for role, weights in job.roles.items()}
-        files = write_roles(job.folder, roles, "Building the engine", job.progress)
+        parts = {(role, 0): weights for role, weights in roles.items()}
+        if job.build.tp_size > 1:
+            split = {role: weights for role, weights in roles.items() if role not in REPLICATED}
+            for rank in range(job.build.tp_size):
+                mapping = Mapping(job.build.tp_size, rank=rank)
+                for role, weights in split.items():
+                    context = ModelContext(mapping, quantization=kept.of_role(role))
+                    parts[role, rank] = sharded(weights, context)
+        files = write_roles(job.folder, parts, "Building the engine", job.progress)
         return BuiltFiles(files, {"devices": list(self.devices)})
 
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, nn.Module]:
+        from vlm.parallel.collectives import ALONE
+
+        return self.load_part(engine, runtime, device, ALONE)
+
+    def load_part(
+        self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device, ranks: Ranks
+    ) -> dict[str, nn.Module]:
         from vlm.registry.networks import load_network
+        from vlm.registry.sharded_weights import REPLICATED
 
         check_fp8(engine, runtime, device)
-        weights = {role: engine.weights(role, device=device) for role in engine.loaded_roles}
-        return {role: load_network(engine, role, tensors, device) for role, tensors in weights.items()}
+        rank_of = lambda role: 0 if role in REPLICATED else ranks.rank  # noqa: E731
+        weights = {role: engine.weights(role, device=device, rank=rank_of(role)) for role in engine.loaded_roles}
+        return {role: load_network(engine, role, tensors, device, ranks) for role, tensors in weights.items()}
 
 
 def check_fp8(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> None:

@@ -14,10 +14,9 @@ from typing import TypeVar
 
 import torch
 
-from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.engine_loop import EngineLoop
 from vlm.engine.fair_lock import device_lock
-from vlm.engine.llm_engine import LLMEngine
+from vlm.engine.leading import Engine
 from vlm.errors import EngineError, OutOfMemoryError
 from vlm.executor.memory import FULL, memory_errors
 from vlm.requests.request import Request
@@ -46,7 +45,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        engine: LLMEngine | EncoderEngine,
+        engine: Engine,
         on_end: Callable[[Completion], None] = lambda completion: None,
         on_break: Callable[[Exception], None] = lambda error: None,
         on_step: Callable[[int, float], None] = lambda batch_size, seconds: None,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from vlm.config import EngineLimits, ModelConfig
 from vlm.errors import InputError
 from vlm.executor.encoders import Encoders
 from vlm.requests.request import Request
 from vlm.requests.token_update import TokenUpdate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vlm.layers.forward_batch import HiddenStateRecorder
+    from vlm.requests.image import Image
 
 
 class EncoderEngine:
@@ -40,6 +48,14 @@ class EncoderEngine:
         """Recovers after an encoding that ran out of memory."""
         self.free_cached_memory()
         return []
+
+    def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None = None) -> list[Tensor]:
+        """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
+        return self.encoders.encode_texts(requests, recorder)
+
+    def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:
+        """Returns each image's features [rows, hidden]; `cached`: those that are kept are not computed again."""
+        return self.encoders.encode_images(images) if cached else self.encoders.encode_pixels(images)
 
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""

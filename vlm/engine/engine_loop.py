@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from vlm.engine.encoder_engine import EncoderEngine
-from vlm.engine.llm_engine import LLMEngine
+from vlm.engine.leading import Engine
 from vlm.executor.memory import FULL, suppress_out_of_memory
 from vlm.requests.request import Request
 from vlm.requests.token_update import Completion, TokenUpdate
@@ -17,7 +16,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        engine: LLMEngine | EncoderEngine,
+        engine: Engine,
         on_end: Callable[[Completion], None] = lambda completion: None,
         on_step: Callable[[int, float], None] = lambda batch_size, seconds: None,
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from vlm.config import EngineLimits
 from vlm.engine.admission import Admission
@@ -16,6 +17,12 @@ from vlm.requests.finish import FINISH_REASONS, LENGTH, STOP
 from vlm.requests.request import Request
 from vlm.requests.sequence import Sequence
 from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vlm.layers.forward_batch import HiddenStateRecorder
+    from vlm.requests.image import Image
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,14 @@ class LLMEngine:
         if not self.scheduler.idle:
             raise EngineError("the KV cache was not whole again after the device had run out of memory.")
         return self._reported()
+
+    def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None = None) -> list[Tensor]:
+        """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
+        return self.encoders.encode_texts(requests, recorder)
+
+    def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:
+        """Returns each image's features [rows, hidden]; `cached`: those that are kept are not computed again."""
+        return self.encoders.encode_images(images) if cached else self.encoders.encode_pixels(images)
 
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""

@@ -26,6 +26,7 @@ from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 from vlm.executor.torch_encoders import TorchEncoders
+from vlm.parallel.collectives import Collectives, Ranks
 from vlm.parallel.mapping import Shard
 
 CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -40,24 +41,31 @@ def create_executor(
     device: torch.device,
     dtype: torch.dtype,
     shard: Shard,
+    ranks: Ranks,
 ) -> Executor:
-    """Returns what runs networks, or one rank's part of them, as Backend.load returns them for a layout. Raises
-    OutOfMemoryError."""
-    encoders = create_encoders(layout, networks, runtime, device=device, dtype=dtype)
+    """Returns what runs networks, or one rank's part of them, as Backend.load returns them for a layout: caches have
+    as many blocks on all ranks. Raises OutOfMemoryError."""
+    encoders = create_encoders(layout, networks, runtime, device=device, dtype=dtype, ranks=ranks)
     create = {Layout.PAGED: _paged_runner, Layout.SLOTS: _slot_runner}[layout]
-    runner = create(networks, limits, runtime, encoders=encoders.networks, shard=shard)
+    runner = create(networks, limits, runtime, encoders=encoders.networks, shard=shard, collectives=ranks.collectives)
     config, sampler = networks["decoder"].config, runner.sampler
     return Executor(config, runner, encoders, sampler, batch_invariant=runtime.batch_invariant)
 
 
 def create_encoders(
-    layout: Layout, networks: Mapping[str, Any], runtime: RuntimeConfig, *, device: torch.device, dtype: torch.dtype
+    layout: Layout,
+    networks: Mapping[str, Any],
+    runtime: RuntimeConfig,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    ranks: Ranks,
 ) -> Encoders:
     """Returns what runs the encoders of networks as Backend.load returns them for a layout."""
     options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
-        return Encoders(SlotEncoders(**options), runtime)
-    return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device)), runtime)
+        return Encoders(SlotEncoders(**options), runtime, ranks)
+    return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device)), runtime, ranks)
 
 
 def _paged_runner(
@@ -67,6 +75,7 @@ def _paged_runner(
     *,
     encoders: TorchEncoders,
     shard: Shard,
+    collectives: Collectives,
 ) -> PagedRunner:
     """Returns what runs modules, by role, over a paged cache of what memory is left."""
     decoder, device, dtype = networks["decoder"], encoders.device, encoders.dtype
@@ -74,6 +83,7 @@ def _paged_runner(
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     kept = CACHE_TYPES[runtime.kv_cache_dtype] if runtime.kv_cache_dtype else dtype
     shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=kept, free_bytes=free, shard=shard)
+    shape = replace(shape, num_self=collectives.minimum(shape.num_self), num_cross=collectives.minimum(shape.num_cross))
     cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, shard=shard)
     sampler, graphs = _sampler(decoder.config, limits, shape, encoders), _graphs(runtime, device)
     return PagedRunner(decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs)
@@ -91,6 +101,7 @@ def _slot_runner(
     *,
     encoders: SlotEncoders,
     shard: Shard,
+    collectives: Collectives,
 ) -> SlotRunner:
     """Returns what runs compiled graphs, by name, over linear caches: a slot is one block that holds a whole
     sequence."""

@@ -17,6 +17,7 @@ from vlm.executor.packing import batched
 from vlm.executor.prompt_embeds import Parts
 from vlm.executor.timing import DeviceTimer
 from vlm.layers.forward_batch import HiddenStateRecorder
+from vlm.parallel.collectives import ALONE, Ranks
 from vlm.requests.image import Image
 from vlm.requests.pixels import Normalization, pixel_values
 from vlm.requests.request import Request
@@ -44,9 +45,13 @@ class EncoderNetworks(Protocol):
 
 
 class Encoders:
-    """Batches what is to be encoded, and keeps the features of images by their content."""
+    """Batches what is to be encoded, and keeps the features of images by their content.
 
-    def __init__(self, networks: EncoderNetworks, runtime: RuntimeConfig):
+    `ranks` that run an engine together have the whole visual network each: every one encodes its share of the images.
+    """
+
+    def __init__(self, networks: EncoderNetworks, runtime: RuntimeConfig, ranks: Ranks = ALONE):
+        self.ranks = ranks
         self.networks, self.visual, self.encoder = networks, networks.visual, networks.encoder
         self.device, self.dtype = networks.device, networks.dtype
         self.max_encoder_batch_size = runtime.max_encoder_batch_size
@@ -75,12 +80,28 @@ class Encoders:
         with self._beside_decoding() as handed_on:
             for numbers in numbers_by_shape(images):
                 size = self._pass_size(images[numbers[0]].pixels)
-                for part in batched(numbers, size):
-                    values = self._values([images[i] for i in part], size)
-                    # a graph's output is overwritten by its next run
-                    features = self.networks.encode(values)[: len(part)].clone()
+                for part in batched(numbers, size * self._encoding_ranks(len(numbers))):
+                    features = self._encoded([images[i] for i in part], size)
                     by_number |= zip(part, handed_on(features), strict=True)
         return [by_number[i] for i in range(len(images))]
+
+    def _encoding_ranks(self, count: int) -> int:
+        """Returns how many ranks share so many images: what one of them encodes alone need not be sent."""
+        return self.ranks.size if count > 1 and not self.batch_invariant else 1
+
+    def _encoded(self, images: Items[Image], size: int) -> Tensor:
+        """Returns the features [n, rows, hidden] of images of one shape, of which each rank takes a part of at most
+        `size`."""
+        if self._encoding_ranks(len(images)) == 1:
+            # a graph's output is overwritten by its next run
+            return self.networks.encode(self._values(images, size))[: len(images)].clone()
+        share = -(-len(images) // self.ranks.size)
+        own = images[self.ranks.rank * share : (self.ranks.rank + 1) * share]
+        own = [*own, *[images[0]] * (share - len(own))]  # all ranks send as much
+        features = self.networks.encode(self._values(own, size))[:share]
+        gathered = self.ranks.collectives.all_gather(features.flatten(1))  # [share, ranks · rows · hidden]
+        by_rank = gathered.view(share, self.ranks.size, *features.shape[1:]).transpose(0, 1)
+        return by_rank.flatten(0, 1)[: len(images)]
 
     @contextlib.contextmanager
     def _beside_decoding(self) -> Iterator[Callable[[Tensor], Tensor]]:

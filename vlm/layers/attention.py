@@ -19,20 +19,28 @@ class Attention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
 
     def heads(self, linear: Linear) -> tuple[int, ...]:
-        """Returns how many heads each part of a Linear's outputs has on this rank. Raises ConfigError where ranks would
-        have parts of a head."""
-        ranks = linear.shard.size
-        if broken := [name for name, size in linear.part_sizes.items() if size % self.head_dim]:
-            total = linear.part_sizes[broken[0]] * ranks // self.head_dim
-            raise ConfigError(
-                f"the heads of {broken[0]} in an attention layer ({total}) cannot be split among {ranks} ranks; run the"
-                " model on fewer GPUs."
-            )
+        """Returns how many heads each part of a Linear's outputs has on this rank."""
         return tuple(size // self.head_dim for size in linear.part_sizes.values())
 
     def split(self, x: Tensor, heads: tuple[int, ...]) -> tuple[Tensor, ...]:
         """Splits [R, sum of heads · D] into [R, H, D] for each number of heads."""
         return x.view(x.shape[0], -1, self.head_dim).split(heads, 1)
+
+
+def head_units(num_heads: int, num_kv_heads: int, context: ModelContext) -> dict[str, int]:
+    """Returns in how many pieces ranks split the parts of an attention layer: heads of keys and values with the heads
+    of queries that meet them; the latter alone where the former are fewer than ranks. Raises ConfigError where they
+    cannot be split."""
+    ranks = context.mapping.shard.size
+    queries = num_kv_heads
+    if num_kv_heads < ranks:
+        queries = num_heads
+        if num_heads % ranks or ranks % num_kv_heads:
+            raise ConfigError(
+                f"an attention layer of {num_heads} heads of queries and {num_kv_heads} of keys cannot be split among"
+                f" {ranks} ranks; run the model on fewer GPUs."
+            )
+    return {"q": queries, "k": num_kv_heads, "v": num_kv_heads, "in": queries}
 
 
 class EncoderAttention(Attention):
@@ -50,9 +58,9 @@ class EncoderAttention(Attention):
     ):
         super().__init__(head_dim or hidden // num_heads, scale)
         inner = num_heads * self.head_dim
-        parts = {"q": inner, "k": inner, "v": inner}
-        self.qkv = Linear(hidden, parts, bias=bias, axis="column", context=context)
-        self.out = Linear(inner, hidden, bias=bias, axis="row", context=context)
+        parts, units = {"q": inner, "k": inner, "v": inner}, head_units(num_heads, num_heads, context)
+        self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
+        self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
 
     def forward(self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None) -> Tensor:
@@ -86,8 +94,9 @@ class SelfAttention(Attention):
         super().__init__(head_dim or hidden // num_heads, scale)
         inner, kv = num_heads * self.head_dim, (num_kv_heads or num_heads) * self.head_dim
         self.layer = layer
-        self.qkv = Linear(hidden, {"q": inner, "k": kv, "v": kv}, bias=bias, axis="column", context=context)
-        self.out = Linear(inner, hidden, bias=bias, axis="row", context=context)
+        parts, units = {"q": inner, "k": kv, "v": kv}, head_units(num_heads, num_kv_heads or num_heads, context)
+        self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
+        self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
 
     def forward(
@@ -121,9 +130,10 @@ class CrossAttention(Attention):
         super().__init__(head_dim or hidden // num_heads, scale)
         inner = num_heads * self.head_dim
         self.layer = layer
-        self.q = Linear(hidden, {"q": inner}, bias=bias, axis="column", context=context)
-        self.kv = Linear(hidden, {"k": inner, "v": inner}, bias=bias, axis="column", context=context)
-        self.out = Linear(inner, hidden, bias=bias, axis="row", context=context)
+        units = head_units(num_heads, num_heads, context)
+        self.q = Linear(hidden, {"q": inner}, bias=bias, axis="column", units=units, context=context)
+        self.kv = Linear(hidden, {"k": inner, "v": inner}, bias=bias, axis="column", units=units, context=context)
+        self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.kv_heads = self.heads(self.kv)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:

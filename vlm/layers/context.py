@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from vlm.layers.adapters.base import Adapters
 from vlm.layers.quant.quantization import Quantization
+from vlm.parallel.collectives import Collectives, OneRank
 from vlm.parallel.mapping import Mapping
 
 
@@ -19,3 +20,4 @@ class ModelContext:
     mapping: Mapping = field(default_factory=Mapping)  # which part of the network this process runs
     quantization: Quantization = field(default_factory=Quantization)  # how weights are kept, once it is made
     adapters: Adapters | None = None  # what changes results row by row
+    collectives: Collectives = field(default_factory=OneRank)  # with the processes that run the other parts

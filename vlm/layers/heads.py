@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.quant.dense import Dense
+from vlm.parallel.mapping import Shard
 
 
 class Head(Linear):
-    """Scores tokens by a weight of its own."""
+    """Scores tokens by a weight of its own; ranks have equal parts of the vocabulary, the last one is filled up."""
 
     def __init__(self, hidden: int, vocab_size: int, *, context: ModelContext):
-        super().__init__(hidden, vocab_size, bias=False, context=context)
+        shard = context.mapping.shard
+        super().__init__(hidden, _share(vocab_size, shard) * shard.size, bias=False, axis="column", context=context)
+        self.vocab_size = vocab_size
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
         """Maps x [R, hidden], batch of these rows, bias [V], which a network keeps beside its head -> [R, V]"""
-        return self.adapted(x, self.method.apply(self, x, bias), batch)
+        if self.shard.size == 1:
+            return self.adapted(x, self.method.apply(self, x, bias), batch)
+        y = self.collectives.all_gather(self.adapted(x, self.method.apply(self, x, None), batch))[:, : self.vocab_size]
+        return y if bias is None else y + bias
 
 
 class TiedHead(nn.Module):
-    """Scores tokens by the embedding's weight: it has none of its own, and no name in a state dict."""
+    """Scores tokens by the embedding's weight: it has none of its own, and no name in a state dict. Each rank has the
+    whole embedding, and multiplies with its part of it."""
 
     out_fp32 = False
 
-    def __init__(self, embedding: nn.Embedding):
+    def __init__(self, embedding: nn.Embedding, context: ModelContext):
         super().__init__()
         self._embedding = (embedding,)  # within a tuple it is no submodule
         self.method = Dense()  # as embeddings are
+        self.shard, self.collectives = context.mapping.shard, context.collectives
 
     @property
     def weight(self) -> Tensor:
-        return self._embedding[0].weight
+        weight = self._embedding[0].weight
+        if self.shard.size == 1:
+            return weight
+        share = _share(len(weight), self.shard)
+        return weight[self.shard.rank * share : (self.shard.rank + 1) * share]
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
         """Maps x [R, hidden], bias [V], which a network keeps beside its head -> [R, V]; no adapter changes it"""
-        return self.method.apply(self, x, bias)
+        if self.shard.size == 1:
+            return self.method.apply(self, x, bias)
+        vocab_size = self._embedding[0].num_embeddings
+        y = self.method.apply(self, x, None)
+        y = F.pad(y, (0, _share(vocab_size, self.shard) - y.shape[1]))  # the last rank may have fewer
+        y = self.collectives.all_gather(y)[:, :vocab_size]
+        return y if bias is None else y + bias
+
+
+def _share(vocab_size: int, shard: Shard) -> int:
+    """Returns the scores of a rank's part."""
+    return -(-vocab_size // shard.size)
 
 
 def output_head(embedding: nn.Embedding, *, tied: bool, context: ModelContext) -> Head | TiedHead:
     """Returns the head over an embedding's vocabulary, of rows as wide as the embedding's."""
     if tied:
-        return TiedHead(embedding)
+        return TiedHead(embedding, context)
     return Head(embedding.embedding_dim, embedding.num_embeddings, context=context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Literal
 
@@ -25,7 +26,8 @@ class Linear(nn.Module):
     "v": 64}. What takes the result apart reads them from `part_sizes`, not from a configuration: `axis` says what ranks
     split, each part of the outputs ("column"), the inputs ("row", each rank's result is a summand) or nothing (None),
     and the sizes here are those of this rank. The weight is kept as it is, `weight` [out, in], until `keep` says
-    otherwise (vlm.layers.quant). `out_fp32`: in float16 the result is float32.
+    otherwise (vlm.layers.quant). `out_fp32`: in float16 the result is float32. `units`: in how many pieces that stay
+    whole the outputs of a part are split, or the inputs ("in"): heads (vlm.parallel.mapping.Shard.place).
     """
 
     bias: nn.Parameter | None
@@ -40,17 +42,29 @@ class Linear(nn.Module):
         bias: bool = True,
         axis: Axis | None = None,
         out_fp32: bool = False,
+        units: Mapping[str, int] | None = None,
     ):
         super().__init__()
         parts = out_features if isinstance(out_features, Mapping) else {"out": out_features}
         self.axis, self.out_fp32 = axis, out_fp32
         self.shard = Shard() if axis is None else context.mapping.shard
-        self.in_features = self.shard.share(in_features) if axis == "row" else in_features
-        self.part_sizes = {name: self.shard.share(n) if axis == "column" else n for name, n in parts.items()}
+        self.collectives = context.collectives
+        places = _places({"in": in_features, **parts}, self.shard, axis, units or {})
+        self.columns = places.pop("in")  # those of the whole weight that this rank has
+        self.in_features = _length(self.columns)
+        self.part_sizes = {name: _length(place) for name, place in places.items()}
+        begins = itertools.accumulate(parts.values(), initial=0)
+        # and its rows, a run of them for each part
+        self.rows = [slice(at + p.start, at + p.stop) for at, p in zip(begins, places.values(), strict=False)]
         self._lay_out(Dense())
         self.register_parameter("bias", _parameter(torch.empty(self.out_features)) if bias else None)
         kind = context.adapters
         self.adapters = None if kind is None else kind.bank(self.in_features, self.part_sizes)
+
+    @property
+    def is_summand(self) -> bool:
+        """Says whether a result is to be added to those of other ranks."""
+        return self.axis == "row" and self.shard.size > 1
 
     def keep(self, method: LinearMethod) -> None:
         """Lays out the weight, whose values are yet to come, as a method keeps it."""
@@ -70,7 +84,10 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """Maps [..., in_features] -> [..., out_features]; batch: of x [R, in_features], whose rows may have adapters"""
-        return self.adapted(x, self.method.apply(self, x, self.bias), batch)
+        if not self.is_summand:
+            return self.adapted(x, self.method.apply(self, x, self.bias), batch)
+        bias = self.bias if self.shard.rank == 0 else None  # once in the sum
+        return self.collectives.all_reduce(self.adapted(x, self.method.apply(self, x, bias), batch))
 
     def adapted(self, x: Tensor, y: Tensor, batch: ForwardBatch | None) -> Tensor:
         """Returns the result y of x, changed for each row by its adapter."""
@@ -80,6 +97,18 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.part_sizes}, axis={self.axis}"
+
+
+def _places(sizes: Mapping[str, int], shard: Shard, axis: Axis | None, units: Mapping[str, int]) -> dict[str, slice]:
+    """Returns which of the inputs ("in") and of each part's outputs a rank has."""
+    is_split = lambda name: axis == ("row" if name == "in" else "column")  # noqa: E731
+    return {
+        name: shard.place(size, units.get(name)) if is_split(name) else slice(0, size) for name, size in sizes.items()
+    }
+
+
+def _length(place: slice) -> int:
+    return place.stop - place.start
 
 
 def keep_weights(network: nn.Module, quantization: Quantization) -> nn.Module:

@@ -35,8 +35,14 @@ class RelativeBias(nn.Embedding):
     def __init__(
         self, num_buckets: int, max_distance: int, num_heads: int, *, bidirectional: bool, context: ModelContext
     ):
-        super().__init__(num_buckets, context.mapping.shard.share(num_heads))
+        heads = context.mapping.shard.place(num_heads, num_heads)
+        super().__init__(num_buckets, heads.stop - heads.start)
+        self.heads = heads
         self.max_distance, self.bidirectional = max_distance, bidirectional
+
+    def cut(self, weight: Tensor) -> Tensor:
+        """Returns this rank's part of the whole weight."""
+        return weight[:, self.heads]
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills `by_distance` [H, 2 M + 1] float32, M the distance from which on the bucket is the last one."""

@@ -14,11 +14,27 @@ class Shard:
     rank: int = 0
     size: int = 1
 
-    def share(self, total: int) -> int:
-        """Returns how many of `total` rows, columns or heads a rank has. ConfigError where ranks would differ."""
-        if total % self.size:
-            raise ConfigError(f"{total} cannot be split among {self.size} ranks; run the model on fewer GPUs.")
-        return total // self.size
+    def share(self, total: int, units: int | None = None) -> int:
+        """Returns how many of `total` rows, columns or heads a rank has: see `place`."""
+        place = self.place(total, units)
+        return place.stop - place.start
+
+    def place(self, total: int, units: int | None = None) -> slice:
+        """Returns which of `total` rows, columns or heads a rank has.
+
+        They are `units` pieces that stay whole (the rows of a head); None: each is one by itself. The first ranks have
+        a piece more where they do not divide. Fewer `units` than ranks are held by several neighbouring ranks each.
+        Raises ConfigError where a rank would have nothing, or ranks would differ in what they share.
+        """
+        pieces = total if units is None else units
+        width, (each, more) = total // pieces, divmod(pieces, self.size)
+        if each:
+            first, count = self.rank * each + min(self.rank, more), each + (self.rank < more)
+        elif units is None or self.size % pieces:
+            raise ConfigError(f"{pieces} cannot be split among {self.size} ranks; run the model on fewer GPUs.")
+        else:
+            first, count = self.rank * pieces // self.size, 1
+        return slice(first * width, (first + count) * width)
 
 
 @dataclass(frozen=True)
@@ -32,6 +48,11 @@ class Mapping:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.tp * self.pp:
             raise ValueError(f"rank {self.rank} does not exist: there are {self.tp * self.pp}")
+
+    @property
+    def size(self) -> int:
+        """Returns how many processes there are."""
+        return self.tp * self.pp
 
     @property
     def shard(self) -> Shard:

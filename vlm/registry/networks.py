@@ -11,35 +11,53 @@ from torch import Tensor, nn
 from vlm.errors import EngineError
 from vlm.layers.context import ModelContext
 from vlm.layers.quant.methods import METHODS, quantization_of
+from vlm.parallel.collectives import ALONE, Ranks
 from vlm.parallel.mapping import Mapping
 from vlm.registry.catalogs import model_spec
+from vlm.registry.sharded_weights import REPLICATED
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 
-def context_of(engine: EngineDir, role: str) -> ModelContext:
-    """Returns what one of an engine's networks is made in. Raises EngineError for weights that no method here keeps."""
+def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE) -> ModelContext:
+    """Returns what one of an engine's networks, or a rank's part of it, is made in. Raises EngineError for weights that
+    no method here keeps."""
     kind, options = engine.manifest.quantization, engine.manifest.quantization_options
     if kind is not None and kind not in METHODS:
         raise EngineError(
             f"{engine.path} keeps its weights as {kind}, which modules of this version do not; rebuild the engine with"
             " vlm build."
         )
-    return ModelContext(mapping_of(engine), quantization_of(kind, options).of_role(role))
+    quantization = quantization_of(kind, options).of_role(role)
+    if role in REPLICATED:
+        return ModelContext(quantization=quantization)
+    return ModelContext(mapping_of(engine, ranks), quantization, collectives=ranks.collectives)
 
 
-def mapping_of(engine: EngineDir) -> Mapping:
-    """Returns which part of an engine's networks this process runs."""
-    return Mapping(**engine.manifest.mapping)
+def mapping_of(engine: EngineDir, ranks: Ranks = ALONE) -> Mapping:
+    """Returns which part of an engine's networks a process runs."""
+    return Mapping(**engine.manifest.mapping, rank=ranks.rank)
 
 
-def load_network(engine: EngineDir, role: str, weights: Tensors[str, Tensor], device: torch.device) -> nn.Module:
-    """Returns one role's network with these weights, which lie on `device`; nothing is initialized twice. Raises
-    EngineError."""
+def check_ranks(engine: EngineDir, ranks: Ranks) -> None:
+    """Raises EngineError for other ranks than the engine's networks are split among."""
+    size = mapping_of(engine).size
+    if size != ranks.size:
+        raise EngineError(
+            f"{engine.path} is built for {size} rank{'s' * (size > 1)}, {ranks.size} run{'s' * (ranks.size == 1)} it;"
+            f" run it with {size}, or build it for {ranks.size}."
+        )
+
+
+def load_network(
+    engine: EngineDir, role: str, weights: Tensors[str, Tensor], device: torch.device, ranks: Ranks = ALONE
+) -> nn.Module:
+    """Returns one role's network, or a rank's part of it, with these weights, which lie on `device`; nothing is
+    initialized twice. Raises EngineError."""
     spec = model_spec(engine.roles[role])
     try:
-        return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device, context_of(engine, role))
+        return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device, context_of(engine, role, ranks))
     except RuntimeError as error:
         raise EngineError(
             f"{engine.path}: the {role} weights do not fit the {spec.name} model of this version; rebuild the engine"

@@ -135,7 +135,7 @@ def _checked_build(
 ) -> BuildConfig:
     """Returns the build without the backend, which must be able to take it all the same."""
     _check_kind(config.subject, family, takes)
-    build = BuildConfig(dtype=dtype, **limits(configs))
+    build = BuildConfig(dtype=dtype, tp_size=config.tp_size, **limits(configs))
     for name in config.backend_names:
         check_backend(_for_backend(build, name))
     try:

@@ -174,7 +174,8 @@ def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
     from vlm.backends.graphs.io import role_of
 
     name, files = engine.roles[role], engine.manifest.files
-    if f"{role}/rank0.safetensors" in files and engine.manifest.quantization is None:
+    is_one_file = engine.build.tp_size == 1 and f"{role}/rank0.safetensors" in files
+    if is_one_file and engine.manifest.quantization is None:
         return _role(name, TensorFiles([engine.path / role / "rank0.safetensors"]))
     sizes = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
     return {
@@ -187,13 +188,17 @@ def _dtypes(build: BuildConfig) -> list[str]:
 
 
 def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
-    """Returns bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share."""
+    """Returns bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share; where
+    ranks split them those of the first rank, which has the most."""
     from vlm.api.cache_bytes import CacheBytes
 
-    cache = CacheBytes.from_engine(engine)
-    return {
+    cache, files = CacheBytes.from_engine(engine), engine.manifest.files.items()
+    if engine.build.tp_size > 1:
+        weights = sum(entry["size"] for name, entry in files if name.endswith("/rank0.safetensors"))
+    memory = {
         "weights": weights, "kv_cache_full_batch": cache.full_batch, "kv_cache_per_sequence": cache.per_sequence,
     }  # fmt: skip
+    return memory if engine.build.tp_size == 1 else {f"{name}_a_rank": size for name, size in memory.items()}
 
 
 def _multimodal(engine: EngineDir) -> dict[str, Any]:

@@ -9,6 +9,33 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vlm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The rows, some runs of them, and the columns of a whole weight [out, in] that one rank has. Rows beyond its last
+    one are zeros."""
+
+    rows: list[slice]
+    columns: slice
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        """Returns the rank's rows of what has a row for each output: [rows, ...]"""
+        parts = [values[run] for run in self.rows]
+        missing = sum(run.stop - run.start for run in self.rows) - sum(map(len, parts))
+        return torch.cat([*parts, values.new_zeros(missing, *values.shape[1:])]) if missing else torch.cat(parts)
+
+    def of_columns(self, values: Tensor, width: int = 1) -> Tensor:
+        """Returns the rank's part of the last dimension, each of whose values stands for `width` inputs. Raises
+        ConfigError where it would have parts of one."""
+        if self.columns.start % width or self.columns.stop % width:
+            raise ConfigError(
+                f"inputs {self.columns.start} to {self.columns.stop} of a layer are no whole groups of {width}, so"
+                " ranks cannot split it; build with a smaller group_size, or for fewer GPUs."
+            )
+        return values[..., self.columns.start // width : self.columns.stop // width]
+
 
 @dataclass(frozen=True)
 class ParameterSpec:
@@ -30,6 +57,11 @@ class LinearMethod(Protocol):
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         """Returns these parameters of a weight [out, in], floating ones in float32, but for those of the inputs
         (vlm.layers.quant.inputs). Each has a row for each output, which depends on that row of the weight alone."""
+        ...
+
+    def cut(self, name: str, values: Tensor, cut: Cut) -> Tensor:
+        """Returns one of these parameters of a part of the weight, of that of the whole. Raises ConfigError where the
+        part cannot be kept by itself."""
         ...
 
     def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vlm.layers.quant.base import ParameterSpec
+from vlm.layers.quant.base import Cut, ParameterSpec
 from vlm.ops.linear import linear as matmul
 
 
@@ -19,6 +19,9 @@ class Dense:
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         return {"weight": weight}
+
+    def cut(self, name: str, values: Tensor, cut: Cut) -> Tensor:
+        return cut.of_columns(cut.of_rows(values))
 
     def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:
         return parameters["weight"].float()

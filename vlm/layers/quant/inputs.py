@@ -9,7 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from vlm.layers.quant.base import ParameterSpec
+from vlm.errors import ConfigError
+from vlm.layers.quant.base import Cut, ParameterSpec
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,18 @@ class Inputs:
         if self.pre_quant_scale:
             x = (x * linear.pre_quant_scale).to(x.dtype)
         return x.index_select(-1, linear.input_order) if self.input_order else x
+
+    def cut(self, name: str, values: Tensor, cut: Cut) -> Tensor:
+        """Returns one of these parameters of the inputs that a rank has. Raises ConfigError for an order of which it
+        has a part."""
+        if name == "input_scale":
+            return values
+        if name == "input_order" and (cut.columns.start or cut.columns.stop < len(values)):
+            raise ConfigError(
+                "a layer takes its inputs in another order (act-order), so ranks cannot split them; build for one GPU,"
+                " or quantize the model without it."
+            )
+        return cut.of_columns(values)
 
     def static_scale(self, linear: Any) -> Tensor | None:
         """Returns the scale [1] by which rows are rounded; None: each by its own."""

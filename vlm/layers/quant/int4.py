@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vlm.errors import ConfigError
-from vlm.layers.quant.base import ParameterSpec
+from vlm.layers.quant.base import Cut, ParameterSpec
 from vlm.layers.quant.inputs import QuantizedMethod
-from vlm.ops.int4_packing import packed4, unpacked4
+from vlm.ops.int4_packing import levels4, packed4, unpacked4
 from vlm.ops.quantized_linear import linear4
 
 LEVELS = 16
@@ -45,6 +45,16 @@ class Int4(QuantizedMethod):
         grouped = weight.float().unflatten(1, (-1, self.group_size))  # [out, groups, group]
         scale, zero = self.grid(grouped)
         return self.packed(self.levels(grouped, scale[..., None], zero[..., None]).flatten(1), scale, zero)
+
+    def cut(self, name: str, values: Tensor, cut: Cut) -> Tensor:
+        if name in self.inputs.layout(1):
+            return self.inputs.cut(name, values, cut)
+        rows = cut.of_rows(values)
+        if name != "weight_packed":
+            return cut.of_columns(rows, self.group_size)
+        if cut.columns == slice(0, 2 * rows.shape[1]):
+            return rows
+        return packed4(cut.of_columns(levels4(rows)).contiguous())
 
     def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:
         weight = unpacked4(parameters["weight_packed"], parameters["weight_scale"], parameters.get("weight_zero"))

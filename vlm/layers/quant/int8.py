@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from vlm.layers.quant.base import ParameterSpec
+from vlm.layers.quant.base import Cut, ParameterSpec
 from vlm.layers.quant.inputs import QuantizedMethod
 from vlm.ops.quantized_linear import linear8
 
@@ -34,6 +34,12 @@ class Int8(QuantizedMethod):
         weight = weight.float()
         scale = weight.abs().amax(1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / MOST
         return {"weight": (weight / scale).round_().clamp_(-MOST, MOST).to(torch.int8), "weight_scale": scale}
+
+    def cut(self, name: str, values: Tensor, cut: Cut) -> Tensor:
+        if name in self.inputs.layout(1):
+            return self.inputs.cut(name, values, cut)
+        rows = cut.of_rows(values)
+        return cut.of_columns(rows) if name == "weight" else rows
 
     def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:
         weight = parameters["weight"].float() * parameters["weight_scale"]

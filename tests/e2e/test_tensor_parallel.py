@@ -1,0 +1,146 @@
+"""Engines that several processes run: started by the first one, by torchrun and by mpirun; and what ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import tiny
+from tests.engines import engine_dir, rebuilt
+from tests.families import inputs_of
+from tests.media_kit import children
+from tests.prompted_kit import call
+from tests.server_kit import until
+from vlm.api.pipeline import Pipeline
+from vlm.config import RuntimeConfig
+from vlm.errors import EngineError, InputError
+from vlm.parallel.environment import Place, place
+
+CPU = RuntimeConfig(device="cpu")
+ROOT = Path(__file__).parents[2]
+TRANSLATE = ["translate", "--device", "cpu", "--src-lang", "en", "--tgt-lang", "de", "The house is small."]
+SCRIPT = """
+import sys, vlm
+with open(sys.argv[2], "w") as ready:
+    pipeline = vlm.load(sys.argv[1], device="cpu")
+    print("ready", file=ready, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return engine_dir(tiny.llava(seed=3), tmp_path_factory.mktemp("llava"), max_batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("t5") / "engine"
+    assert call("build", "mini-t5", "-o", out, "--tp-size", "2").exit_code == 0
+    return out
+
+
+def tokens(pipe: Pipeline) -> list[list[int]]:
+    found = pipe.generate(inputs_of(pipe), max_new_tokens=8, ignore_eos=True)
+    return [out.token_ids for out in found]
+
+
+def test_processes_give_the_tokens_of_one(whole):
+    expected, split = tokens(Pipeline(whole, CPU)), rebuilt(whole, max_batch_size=4, tp_size=2)
+    with contextlib.closing(Pipeline(split, CPU)) as pipe:
+        assert tokens(pipe) == expected == tokens(pipe)
+        others = children(os.getpid())
+        assert len(others) >= 1
+    until(lambda: not any(process.is_alive() for process in others))
+
+
+def test_a_rank_that_is_killed_is_said(whole):
+    pipe = Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
+    for process in pipe._others.processes:
+        process.kill()
+    with pytest.raises(EngineError, match="another rank has ended or cannot be reached"):
+        tokens(pipe)
+    pipe.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_ranks_end_with_the_first(t5, tmp_path, number):
+    ready = tmp_path / "ready"
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT, t5, ready], stdin=subprocess.PIPE, cwd=ROOT)
+    until(lambda: ready.exists() and ready.read_text())
+    others = children(process.pid)
+    assert len(others) == 1
+    process.send_signal(number)
+    process.wait()
+    until(lambda: not any(process.is_alive() for process in others))
+
+
+def test_a_rank_that_cannot_start_is_said(whole, monkeypatch):
+    monkeypatch.setattr("vlm.api.rank_processes.sys.executable", "/bin/false")
+    with pytest.raises(EngineError, match="rank 1 of 2 ended while it was started"):
+        Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
+
+
+def test_devices_that_are_not_there(whole, monkeypatch):
+    split = rebuilt(whole, max_batch_size=4, tp_size=2)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with pytest.raises(InputError, match="the engine is built for 2 GPUs, 1 are visible; build it for fewer, or give"):
+        Pipeline(split, RuntimeConfig(device="cuda"))
+    with pytest.raises(InputError, match="device is cuda:0, 2 ranks take a GPU each; give cuda or cpu"):
+        Pipeline(split, RuntimeConfig(device="cuda:0"))
+
+
+def test_the_command_line(t5):
+    found = call(*TRANSLATE, "--model", t5)
+    assert found.exit_code == 0 and found.stdout.strip() == "Das Haus ist klein."
+    said = call("inspect", t5).stdout
+    assert re.search(r"mapping +pp 1, tp 2", said) and re.search(r"weights a rank \d", said)
+    # three matrices in four are cut in halves
+    whole = sum(file.stat().st_size for file in t5.rglob("rank*.safetensors"))
+    assert 0.5 * whole <= sum(file.stat().st_size for file in t5.rglob("rank0.safetensors")) < 0.52 * whole
+
+
+def test_who_has_started_this_process():
+    assert place({}) is None
+    torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    assert place(torchrun) == Place("torchrun", 1, 4, 1)
+    assert place(torchrun | {"WORLD_SIZE": "1"}) is None, "it is alone"
+    assert place({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"}) == Place("srun", 3, 8, 0)
+    with pytest.raises(EngineError, match="RANK, WORLD_SIZE, LOCAL_RANK must be numbers, as torchrun sets them"):
+        place(torchrun | {"RANK": "one"})
+
+
+def _documented(starter: str, engine: Path) -> list[str]:
+    """Returns the command of docs/parallel.md, for an engine."""
+    page = (ROOT / "docs" / "parallel.md").read_text()
+    command = page.split(f"<!-- {starter} -->")[1].split("```bash")[1].split("```")[0]
+    return shlex.split(command.replace("t5.engine", str(engine)))
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("starter", ["mpirun", "torchrun"])
+def test_the_page_s_commands(t5, starter):
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    line = _documented(starter, t5)
+    line[1:1] = ["--oversubscribe"] if starter == "mpirun" else []  # there may be one core
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "Das Haus ist klein."
+
+
+@pytest.mark.distributed
+def test_a_number_that_the_engine_is_not_built_for(t5):
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    line = ["torchrun", "--nproc-per-node", "3", "--no-python", "vlm", *TRANSLATE, "--model", str(t5)]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode
+    assert "torchrun has started 3 processes" in done.stderr and "is built for 2 ranks; start 2, or" in done.stderr

@@ -1,0 +1,41 @@
+"""A tiny model of each family, and inputs of any of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests import tiny
+from vlm.api.pipeline import Pipeline
+
+MODELS = {
+    "nougat": lambda: tiny.nougat(seed=8),
+    "t5": lambda: tiny.t5(seed=1, tied=False),
+    "gated t5": lambda: tiny.t5(seed=1, feed_forward_proj="gated-gelu"),
+    "bart": lambda: tiny.bart(seed=5),
+    "mbart": lambda: tiny.bart(seed=3, multilingual=True),
+    "opt": lambda: tiny.opt(seed=2),
+    "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
+    "gpt2": lambda: tiny.gpt2(seed=1),
+    "starcoder": lambda: tiny.gpt2(seed=1, multi_query=True),
+    "llava": lambda: tiny.llava(seed=3),
+    "blip2-opt": lambda: tiny.blip2("opt", seed=1),
+    "blip2-t5": lambda: tiny.blip2("t5", seed=7, spread=0.4),
+}
+
+
+def inputs_of(pipe: Pipeline) -> list[dict[str, Any]]:
+    """Returns two inputs of different lengths, an image in each where the model reads images."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = []
+    for length in (9, 4):
+        given: dict = {pipe.capabilities.id_field: torch.randint(3, 58, (length,), generator=generator).tolist()}
+        if (vision := pipe.processor.vision) is not None:
+            pixels = torch.randn(vision.num_channels, *vision.image_size, generator=generator)
+            given = {"pixel_values": pixels} | (given if pipe.capabilities.takes_prompt else {})
+        if vision is not None and pipe.capabilities.takes_prompt:
+            rows = range(pipe.config.vocab_size, pipe.config.vocab_size + vision.num_features)
+            given[pipe.capabilities.id_field] = [*rows, *given[pipe.capabilities.id_field]]
+        inputs.append(given)
+    return inputs

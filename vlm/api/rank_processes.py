@@ -1,0 +1,152 @@
+"""The processes that run one engine together: started by mpirun, torchrun or srun, or by the first of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from vlm.api.following import follow_first_rank
+from vlm.artifacts.engine_dir import EngineDir
+from vlm.backends.devices import resolve_device
+from vlm.config import RuntimeConfig
+from vlm.errors import EngineError, InputError, VlmError
+from vlm.parallel.collectives import Ranks
+from vlm.parallel.environment import place
+from vlm.parallel.process_group import ProcessGroup, file_store
+
+SECONDS_TO_END = 30
+READY = b"1"  # what a process that was started writes once it can be connected
+
+
+@dataclass
+class RankProcesses:
+    """The ranks of an engine as its first one sees them, and the processes of those that it has started itself."""
+
+    ranks: Ranks
+    runtime: RuntimeConfig  # of this rank
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def kill(self) -> None:
+        """Ends them at once."""
+        _end(self.processes)
+
+    def close(self) -> None:
+        """Waits for the others, which have been told to end; those that do not are killed."""
+        for process in self.processes:
+            try:
+                process.wait(SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        _end(self.processes)
+
+
+def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
+    """Connects the ranks of an engine whose networks are split. Of those that mpirun, torchrun or srun has started all
+    but the first never return: they follow it, and exit. Raises EngineError and InputError."""
+    size, own = engine.build.tp_size, place()
+    if own is None:
+        return _with_own_processes(engine, runtime, size)
+    if own.size != size:
+        raise EngineError(
+            f"{own.starter} has started {own.size} processes, {engine.path} is built for {size} ranks; start {size}, or"
+            f" build it for {own.size}."
+        )
+    runtime = _on_device(runtime, own.local_rank, own.size)
+    ranks = _connected(own.store(), own.rank, size, runtime, local=False)
+    if own.rank:
+        follow_first_rank(engine, runtime, ranks)
+        raise SystemExit(0)
+    return RankProcesses(ranks, runtime)
+
+
+def _with_own_processes(engine: EngineDir, runtime: RuntimeConfig, size: int) -> RankProcesses:
+    devices = [_on_device(runtime, rank, size) for rank in range(size)]
+    with tempfile.TemporaryDirectory(prefix="vlm-ranks-") as folder:
+        meeting = str(Path(folder) / "ranks")
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(1, size):
+                processes.append(_start((engine, devices[rank], meeting, rank, size)))
+            for rank, process in enumerate(processes, 1):
+                assert process.stdout is not None
+                if process.stdout.read(1) != READY:
+                    raise EngineError(f"rank {rank} of {size} ended while it was started; what it said stands above.")
+            ranks = _connected(file_store(meeting, size), 0, size, devices[0], local=True)
+        except BaseException:
+            _end(processes)
+            raise
+    return RankProcesses(ranks, devices[0], processes)
+
+
+def _connected(store: Any, rank: int, size: int, runtime: RuntimeConfig, *, local: bool) -> Ranks:
+    device = resolve_device(runtime.device)
+    return Ranks(rank, size, ProcessGroup(store, rank=rank, size=size, device=device, local=local))
+
+
+def _on_device(runtime: RuntimeConfig, local_rank: int, size: int) -> RuntimeConfig:
+    """Returns the runtime of one rank: each has a GPU of its own. Raises InputError where there are fewer."""
+    device = resolve_device(runtime.device)
+    if device.type == "cpu":
+        return replace(runtime, device="cpu")
+    if device.index is not None:
+        raise InputError(f"device is {runtime.device}, {size} ranks take a GPU each; give cuda or cpu.")
+    if (count := torch.cuda.device_count()) <= local_rank:
+        raise InputError(f"the engine is built for {size} GPUs, {count} are visible; build it for fewer, or give cpu.")
+    return replace(runtime, device=f"cuda:{local_rank}")
+
+
+def _start(arguments: Any) -> subprocess.Popen[bytes]:
+    """Starts one rank, which ends when its standard input does."""
+    command = [sys.executable, "-m", "vlm.api.rank_processes"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended already, which is found when it is not ready
+        pickle.dump(arguments, process.stdin)
+        process.stdin.flush()
+    return process
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()  # those that have ended stay so
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):  # of what it has not read
+                pipe.close()
+
+
+def _main() -> NoReturn:
+    """Is one rank, as the first one has started it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first one's
+    engine, runtime, meeting, rank, size = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
+    try:
+        ranks = _connected(file_store(meeting, size), rank, size, runtime, local=True)
+        follow_first_rank(engine, runtime, ranks)
+    except VlmError as error:
+        raise SystemExit(f"vlm: rank {rank} of {size}: {error}") from None
+    raise SystemExit(0)
+
+
+def _end_with_input() -> None:
+    while os.read(sys.stdin.fileno(), 1):  # without Python's buffer, whose lock would outlive the other threads
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)  # the first one has gone, and what waits for it does not return
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,110 @@
+"""Engines whose networks several ranks split: the first one is asked, and the others do the same, call by call.
+
+What a rank decides follows from the calls and from tokens, which are the same on all: so no plan need be sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlm.engine.encoder_engine import EncoderEngine
+from vlm.engine.llm_engine import LLMEngine
+from vlm.errors import EngineError, InputError
+from vlm.requests.request import Request
+from vlm.requests.token_update import TokenUpdate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from vlm.layers.forward_batch import HiddenStateRecorder
+    from vlm.parallel.collectives import Collectives
+    from vlm.requests.image import Image
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name and its arguments
+OUT_OF_MEMORY = (
+    "the first of several ranks ran out of memory, and the others wait for what it had begun: start again with a"
+    " smaller --max-batch-size or --kv-cache-free-gpu-memory-fraction."
+)
+
+
+@dataclass
+class _State:
+    amid_call: bool = False  # of all ranks: it has begun and not come to its end
+
+
+class LeadingEngine:
+    """Stands where the engine of the first rank does. What changes nothing but its queue is told with the next step.
+
+    `dismiss()` lets the others end; it is called at the latest when this object or this process ends.
+    """
+
+    def __init__(self, engine: LLMEngine | EncoderEngine, collectives: Collectives):
+        self._engine, self._collectives = engine, collectives
+        self._calls: list[Call] = []
+        self._state = _State()
+        self.dismiss = weakref.finalize(self, _dismiss, collectives, self._state)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)  # what is only read
+
+    def add(self, request: Request) -> int:
+        self._calls.append(("add", (request,), {}))  # one that is refused takes an id, too
+        return self._engine.add(request)
+
+    def abort(self, request_id: int) -> None:
+        self._calls.append(("abort", (request_id,), {}))
+        self._engine.abort(request_id)
+
+    def step(self) -> list[TokenUpdate]:
+        return self._with_others("step", self._engine.step)
+
+    def recover(self) -> list[TokenUpdate]:
+        """Raises EngineError: see OUT_OF_MEMORY."""
+        raise EngineError(OUT_OF_MEMORY)
+
+    def free_cached_memory(self) -> None:
+        self._with_others("free_cached_memory", self._engine.free_cached_memory)
+
+    def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None = None) -> list[Tensor]:
+        """Raises InputError for attention weights, of which each rank has those of its heads."""
+        if recorder is not None and recorder.keep_attentions:
+            raise InputError("attention weights are given by a model that runs on one GPU alone; leave them out.")
+        run = self._engine.encode_texts
+        return self._with_others("encode_texts", lambda requests: run(requests, recorder), requests)
+
+    def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:
+        return self._with_others("encode_images", self._engine.encode_images, images, cached=cached)
+
+    def _with_others(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Makes a call on all ranks."""
+        calls, self._calls = [*self._calls, (name, arguments, options)], []
+        self._state.amid_call = True
+        self._collectives.broadcast(calls)
+        try:
+            result = call(*arguments, **options)
+        except InputError:  # which all ranks have raised
+            self._state.amid_call = False
+            raise
+        self._state.amid_call = False
+        return result
+
+
+def _dismiss(collectives: Collectives, state: _State) -> None:
+    if not state.amid_call:  # else they wait for another message than this one
+        with contextlib.suppress(EngineError):  # they have gone already
+            collectives.broadcast(None)
+
+
+Engine = LLMEngine | EncoderEngine | LeadingEngine
+
+
+def follow(engine: LLMEngine | EncoderEngine, collectives: Collectives) -> None:
+    """Makes the calls of the first rank on another one's engine, until that one lets it end."""
+    while (calls := collectives.broadcast()) is not None:
+        for name, arguments, options in calls:
+            with contextlib.suppress(InputError):  # a request that is refused is refused on all ranks
+                getattr(engine, name)(*arguments, **options)

@@ -1,0 +1,77 @@
+"""What has started this process: mpirun, torchrun or srun, each of which says its rank in variables of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vlm.errors import EngineError
+
+
+@dataclass(frozen=True)
+class Place:
+    """A process among those that one command has started."""
+
+    starter: str  # torchrun | mpirun | srun
+    rank: int
+    size: int
+    local_rank: int  # among those of its machine
+
+    def store(self) -> Any:
+        """Returns where these processes find each other, a store of torch.distributed."""
+        from torch import distributed
+
+        dist: Any = distributed  # which exports its stores to no checker
+
+        if self.starter == "torchrun":
+            return next(dist.rendezvous("env://"))[0]
+        host, port = _of_mpi(self.rank) if self.starter == "mpirun" else _of_slurm(os.environ)
+        return dist.TCPStore(host, port, self.size, is_master=self.rank == 0)
+
+
+def _of_mpi(rank: int) -> tuple[str, int]:
+    """Returns an address that the first process chooses and tells the others by MPI. Raises EngineError without
+    mpi4py."""
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise EngineError("mpirun's processes find each other by mpi4py: pip install 'vlm-runtime[mpi]'.") from None
+    return MPI.COMM_WORLD.bcast((socket.gethostname(), _free_port()) if rank == 0 else None)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("", 0))
+        return one.getsockname()[1]
+
+
+def _of_slurm(variables: Mapping[str, str]) -> tuple[str, int]:
+    """Returns the address of the first machine, and a port that follows from the job's number: those that MASTER_ADDR
+    and MASTER_PORT name, where they are set."""
+    host = variables.get("MASTER_ADDR") or variables.get("SLURM_LAUNCH_NODE_IPADDR", "127.0.0.1")
+    port = variables.get("MASTER_PORT") or 20_000 + int(variables.get("SLURM_JOB_ID", 0)) % 20_000
+    return host, int(port)
+
+
+# rank, size, local rank
+VARIABLES = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    "mpirun": ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "srun": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+}
+
+
+def place(variables: Mapping[str, str] = os.environ) -> Place | None:
+    """Returns where this process stands; None: it was started by itself. Raises EngineError for variables that are no
+    numbers."""
+    for starter, names in VARIABLES.items():
+        if all(name in variables for name in names):
+            try:
+                rank, size, local_rank = (int(variables[name]) for name in names)
+            except ValueError:
+                raise EngineError(f"{', '.join(names)} must be numbers, as {starter} sets them; unset them.") from None
+            return Place(starter, rank, size, local_rank) if size > 1 else None
+    return None

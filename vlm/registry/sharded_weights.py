@@ -1,0 +1,40 @@
+"""The weights of a whole network -> those of the part of it that one rank runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor, nn
+
+from vlm.artifacts.checkpoint import RoleWeights
+from vlm.artifacts.weights import TensorSource
+from vlm.layers.context import ModelContext
+from vlm.layers.linear import Linear
+from vlm.layers.quant.base import Cut
+from vlm.layers.relative_bias import RelativeBias
+from vlm.registry.catalogs import model_spec
+
+REPLICATED = ("visual",)  # roles that each rank runs whole
+
+
+def sharded(weights: RoleWeights, context: ModelContext) -> RoleWeights:
+    """Returns what one rank keeps of a network's weights, each tensor cut when it is written. Raises ConfigError for a
+    network that so many ranks cannot split."""
+    spec, source = model_spec(weights.model), weights.source
+    config = spec.config.from_dict(weights.config)
+    network = spec.skeleton(config, context)
+    shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    layout = {name: (source.layout[name][0], shape) for name, shape in shapes.items()}
+    return replace(weights, source=TensorSource(layout, lambda name: _part(network, name, source.read(name))))
+
+
+def _part(network: nn.Module, name: str, values: Tensor) -> Tensor:
+    """Returns the rank's part of one tensor of the whole network: what no layer splits is whole on every rank."""
+    path, _, parameter = name.rpartition(".")
+    layer = network.get_submodule(path)
+    if isinstance(layer, RelativeBias):
+        return layer.cut(values)
+    if not isinstance(layer, Linear) or layer.axis is None:
+        return values
+    cut = Cut(layer.rows, layer.columns)
+    return cut.of_rows(values) if parameter == "bias" else layer.method.cut(parameter, values, cut)
