@@ -40,7 +40,7 @@ def run(
     watchdog = Watchdog(config.drain_seconds + GRACE_SECONDS) if in_main else None
 
     def end(name: str, error: Exception) -> None:
-        broken.append(f"the engine of {name} has broken: {error}".splitlines()[0])
+        broken.append(f"the engine of {name} has broken: {error}".splitlines()[0].rstrip("."))
         if config.exit_when_broken:
             server.should_exit = True
             if watchdog:

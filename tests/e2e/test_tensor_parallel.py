@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from tests.engines import engine_dir, rebuilt
 from tests.families import inputs_of
 from tests.media_kit import children
 from tests.prompted_kit import call
-from tests.server_kit import until
+from tests.server_kit import free_port, until
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
@@ -107,6 +109,35 @@ def test_the_command_line(t5):
     # three matrices in four are cut in halves
     whole = sum(file.stat().st_size for file in t5.rglob("rank*.safetensors"))
     assert 0.5 * whole <= sum(file.stat().st_size for file in t5.rglob("rank0.safetensors")) < 0.52 * whole
+
+
+@pytest.mark.slow
+def test_a_server_ends_with_its_ranks(t5, tmp_path):
+    """Answers as one process does; once a rank is gone it says so, and ends for its supervisor to start it again."""
+    address = f"127.0.0.1:{free_port()}"
+    line = [sys.executable, "-m", "vlm_app.cli.main", "serve", str(t5), "--device", "cpu", "--port", address[10:]]
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(line, stderr=said)
+    until(lambda: "serving" in (tmp_path / "said").read_text())
+    answer = ask(address)
+    assert answer == {"text_output": "Das Haus ist klein."}
+    for child in children(process.pid):
+        if "rank_processes" in Path(f"/proc/{child.pid}/cmdline").read_text():
+            os.kill(child.pid, signal.SIGKILL)
+    with pytest.raises(OSError):
+        ask(address)
+    assert process.wait() == 70
+    sentence = (tmp_path / "said").read_text().splitlines()[-1]
+    assert sentence.endswith("this one cannot go on; start all of them again; start the server again.")
+
+
+def ask(address: str) -> dict:
+    body = {"text_input": "translate English to German: The house is small."}
+    request = urllib.request.Request(
+        f"http://{address}/v2/models/engine/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as answer:
+        return {"text_output": json.load(answer)["text_output"]}
 
 
 def test_who_has_started_this_process():
