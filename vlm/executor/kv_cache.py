@@ -28,11 +28,12 @@ class CacheShape:
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard) -> int:
     """Returns the bytes of one block's keys and values over all layers, of one rank's heads."""
-    return (
-        2
-        * model.num_layers
-        * bytes_of(shard.share(model.num_kv_heads, model.num_kv_heads), block_size, model.head_dim, dtype)
-    )
+    return 2 * model.num_layers * bytes_of(heads_of(model, shard), block_size, model.head_dim, dtype)
+
+
+def heads_of(model: ModelConfig, shard: Shard) -> int:
+    """Returns how many heads of keys one rank has."""
+    return shard.share(model.num_kv_heads, model.num_kv_heads)
 
 
 def plan_cache(
@@ -76,6 +77,5 @@ def allocate(
     model: ModelConfig, shape: CacheShape, block_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> KVCache:
     """Returns blocks of zeros of one rank's heads."""
-    heads = shard.share(model.num_kv_heads, model.num_kv_heads)
-    size = {"heads": heads, "block_size": block_size, "head_dim": model.head_dim}
+    size = {"heads": heads_of(model, shard), "block_size": block_size, "head_dim": model.head_dim}
     return KVCache.zeros(model.num_layers, shape.num_blocks, **size, dtype=dtype, device=device)
