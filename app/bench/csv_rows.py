@@ -8,8 +8,8 @@ from vlm_app.bench.table import by_backend
 
 CSV_HEADER = (
     *("subject", "dtype", "batch", "beams", "in", "out", "first_token_ms", "step_ms", "tokens_per_s"),
-    *("hf_tokens_per_s", "times_faster", "floor_tokens_per_s", "of_floor", "hf_batch", "hf_measured_tokens", "backend"),
-    "ctranslate2_tokens_per_s",
+    *("hf_tokens_per_s", "times_faster", "floor_tokens_per_s", "of_floor", "hf_batch", "hf_measured_tokens"),
+    *("ctranslate2_tokens_per_s", "backend"),
 )
 PROMPT_CSV_HEADER = (
     *("subject", "dtype", "batch", "images", "image_rows", "in", "out"),
@@ -87,9 +87,9 @@ def _csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
     beside = [theirs and f"{theirs:.1f}", theirs and f"{ours['tokens_per_s'] / theirs:.2f}"]
     floors = [f"{floor['tokens_per_s']:.1f}", f"{ours['tokens_per_s'] / floor['tokens_per_s']:.3f}"]
     floors = floors if row["floored"] else [None, None]
-    how = [hf.get("batch_size"), hf.get("measured_tokens"), row["backend"]]
     rival = _exact((row.get("ctranslate2") or {}).get("tokens_per_s"))
-    return [result["subject"], result["config"]["dtype"], *settings, *speed, *beside, *floors, *how, rival]
+    how = [hf.get("batch_size"), hf.get("measured_tokens"), rival, row["backend"]]
+    return [result["subject"], result["config"]["dtype"], *settings, *speed, *beside, *floors, *how]
 
 
 def _ocr_csv_row(result: dict[str, Any], row: dict[str, Any]) -> list[Any]:
