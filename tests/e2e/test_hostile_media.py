@@ -158,16 +158,14 @@ def test_nothing_outlives_a_server_with_a_bomb(number):
 def test_in_the_demo_a_bomb_costs_its_tab(tmp_path):
     gradio_client = pytest.importorskip("gradio_client", reason="pip install 'vlm-runtime[demo]'")
     (tmp_path / "bomb.pdf").write_bytes(BOMB)
-    # a busy machine reads a good page in seconds, a quick one fills the memory in less
-    budget = ("--media-seconds", "20", "--media-memory-mb", str(PLENTY_MB))
+    # a busy machine reads a good page in seconds, a quick one fills the memory in some twenty
+    budget = ("--media-seconds", "10", "--media-memory-mb", str(PLENTY_MB))
     bomb, page = (gradio_client.handle_file(str(path)) for path in (tmp_path / "bomb.pdf", EXAMPLES / "page.png"))
     with command("mini-nougat", *budget, verb="demo") as (process, address):
         client, other = (gradio_client.Client(f"http://{address}", verbose=False) for _ in range(2))
         refused = client.submit(bomb, 1, api_name="/read")
         assert len(other.predict(page, 1, api_name="/read")[0]) > 100 and not refused.done()
-        with pytest.raises(
-            gradio_client.exceptions.AppError, match=r"took longer than 20 s|broke the process that did it"
-        ):
+        with pytest.raises(gradio_client.exceptions.AppError, match="took longer than 10 s"):
             refused.result()
         assert max(child.peak_mb for child in children(process.pid)) < 9000
         client.submit(bomb, 1, api_name="/read")

@@ -24,7 +24,7 @@ from tests.server_kit import free_port, until
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
-from vlm.parallel.environment import Place, place
+from vlm.parallel.environment import LaunchedRank, launched_rank
 
 CPU = RuntimeConfig(device="cpu")
 ROOT = Path(__file__).parents[2]
@@ -144,13 +144,15 @@ def ask(address: str) -> str:
 
 
 def test_who_has_started_this_process():
-    assert place({}) is None
+    assert launched_rank({}) is None
     torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
-    assert place(torchrun) == Place("torchrun", 1, 4, 1)
-    assert place(torchrun | {"WORLD_SIZE": "1"}) is None, "it is alone"
-    assert place({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"}) == Place("srun", 3, 8, 0)
+    assert launched_rank(torchrun) == LaunchedRank("torchrun", 1, 4, 1)
+    assert launched_rank(torchrun | {"WORLD_SIZE": "1"}) is None, "it is alone"
+    assert launched_rank({"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "0"}) == LaunchedRank(
+        "srun", 3, 8, 0
+    )
     with pytest.raises(EngineError, match="RANK, WORLD_SIZE, LOCAL_RANK must be numbers, as torchrun sets them"):
-        place(torchrun | {"RANK": "one"})
+        launched_rank(torchrun | {"RANK": "one"})
 
 
 def _documented(starter: str, engine: Path) -> list[str]:

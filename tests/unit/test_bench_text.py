@@ -144,6 +144,15 @@ def test_an_engine_that_ranks_split_is_measured(arch, tmp_path, capsys):
     assert "cannot be split among 8 ranks; run the model on fewer GPUs" in capsys.readouterr().err
 
 
+def test_an_engine_says_how_many_ranks_run_it(tmp_path, capsys):
+    engine = build_engine(random_checkpoint(T5, tmp_path / "c"), tmp_path / "e", BuildConfig(tp_size=2))
+    options = ("text", "--model", engine.path, "--input-output-len", "6,8", "--device", "cpu", "--no-hf")
+    assert not bench(*options, "--json", tmp_path / "text.json"), capsys.readouterr().err
+    assert json.loads((tmp_path / "text.json").read_text())["config"]["tp_size"] == 2
+    assert bench(*options, "--tp-size", "3") == 2
+    assert "is built for 2 ranks; for --tp-size 3 give what it was built from." in capsys.readouterr().err
+
+
 def test_where_ctranslate2_cannot_take_part(arch, capsys, monkeypatch):
     options = ("text", "--arch", arch, "--random-weights", "--device", "cpu", "--no-hf", "--ctranslate2")
     assert bench(*options, "int3") == 2 and "allowed are float32, int8" in capsys.readouterr().err

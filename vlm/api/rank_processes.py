@@ -22,7 +22,7 @@ from vlm.backends.devices import resolve_device
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError, VlmError
 from vlm.parallel.collectives import Ranks
-from vlm.parallel.environment import place
+from vlm.parallel.environment import launched_rank
 from vlm.parallel.process_group import ProcessGroup, file_store
 
 SECONDS_TO_END = 30
@@ -54,7 +54,7 @@ class RankProcesses:
 def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
     """Connects the ranks of an engine whose networks are split. Of those that mpirun, torchrun or srun has started all
     but the first never return: they follow it, and exit. Raises EngineError and InputError."""
-    size, own = engine.build.tp_size, place()
+    size, own = engine.build.tp_size, launched_rank()
     if own is None:
         return _with_own_processes(engine, runtime, size)
     if own.size != size:

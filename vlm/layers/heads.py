@@ -9,6 +9,7 @@ from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.quant.dense import Dense
+from vlm.parallel.collectives import Collectives
 from vlm.parallel.mapping import Shard
 
 
@@ -24,8 +25,8 @@ class Head(Linear):
         """Maps x [R, hidden], batch of these rows, bias [V], which a network keeps beside its head -> [R, V]"""
         if self.shard.size == 1:
             return self.adapted(x, self.method.apply(self, x, bias), batch)
-        y = self.collectives.all_gather(self.adapted(x, self.method.apply(self, x, None), batch))[:, : self.vocab_size]
-        return y if bias is None else y + bias
+        y = self.adapted(x, self.method.apply(self, x, None), batch)
+        return _gathered(y, bias, vocab_size=self.vocab_size, collectives=self.collectives)
 
 
 class TiedHead(nn.Module):
@@ -55,13 +56,18 @@ class TiedHead(nn.Module):
         vocab_size = self._embedding[0].num_embeddings
         y = self.method.apply(self, x, None)
         y = F.pad(y, (0, _share(vocab_size, self.shard) - y.shape[1]))  # the last rank may have fewer
-        y = self.collectives.all_gather(y)[:, :vocab_size]
-        return y if bias is None else y + bias
+        return _gathered(y, bias, vocab_size=vocab_size, collectives=self.collectives)
 
 
 def _share(vocab_size: int, shard: Shard) -> int:
     """Returns the scores of a rank's part."""
     return -(-vocab_size // shard.size)
+
+
+def _gathered(y: Tensor, bias: Tensor | None, *, vocab_size: int, collectives: Collectives) -> Tensor:
+    """Returns the scores [R, V] of which each rank has its part y, the last one's filled up."""
+    scores = collectives.all_gather(y)[:, :vocab_size]
+    return scores if bias is None else scores + bias
 
 
 def output_head(embedding: nn.Embedding, *, tied: bool, context: ModelContext) -> Head | TiedHead:

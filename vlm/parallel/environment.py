@@ -12,7 +12,7 @@ from vlm.errors import EngineError
 
 
 @dataclass(frozen=True)
-class Place:
+class LaunchedRank:
     """A process among those that one command has started."""
 
     starter: str  # torchrun | mpirun | srun
@@ -64,7 +64,7 @@ VARIABLES = {
 }
 
 
-def place(variables: Mapping[str, str] = os.environ) -> Place | None:
+def launched_rank(variables: Mapping[str, str] = os.environ) -> LaunchedRank | None:
     """Returns where this process stands; None: it was started by itself. Raises EngineError for variables that are no
     numbers."""
     for starter, names in VARIABLES.items():
@@ -73,5 +73,5 @@ def place(variables: Mapping[str, str] = os.environ) -> Place | None:
                 rank, size, local_rank = (int(variables[name]) for name in names)
             except ValueError:
                 raise EngineError(f"{', '.join(names)} must be numbers, as {starter} sets them; unset them.") from None
-            return Place(starter, rank, size, local_rank) if size > 1 else None
+            return LaunchedRank(starter, rank, size, local_rank) if size > 1 else None
     return None

@@ -111,11 +111,12 @@ def prepare_session(
             config, config.dtype or default_dtype(device), Path(scratch), takes=takes, progress=progress, limits=limits
         )
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
-        dtype = next(iter(engines.values())).build.dtype
-        session_config = dataclasses.replace(config, device=str(device), dtype=dtype, backends=tuple(engines))
+        build = next(iter(engines.values())).build
+        own = {"dtype": build.dtype, "tp_size": build.tp_size, "backends": tuple(engines)}
+        session_config = dataclasses.replace(config, device=str(device), **own)
         sizes = {name: _size(path) for name, path in subject.engines.items()}
         folder = subject.folder if config.beside_others else None
-        yield Session(session_config, device, dtype, engines, engine_bytes=sizes, folder=folder, say=say)
+        yield Session(session_config, device, build.dtype, engines, engine_bytes=sizes, folder=folder, say=say)
 
 
 def _size(engine: Path) -> int:

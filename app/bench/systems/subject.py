@@ -90,6 +90,11 @@ def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Pat
     wanted = config.backends or (name,)
     if any(each.partition(KV)[0] != name for each in wanted):
         raise InputError(f"{path} is an engine of {name}; for {listed(wanted)} give what it was built from.")
+    if config.tp_size not in (1, engine.build.tp_size):
+        raise InputError(
+            f"{path} is built for {engine.build.tp_size} ranks; for --tp-size {config.tp_size} give what it was built"
+            " from."
+        )
     return dict.fromkeys(wanted, resolve(path, dtype=config.dtype, **limits(configs_of(engine))))
 
 
