@@ -266,6 +266,8 @@ def engine(tmp_path_factory):
     ({"files": 3}, "files"), ({"limits": {"max_batch_size": 10**30, "x": 1}}, "limits"), ({"limits": None}, "limits"),
     ({"family": []}, "family"), ({"built_for": "x"}, "built_for"),
     ({"built_for": {"torch": {"targets": [1]}}}, "built_for"), ({"generation": [1]}, "generation"),
+    ({"mapping": {}}, "mapping"), ({"mapping": {"tp": "2", "pp": 1}}, "mapping"),
+    ({"mapping": {"tp": 0, "pp": 1}}, "mapping"), ({"mapping": {"tp": 10**6, "pp": 1}}, "mapping"),  # processes
 ])  # fmt: skip
 def test_manifests_that_were_sealed_again(engine, changed, says, tmp_path):
     """Anybody can compute the hash."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import platform
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -93,6 +94,8 @@ class Manifest(Config):
         texts = ("family", "backend", "dtype", "source")
         errors += [name for name in texts if not isinstance(getattr(self, name), str)]
         fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit, "built_for": _is_built_for}
+        if not {"mapping", "files"} & set(errors) and not _is_mapping(self.mapping, len(self.files)):
+            errors.append("mapping")
         fields = {name: is_fine for name, is_fine in fine.items() if name not in errors}
         return errors + [
             name
@@ -109,6 +112,12 @@ def _is_role(name: str, entry: Any) -> bool:
 def _is_file_entry(name: str, entry: Any) -> bool:
     fine = isinstance(entry, dict) and isinstance(entry.get("size"), int) and isinstance(entry.get("sha256"), str)
     return fine and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
+def _is_mapping(mapping: dict[str, Any], num_files: int) -> bool:
+    """Says whether a mapping has ranks, and each at least a file: as many processes would be started."""
+    fine = mapping.keys() == {"tp", "pp"} and all(isinstance(size, int) and size >= 1 for size in mapping.values())
+    return fine and math.prod(mapping.values()) <= num_files
 
 
 def _is_limit(name: str, value: Any) -> bool:
