@@ -32,24 +32,15 @@ class TorchBackend(Backend):
         return Preference(True, f"it is what runs on {device}")
 
     def write(self, job: BuildJob) -> BuiltFiles:
-        """Writes <role>/rank<rank>.safetensors, of networks that each rank runs whole but one."""
+        """Writes <role>/rank<rank>.safetensors; of networks that every rank runs whole rank 0's alone."""
         from vlm.artifacts.checkpoint import write_roles
-        from vlm.layers.context import ModelContext
         from vlm.layers.quant.methods import quantization_of
-        from vlm.parallel.mapping import Mapping
         from vlm.registry.quantized_weights import quantized
-        from vlm.registry.sharded_weights import REPLICATED, sharded
+        from vlm.registry.sharded_weights import sharded_by_rank
 
         kept = quantization_of(job.build.quantization, job.quantization_options)
         roles = {role: quantized(weights, kept.of_role(role)) for role, weights in job.roles.items()}
-        parts = {(role, 0): weights for role, weights in roles.items()}
-        if job.build.tp_size > 1:
-            split = {role: weights for role, weights in roles.items() if role not in REPLICATED}
-            for rank in range(job.build.tp_size):
-                mapping = Mapping(job.build.tp_size, rank=rank)
-                for role, weights in split.items():
-                    context = ModelContext(mapping, quantization=kept.of_role(role))
-                    parts[role, rank] = sharded(weights, context)
+        parts = sharded_by_rank(roles, kept, tp_size=job.build.tp_size)
         files = write_roles(job.folder, parts, "Building the engine", job.progress)
         return BuiltFiles(files, {"devices": list(self.devices)})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import Tensor, nn
@@ -11,10 +12,28 @@ from vlm.artifacts.weights import TensorSource
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.quant.base import Cut
+from vlm.layers.quant.quantization import Quantization
 from vlm.layers.relative_bias import RelativeBias
+from vlm.parallel import mapping as ranks
 from vlm.registry.catalogs import model_spec
 
 REPLICATED = ("visual",)  # roles that each rank runs whole
+
+
+def sharded_by_rank(
+    roles: Mapping[str, RoleWeights], quantization: Quantization, *, tp_size: int
+) -> dict[tuple[str, int], RoleWeights]:
+    """Returns what each rank keeps of each role's weights, by role and rank; what all run whole is rank 0's. Raises
+    ConfigError for a network that so many ranks cannot split."""
+    parts = {(role, 0): weights for role, weights in roles.items()}
+    if tp_size == 1:
+        return parts
+    for rank in range(tp_size):
+        mapping = ranks.Mapping(tp_size, rank=rank)
+        for role, weights in roles.items():
+            if role not in REPLICATED:
+                parts[role, rank] = sharded(weights, ModelContext(mapping, quantization.of_role(role)))
+    return parts
 
 
 def sharded(weights: RoleWeights, context: ModelContext) -> RoleWeights:
