@@ -7,21 +7,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
 ELEMENTS = 2048  # a program's, where rows are short and very many
 MANY = 4096
 
 
-@jit
+@dependent
 def _add_norm(
     x_ptr, delta_ptr, weight_ptr, bias_ptr, stream_ptr, out_ptr, count, eps,
     C: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, ADD: tl.constexpr, CENTRE: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, WIDTH)
     at = row[:, None] * C + i[None, :]
     mask = (row < count)[:, None] & (i < C)[None, :]
+    weight = tl.load(weight_ptr + i, mask=i < C, other=0.0).to(tl.float32)
+    wait_for_inputs()
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if ADD:
         x += tl.load(delta_ptr + at, mask=mask, other=0.0).to(tl.float32)
@@ -32,7 +35,7 @@ def _add_norm(
     if CENTRE:
         x = tl.where(mask, x - (tl.sum(x, 1) / C)[:, None], 0.0)
     scale = tl.rsqrt(tl.sum(x * x, 1) / C + eps)[:, None]
-    y = x * scale * tl.load(weight_ptr + i, mask=i < C, other=0.0).to(tl.float32)[None, :]
+    y = x * scale * weight[None, :]
     if CENTRE:
         y += tl.load(bias_ptr + i, mask=i < C, other=0.0).to(tl.float32)[None, :]
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=mask)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
 if TYPE_CHECKING:
     from vlm.ops.sequence_state import SequenceState
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STOP_CHUNK = 128  # end tokens looked at together
 
 
-@jit
+@dependent
 def _append_and_check_stop(
     slots_ptr, token_ptr, logprob_ptr,
     tokens_ptr, logprobs_ptr, lengths_ptr, limits_ptr, finish_ptr, stops_ptr, first_ptr, last_ptr, detect_ptr,
@@ -23,6 +23,8 @@ def _append_and_check_stop(
     width, STOPS: tl.constexpr, CHUNK: tl.constexpr, PERIODS: tl.constexpr, MIN_LOOP: tl.constexpr,
     REPEATS: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)
     # a finished slot, the padding slot too, stays as it is

@@ -7,15 +7,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
 TILE = 2048
 
 
-@jit
+@dependent
 def _embed(
     ids_ptr, weight_ptr, prompt_ptr, index_ptr, out_ptr, scale, V, C, TILE: tl.constexpr, PROMPT: tl.constexpr
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * TILE + tl.arange(0, TILE)
     token = tl.load(ids_ptr + row).to(tl.int64)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 
 TILE = 1024
@@ -17,8 +18,10 @@ def _tanh(x):
     return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
 
 
-@jit
+@dependent
 def _gated(x_ptr, y_ptr, F, ACTIVATION: tl.constexpr, TILE: tl.constexpr):
+    let_next_start()
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * TILE + tl.arange(0, TILE)
     mask = i < F

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
 TILE = 64  # tokens a step of a program
 
 
-@jit
+@dependent
 def attend(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, slots_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
     scale, q_row, q_head, block_stride, head_stride, scale_stride, table_stride,
     GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr,
     BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1) * GROUP
     length = tl.load(lengths_ptr + row)

@@ -6,16 +6,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 from vlm.ops.paged_kv import MOST, PagedKV
 
 
-@jit
+@dependent
 def _write(
     k_ptr, v_ptr, keys_ptr, values_ptr, tables_ptr, slots_ptr, positions_ptr,
     k_row, v_row, block_stride, head_stride, table_stride,
     HD: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + row)
     block = tl.load(tables_ptr + tl.load(slots_ptr + row) * table_stride + position // BLOCK).to(tl.int64)
@@ -37,12 +40,14 @@ def store_quantized(x, i, kept_ptr, scale_ptr, D: tl.constexpr, MOST: tl.constex
     tl.store(scale_ptr, scale)
 
 
-@jit
+@dependent
 def _write_quantized(
     k_ptr, v_ptr, keys_ptr, values_ptr, key_scales_ptr, value_scales_ptr, tables_ptr, slots_ptr, positions_ptr,
     k_row, v_row, block_stride, head_stride, scale_stride, table_stride,
     D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions_ptr + row)
     block = tl.load(tables_ptr + tl.load(slots_ptr + row) * table_stride + position // BLOCK).to(tl.int64)

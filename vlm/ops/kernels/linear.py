@@ -11,14 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, prefetch, wait_for_inputs
 
 
-@jit
+@dependent
 def _gemv(
     x_ptr, w_ptr, b_ptr, y_ptr, N, K,
     ROWS: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    prefetch(w_ptr + first * K, tl.minimum(N - first, ROWS) * K * (w_ptr.dtype.element_ty.primitive_bitwidth // 8))
+    wait_for_inputs()
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     acc = tl.zeros([ROWS, TILE], tl.float32)
     for start in range(0, K, TILE):

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.kernels import grouped_attention
-from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import PagedKV
 
@@ -22,13 +22,15 @@ LOG2E = 1.4426950408889634
 TILE, WARPS = 32, 1  # tokens a step of a program, and its warps: 93% of an H200's bandwidth at 128 rows
 
 
-@jit
+@dependent
 def _attend(
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, slots_ptr, lengths_ptr, bias_ptr, out_ptr, max_ptr,
     sum_ptr, scale, q_row, q_head, block_stride, head_stride, scale_stride, table_stride, MOST,
     D: tl.constexpr, D_PAD: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr,
     BIAS: tl.constexpr, QUANTIZED: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
     length = tl.load(lengths_ptr + row)
@@ -74,10 +76,12 @@ def _attend(
         tl.store(sum_ptr + place, total)
 
 
-@jit
+@dependent
 def _merge(
     acc_ptr, max_ptr, sum_ptr, out_ptr, D: tl.constexpr, D_PAD: tl.constexpr, SPLITS: tl.constexpr
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     pair = tl.program_id(0)  # row * heads + head
     s, d = tl.arange(0, SPLITS), tl.arange(0, D_PAD)
     highest = tl.load(max_ptr + pair * SPLITS + s)

@@ -6,14 +6,16 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
 PARTS = 32
 TILE = 1024
 
 
-@jit
+@dependent
 def _part(logits_ptr, best_ptr, at_ptr, sum_ptr, V, row_stride, PARTS: tl.constexpr, TILE: tl.constexpr):
+    let_next_start()
+    wait_for_inputs()
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     share = tl.cdiv(tl.cdiv(V, PARTS), TILE) * TILE
     begin = part * share
@@ -35,8 +37,10 @@ def _part(logits_ptr, best_ptr, at_ptr, sum_ptr, V, row_stride, PARTS: tl.conste
     tl.store(sum_ptr + row * PARTS + part, total)
 
 
-@jit
+@dependent
 def _merge(best_ptr, at_ptr, sum_ptr, token_ptr, logprob_ptr, PARTS: tl.constexpr):
+    let_next_start()
+    wait_for_inputs()
     row = tl.program_id(0)
     i = tl.arange(0, PARTS)
     best = tl.load(best_ptr + row * PARTS + i)

@@ -7,16 +7,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
 TINY = float(torch.finfo(torch.float32).tiny)
 
 
-@jit
+@dependent
 def _rounded(
     x_ptr, static_ptr, y_ptr, scale_ptr, K, LEAST: tl.constexpr, MOST: tl.constexpr, TINY: tl.constexpr,
     STATIC: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     row, k = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
     x = tl.load(x_ptr + row * K + k, mask=k < K, other=0.0).to(tl.float32)
     scale = tl.load(static_ptr) if STATIC else tl.maximum(tl.max(tl.abs(x)), TINY * MOST) / MOST
@@ -29,11 +31,13 @@ def _rounded(
     tl.store(scale_ptr + row, scale)
 
 
-@jit
+@dependent
 def _product(
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, b_ptr, y_ptr, R, N, K,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
+    let_next_start()
+    wait_for_inputs()
     m, n, k = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN), tl.arange(0, BK)
     x_at = x_ptr + m[:, None].to(tl.int64) * K + k[None, :]
     w_at = w_ptr + n[None, :].to(tl.int64) * K + k[:, None]
