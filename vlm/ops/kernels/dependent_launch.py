@@ -27,6 +27,7 @@ def _is_there() -> bool:
 
 
 DEPENDENT = tl.constexpr(_is_there())
+FIRST = tl.constexpr(int(__import__("os").environ.get("VLM_FIRST", "528")))
 MOST = tl.constexpr(32768)  # bytes a program requests: those of all that run at once fit the cache
 
 
@@ -62,8 +63,9 @@ def wait_for_inputs():
 
 @jit
 def prefetch(start_ptr, size):
-    """Requests `size` bytes of constants from start_ptr on into the second-level cache, 32 KB of them at most."""
-    if DEPENDENT:
+    """Requests `size` bytes of constants from start_ptr on into the second-level cache, 32 KB of them at most: only by
+    programs that start first, all others have nothing to wait for."""
+    if DEPENDENT and tl.program_id(0) < FIRST and FIRST > 0:
         tl.inline_asm_elementwise(
             """{
             .reg .pred one; .reg .u64 start; .reg .u32 bytes, thread;

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.dependent_launch import dependent, let_next_start, prefetch, wait_for_inputs
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 
 
 @dependent
@@ -20,18 +20,17 @@ def _gemv(
     ROWS: tl.constexpr, TILE: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    prefetch(w_ptr + first * K, tl.minimum(N - first, ROWS) * K * (w_ptr.dtype.element_ty.primitive_bitwidth // 8))
-    wait_for_inputs()
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.arange(0, TILE)
+    row = w_ptr + n[:, None].to(tl.int64) * K + k[None, :]
+    w = tl.load(row, mask=(n < N)[:, None] & (k < K)[None, :], other=0.0)  # on its way while x is not there yet
+    wait_for_inputs()
     acc = tl.zeros([ROWS, TILE], tl.float32)
     for start in range(0, K, TILE):
-        k = start + tl.arange(0, TILE)
-        inside = k < K
-        x = tl.load(x_ptr + k, mask=inside, other=0.0).to(tl.float32)
-        mask = (n < N)[:, None] & inside[None, :]
-        w = tl.load(w_ptr + n[:, None].to(tl.int64) * K + k[None, :], mask=mask, other=0.0).to(tl.float32)
-        acc += w * x[None, :]
+        x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32)
+        acc += w.to(tl.float32) * x[None, :]
+        following = start + TILE
+        w = tl.load(row + following, mask=(n < N)[:, None] & (following + k < K)[None, :], other=0.0)
     y = tl.sum(acc, 1)
     if BIAS:
         y += tl.load(b_ptr + n, mask=n < N, other=0.0).to(tl.float32)
