@@ -55,7 +55,7 @@ KINDS = (torch.float32, torch.int8, torch.float8_e4m3fn)  # of what a cache keep
 
 def _empty(blocks: int, heads: int, block_size: int, dim: int, dtype: torch.dtype, device: torch.device) -> PagedKV:
     size = {"heads": heads, "block_size": block_size, "head_dim": dim}
-    cache = KVCache.zeros(1, blocks, **size, dtype=dtype, device=device)
+    cache = KVCache.zeros(range(1), blocks, **size, dtype=dtype, device=device)
     return dataclasses.replace(cache, tokens_first=False).layer(0)  # as on a GPU
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.parallel.collectives import Ranks
+from vlm.parallel.mapping import Mapping
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -23,10 +24,10 @@ SECONDS = 600  # a rank that waits so long waits for one that has failed
 
 
 class Exchange:
-    """Where threads lay down what the others take."""
+    """Where the threads of a group lay down what the others take."""
 
     def __init__(self, size: int):
-        self.size, self.barrier, self.values = size, threading.Barrier(size, timeout=SECONDS), [None] * size
+        self.barrier, self.values = threading.Barrier(size, timeout=SECONDS), [None] * size
 
     def all(self, rank: int, value: T) -> list[T]:
         """Returns the values of all ranks, in their order."""
@@ -37,38 +38,88 @@ class Exchange:
         return values
 
 
+class World:
+    """The exchanges of all groups that there are, each made when its first thread asks for it."""
+
+    def __init__(self) -> None:
+        self.lock, self.exchanges, self.failed = threading.Lock(), dict[tuple[str, tuple[int, ...]], Exchange](), False
+
+    def exchange(self, use: str, ranks: Iterable[int]) -> Exchange:
+        with self.lock:
+            group = tuple(ranks)
+            exchange = self.exchanges.setdefault((use, group), Exchange(len(group)))
+            if self.failed:
+                exchange.barrier.abort()
+            return exchange
+
+    def fail(self) -> None:
+        """Wakes up those that would wait for a thread that has failed."""
+        with self.lock:
+            self.failed = True
+            for exchange in self.exchanges.values():
+                exchange.barrier.abort()
+
+
 class Threads:
-    """The collectives of one thread."""
+    """The collectives of one thread in a group of them."""
 
-    def __init__(self, exchange: Exchange, rank: int):
-        self.exchange, self.rank, self.calls = exchange, rank, 0
-
-    def _all(self, value: T) -> list[T]:
-        self.calls += 1
-        return self.exchange.all(self.rank, value)
+    def __init__(self, world: World, group: range, rank: int):
+        self.world, self.group, self.rank = world, group, group.index(rank)
+        self.exchange = world.exchange("group", group)
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self._all(x)).sum(0)
+        return torch.stack(self.exchange.all(self.rank, x)).sum(0)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return torch.cat(self._all(x), -1)
+        return torch.cat(self.exchange.all(self.rank, x), -1)
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        values = self.exchange.all(self.rank, x)
+        assert {(each.shape, each.dtype) for each in values} == {(x.shape, x.dtype)}
+        return values[root]
+
+    def send(self, x: Tensor, to: int) -> None:
+        self._pair(self.rank, to).all(0, x)
+
+    def receive(self, x: Tensor, sender: int) -> Tensor:
+        [sent, _] = self._pair(sender, self.rank).all(1, x)
+        assert (sent.shape, sent.dtype) == (x.shape, x.dtype)
+        return sent
+
+    def _pair(self, sender: int, to: int) -> Exchange:
+        return self.world.exchange("pair", (self.group[sender], self.group[to]))
+
+
+class Hosts:
+    """What a thread tells all others."""
+
+    def __init__(self, exchange: Exchange, rank: int):
+        self.exchange, self.rank = exchange, rank
 
     def minimum(self, value: int) -> int:
-        return min(self._all(value))
+        return min(self.exchange.all(self.rank, value))
 
     def broadcast(self, value: Any = None) -> Any:
-        return self._all(value)[0]
+        return self.exchange.all(self.rank, value)[0]
 
 
-def on_ranks(size: int, work: Callable[[Ranks], U]) -> list[U]:
-    """Returns what `work` returns on each of so many ranks."""
-    exchange = Exchange(size)
+def ranks_of(world: World, mapping: Mapping) -> Ranks:
+    """Returns one thread's place among all, and its groups."""
+    groups = {"all": range(mapping.size), "stage": mapping.stage_ranks, "pipeline": mapping.pipeline_ranks}
+    collectives = {name: Threads(world, group, mapping.rank) for name, group in groups.items()}
+    hosts = Hosts(world.exchange("hosts", groups["all"]), mapping.rank)
+    return Ranks(mapping.rank, mapping.size, hosts, **collectives)
+
+
+def on_ranks(tp: int, pp: int, work: Callable[[Ranks], U]) -> list[U]:
+    """Returns what `work` returns on each rank of a mapping."""
+    world, size = World(), tp * pp
 
     def run(rank: int) -> U:
         try:
-            return work(Ranks(rank, size, Threads(exchange, rank)))
+            return work(ranks_of(world, Mapping(tp, pp, rank)))
         except BaseException:
-            exchange.barrier.abort()  # the others would wait
+            world.fail()
             raise
 
     with ThreadPoolExecutor(size) as threads:
@@ -88,6 +139,6 @@ def with_followers(engine: EngineDir, runtime: RuntimeConfig, work: Callable[[Pi
         with closing(Pipeline(engine, runtime, ranks)) as pipeline:
             return work(pipeline)
 
-    [result, *_] = on_ranks(engine.build.tp_size, run)
+    [result, *_] = on_ranks(engine.build.tp_size, engine.build.pp_size, run)
     assert result is not None
     return result

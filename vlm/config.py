@@ -177,6 +177,7 @@ class BuildConfig(Config):
         None, "Weights that share a scale, where a quantization has groups.", default="128", allowed=at_least(2)
     )
     tp_size: int = option(1, "GPUs that split each layer.", allowed=at_least(1))
+    pp_size: int = option(1, "Stages of so many GPUs that share the layers.", allowed=at_least(1))
     ignore: tuple[str, ...] | None = option(
         None, "Layers whose weights are not quantized: names, parts of names or patterns, several apart by ','.",
         default="head,visual", read=read_names,
@@ -195,11 +196,16 @@ class BuildConfig(Config):
         values = {"group_size": self.group_size, "ignore": None if self.ignore is None else list(self.ignore)}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def num_ranks(self) -> int:
+        """Returns how many processes, a GPU each, run what is built."""
+        return self.tp_size * self.pp_size
+
     def options(self) -> list[str]:
         """Returns the words after `vlm build MODEL -o OUT` that ask for the same."""
         ignore = None if self.ignore is None else ",".join(self.ignore)
-        tp_size = self.tp_size if self.tp_size > 1 else None
-        values = {**self.to_dict(), "target": ",".join(self.target) or None, "ignore": ignore, "tp_size": tp_size}
+        sizes = {name: size if (size := getattr(self, name)) > 1 else None for name in ("tp_size", "pp_size")}
+        values = {**self.to_dict(), "target": ",".join(self.target) or None, "ignore": ignore, **sizes}
         settings = {name: value for name, value in values.items() if value is not None}
         return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 

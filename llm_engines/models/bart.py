@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Apply, Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import CrossAttention, EncoderAttention, SelfAttention
+from vlm.layers.blocks import Blocks
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
@@ -156,15 +157,17 @@ def _norm(config: BartConfig) -> LayerNorm:
 class Stack(nn.Module):
     """Computes what encoder and decoder share: all but the head."""
 
-    def __init__(self, config: BartConfig, blocks: Iterable[nn.Module]):
+    def __init__(self, config: BartConfig, block: Callable[[int], nn.Module], context: ModelContext):
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, config.embedding_scale)
+        self.embedding = Embedding(
+            config.vocab_size, config.hidden_size, config.embedding_scale, context=context, tied=config.tied
+        )
         if not config.sinusoidal:
             self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
         if config.embedding_norm:
             self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks = Blocks(config.num_layers, block, context=context)
         if config.final_norm:
             self.final_norm = _norm(config)
 
@@ -181,9 +184,7 @@ class Stack(nn.Module):
         x = x + (F.embedding(at, self.sines) if self.config.sinusoidal else self.positions(at))
         if self.config.embedding_norm:
             x = self.embedding_norm(x)
-        delta = None
-        for block in self.blocks:
-            x, delta = block(x, delta, batch)
+        x, delta = self.blocks(x, batch)
         if self.config.final_norm:
             return self.final_norm(x, delta)[1]
         return x if delta is None else x + delta
@@ -201,14 +202,18 @@ class BartEncoder(Stack):
     """Turns token rows of packed sequences into hidden rows."""
 
     def __init__(self, config: BartConfig, context: ModelContext):
-        super().__init__(config, [EncoderBlock(config, context) for _ in range(config.num_layers)])
+        super().__init__(config, lambda _: EncoderBlock(config, context), context)
+        self.stages = context.stages
+
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
+        return self.stages.from_last(super().forward(token_ids, batch))
 
 
 class BartDecoder(Stack):
     """Turns token rows into hidden rows, and these into logits."""
 
     def __init__(self, config: BartConfig, context: ModelContext):
-        super().__init__(config, [DecoderBlock(config, i, context) for i in range(config.num_layers)])
+        super().__init__(config, lambda i: DecoderBlock(config, i, context), context)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
         if config.logits_bias:
             self.logits_bias = nn.Parameter(torch.zeros(config.vocab_size))

@@ -16,6 +16,7 @@ from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import SelfAttention
+from vlm.layers.blocks import Blocks
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
@@ -112,13 +113,13 @@ class OPT(nn.Module):
     def __init__(self, config: OPTConfig, context: ModelContext):
         super().__init__()
         self.config, width = config, config.embedding_width
-        self.embedding = Embedding(config.vocab_size, width)
+        self.embedding = Embedding(config.vocab_size, width, context=context, tied=config.tied)
         self.positions = nn.Embedding(config.max_positions + POSITION_OFFSET, config.hidden_size)
         self.has_projections = width != config.hidden_size
         if self.has_projections:
             self.project_in = Linear(width, config.hidden_size, bias=False, context=context)
             self.project_out = Linear(config.hidden_size, width, bias=False, context=context)
-        self.blocks = nn.ModuleList(Block(config, i, context) for i in range(config.num_layers))
+        self.blocks = Blocks(config.num_layers, lambda i: Block(config, i, context), context=context)
         if config.final_norm:
             self.final_norm = LayerNorm(config.hidden_size)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
@@ -127,9 +128,7 @@ class OPT(nn.Module):
         """token_ids [R] -> hidden [R, embedding_size], final norm applied"""
         x = self.embedding(token_ids, batch)
         x = self.project_in(x, batch) if self.has_projections else x
-        x, delta = x + self.positions(batch.positions + POSITION_OFFSET), None
-        for block in self.blocks:
-            x, delta = block(x, delta, batch)
+        x, delta = self.blocks(x + self.positions(batch.positions + POSITION_OFFSET), batch)
         if self.config.final_norm:
             x = self.final_norm(x, delta)[1]
         elif delta is not None:

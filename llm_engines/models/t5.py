@@ -8,7 +8,7 @@ float32 whatever the engine's type: Flan-T5 leaves the range of float16 there.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Drop, Fuse, Rename, Tied, is_tied
 from vlm.layers.attention import CrossAttention, EncoderAttention, SelfAttention
+from vlm.layers.blocks import Blocks
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
@@ -167,14 +168,16 @@ class DecoderBlock(nn.Module):
 class Stack(nn.Module):
     """Computes what encoder and decoder share: all but the head."""
 
-    def __init__(self, config: T5Config, blocks: Iterable[nn.Module], *, bidirectional: bool, context: ModelContext):
+    def __init__(
+        self, config: T5Config, block: Callable[[int], nn.Module], *, bidirectional: bool, context: ModelContext
+    ):
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context, tied=config.tied)
         self.relative_bias = RelativeBias(
             config.num_buckets, config.max_distance, config.num_heads, bidirectional=bidirectional, context=context
         )
-        self.blocks, self.final_norm = nn.ModuleList(blocks), _norm(config)
+        self.blocks, self.final_norm = Blocks(config.num_layers, block, context=context), _norm(config)
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the weights and is not stored."""
@@ -182,9 +185,8 @@ class Stack(nn.Module):
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta = self.embedding(token_ids, batch).float(), None
-        for block in self.blocks:
-            x, delta = block(x, delta, batch, self.relative_bias.by_distance)
+        x = self.embedding(token_ids, batch).float()
+        x, delta = self.blocks(x, batch, self.relative_bias.by_distance)
         return self.final_norm(x, delta)[1]
 
 
@@ -192,16 +194,18 @@ class T5Encoder(Stack):
     """Turns token rows of packed sequences into hidden rows."""
 
     def __init__(self, config: T5Config, context: ModelContext):
-        blocks = [EncoderBlock(config, context) for _ in range(config.num_layers)]
-        super().__init__(config, blocks, bidirectional=True, context=context)
+        super().__init__(config, lambda _: EncoderBlock(config, context), bidirectional=True, context=context)
+        self.stages = context.stages
+
+    def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
+        return self.stages.from_last(super().forward(token_ids, batch))
 
 
 class T5Decoder(Stack):
     """Turns token rows into hidden rows, and these into logits."""
 
     def __init__(self, config: T5Config, context: ModelContext):
-        blocks = [DecoderBlock(config, i, context) for i in range(config.num_layers)]
-        super().__init__(config, blocks, bidirectional=False, context=context)
+        super().__init__(config, lambda i: DecoderBlock(config, i, context), bidirectional=False, context=context)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:

@@ -175,10 +175,10 @@ def test_a_head_is_not_split():
 def test_a_rank_holds_the_keys_of_its_heads():
     config = next(iter(published("llama").values()))
     shape, kind = CacheShape(2, 0, 1, 0), {"dtype": torch.float32, "device": torch.device("cpu")}
-    shards = (Shard(), TWO.mapping.shard)
-    whole, half = (allocate(config, shape, 4, shard=shard, **kind).layer(0).keys.shape for shard in shards)
+    mappings = (Mapping(), TWO.mapping)
+    whole, half = (allocate(config, shape, 4, mapping=each, **kind).layer(0).keys.shape for each in mappings)
     assert half[1] * 2 == whole[1] == config.num_kv_heads
-    assert 2 * block_bytes(config, 4, torch.float32, Shard(1, 2)) == block_bytes(config, 4, torch.float32, Shard())
+    assert 2 * block_bytes(config, 4, torch.float32, mappings[1]) == block_bytes(config, 4, torch.float32, mappings[0])
 
 
 def test_a_tied_head_follows_its_embedding():

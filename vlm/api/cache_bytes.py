@@ -24,7 +24,7 @@ class CacheBytes(NamedTuple):
         """Reads an engine's limits; an encoder alone takes none."""
         if (decoder := configs_of(engine).decoder) is None:
             return cls()
-        runtime, dtype, shard = RuntimeConfig(), getattr(torch, engine.build.dtype), mapping_of(engine).shard
-        shape = plan_cache(decoder, runtime, limits=engine.limits, dtype=dtype, free_bytes=None, shard=shard)
-        block = block_bytes(decoder, runtime.block_size, dtype, shard)
+        runtime, dtype, mapping = RuntimeConfig(), getattr(torch, engine.build.dtype), mapping_of(engine)
+        shape = plan_cache(decoder, runtime, limits=engine.limits, dtype=dtype, free_bytes=None, mapping=mapping)
+        block = block_bytes(decoder, runtime.block_size, dtype, mapping)
         return cls(shape.num_blocks * block, (shape.self_table + shape.cross_table) * block)

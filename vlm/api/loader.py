@@ -47,8 +47,8 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks = ALONE)
         if not engine.generates:
             encoders = create_encoders(backend.layout, networks, runtime, ranks=ranks, **kind)
             return EncoderEngine(catalogs.configs_of(engine).writer, encoders, limits, name=engine.family)
-        shard = mapping_of(engine, ranks).shard
-        executor = create_executor(backend.layout, networks, limits, runtime, shard=shard, ranks=ranks, **kind)
+        mapping = mapping_of(engine, ranks.rank)
+        executor = create_executor(backend.layout, networks, limits, runtime, mapping=mapping, ranks=ranks, **kind)
     ends = _ends(engine.generation.get("eos_token_id", executor.config.eos_token_id))
     return LLMEngine(executor, _scheduler(executor, limits, runtime), limits, eos_token_ids=ends)
 

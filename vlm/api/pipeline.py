@@ -86,7 +86,7 @@ class Pipeline:
         None: processes that it starts, or that mpirun, torchrun or srun has started (vlm.api.rank_processes)."""
         self.engine, runtime = engine, runtime or RuntimeConfig()
         self._others: RankProcesses | None = None
-        if ranks is None and engine.build.tp_size > 1:
+        if ranks is None and engine.build.num_ranks > 1:
             from vlm.api import rank_processes
 
             self._others = rank_processes.begin(engine, runtime)
@@ -113,7 +113,7 @@ class Pipeline:
             if self._others is not None:
                 self._others.kill()
             raise
-        return engine if ranks.size == 1 else LeadingEngine(engine, ranks.collectives)
+        return engine if ranks.size == 1 else LeadingEngine(engine, ranks.hosts)
 
     # --- calls ---
     @overload

@@ -23,7 +23,8 @@ from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError, VlmError
 from vlm.parallel.collectives import Ranks
 from vlm.parallel.environment import launched_rank
-from vlm.parallel.process_group import ProcessGroup, file_store
+from vlm.parallel.process_group import connect, file_store
+from vlm.registry.networks import mapping_of
 
 SECONDS_TO_END = 30
 READY = b"1"  # what a process that was started writes once it can be connected
@@ -54,7 +55,7 @@ class RankProcesses:
 def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
     """Connects the ranks of an engine whose networks are split. Of those that mpirun, torchrun or srun has started all
     but the first never return: they follow it, and exit. Raises EngineError and InputError."""
-    size, own = engine.build.tp_size, launched_rank()
+    size, own = engine.build.num_ranks, launched_rank()
     if own is None:
         return _with_own_processes(engine, runtime, size)
     if own.size != size:
@@ -63,7 +64,7 @@ def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
             f" build it for {own.size}."
         )
     runtime = _on_device(runtime, own.local_rank, own.size)
-    ranks = _connected(own.store(), own.rank, size, runtime, local=False)
+    ranks = _connected(own.store(), engine, own.rank, runtime, local=False)
     if own.rank:
         follow_first_rank(engine, runtime, ranks)
         raise SystemExit(0)
@@ -82,16 +83,15 @@ def _with_own_processes(engine: EngineDir, runtime: RuntimeConfig, size: int) ->
                 assert process.stdout is not None
                 if process.stdout.read(1) != READY:
                     raise EngineError(f"rank {rank} of {size} ended while it was started; what it said stands above.")
-            ranks = _connected(file_store(meeting, size), 0, size, devices[0], local=True)
+            ranks = _connected(file_store(meeting, size), engine, 0, devices[0], local=True)
         except BaseException:
             _end(processes)
             raise
     return RankProcesses(ranks, devices[0], processes)
 
 
-def _connected(store: Any, rank: int, size: int, runtime: RuntimeConfig, *, local: bool) -> Ranks:
-    device = resolve_device(runtime.device)
-    return Ranks(rank, size, ProcessGroup(store, rank=rank, size=size, device=device, local=local))
+def _connected(store: Any, engine: EngineDir, rank: int, runtime: RuntimeConfig, *, local: bool) -> Ranks:
+    return connect(store, mapping_of(engine, rank), device=resolve_device(runtime.device), local=local)
 
 
 def _on_device(runtime: RuntimeConfig, local_rank: int, size: int) -> RuntimeConfig:
@@ -135,7 +135,7 @@ def _main() -> NoReturn:
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
     try:
-        ranks = _connected(file_store(meeting, size), rank, size, runtime, local=True)
+        ranks = _connected(file_store(meeting, size), engine, rank, runtime, local=True)
         follow_first_rank(engine, runtime, ranks)
     except VlmError as error:
         raise SystemExit(f"vlm: rank {rank} of {size}: {error}") from None

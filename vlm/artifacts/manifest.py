@@ -44,7 +44,7 @@ class Manifest(Config):
     def build(self) -> BuildConfig:
         """What builds the same again."""
         values: dict[str, Any] = {"backend": self.backend, "quantization": self.quantization, **self.limits}
-        values["tp_size"] = self.mapping["tp"]
+        values |= {f"{axis}_size": size for axis, size in self.mapping.items()}  # tp_size, pp_size
         names = {field.name for field in fields(BuildConfig)}
         options = {name: value for name, value in self.quantization_options.items() if name in names}
         values |= options | ({"ignore": tuple(options["ignore"])} if "ignore" in options else {})

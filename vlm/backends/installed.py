@@ -89,9 +89,10 @@ def _option_errors(choice: Backend, build: BuildConfig) -> list[str]:
     if build.target and not choice.takes_targets:
         takers = [each.name for each in backends() if each.takes_targets]
         errors.append(f"target is {','.join(build.target)}, only the backend {listed(takers)} takes one")
-    if build.tp_size > 1 and not choice.splits:
+    if build.num_ranks > 1 and not choice.splits:
         takers = [each.name for each in backends() if each.splits]
-        errors.append(f"tp_size is {build.tp_size}, only the backend {listed(takers)} splits networks")
+        name = "tp_size" if build.tp_size > 1 else "pp_size"
+        errors.append(f"{name} is {getattr(build, name)}, only the backend {listed(takers)} splits networks")
     if kind is not None and kind not in quantizations():
         errors.append(f"quantization is {kind!r}, allowed are {listed(quantizations())}")
     elif kind is not None and kind not in choice.quantizations:

@@ -40,7 +40,7 @@ class TorchBackend(Backend):
 
         kept = quantization_of(job.build.quantization, job.quantization_options)
         roles = {role: quantized(weights, kept.of_role(role)) for role, weights in job.roles.items()}
-        parts = sharded_by_rank(roles, kept, tp_size=job.build.tp_size)
+        parts = sharded_by_rank(roles, kept, tp_size=job.build.tp_size, pp_size=job.build.pp_size)
         files = write_roles(job.folder, parts, "Building the engine", job.progress)
         return BuiltFiles(files, {"devices": list(self.devices)})
 

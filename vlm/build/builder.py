@@ -165,7 +165,7 @@ def _manifest(
         backend=build.backend,
         limits=limits.to_manifest(),
         dtype=build.dtype,
-        mapping={"tp": build.tp_size, "pp": 1},
+        mapping={"tp": build.tp_size, "pp": build.pp_size},
         quantization=build.quantization,
         quantization_options=checkpoint.quantization_options or build.quantization_options,
         generation=checkpoint.generation,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.layers.forward_batch import HiddenStateRecorder
-    from vlm.parallel.collectives import Collectives
+    from vlm.parallel.collectives import Hosts
     from vlm.requests.image import Image
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name and its arguments
@@ -42,11 +42,11 @@ class LeadingEngine:
     `dismiss()` lets the others end; it is called at the latest when this object or this process ends.
     """
 
-    def __init__(self, engine: LLMEngine | EncoderEngine, collectives: Collectives):
-        self._engine, self._collectives = engine, collectives
+    def __init__(self, engine: LLMEngine | EncoderEngine, hosts: Hosts):
+        self._engine, self._hosts = engine, hosts
         self._calls: list[Call] = []
         self._state = _State()
-        self.dismiss = weakref.finalize(self, _dismiss, collectives, self._state)
+        self.dismiss = weakref.finalize(self, _dismiss, hosts, self._state)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)  # what is only read
@@ -83,7 +83,7 @@ class LeadingEngine:
         """Makes a call on all ranks."""
         calls, self._calls = [*self._calls, (name, arguments, options)], []
         self._state.amid_call = True
-        self._collectives.broadcast(calls)
+        self._hosts.broadcast(calls)
         try:
             result = call(*arguments, **options)
         except InputError:  # which all ranks have raised
@@ -93,18 +93,18 @@ class LeadingEngine:
         return result
 
 
-def _dismiss(collectives: Collectives, state: _State) -> None:
+def _dismiss(hosts: Hosts, state: _State) -> None:
     if not state.amid_call:  # else they wait for another message than this one
         with contextlib.suppress(EngineError):  # they have gone already
-            collectives.broadcast(None)
+            hosts.broadcast(None)
 
 
 Engine = LLMEngine | EncoderEngine | LeadingEngine
 
 
-def follow(engine: LLMEngine | EncoderEngine, collectives: Collectives) -> None:
+def follow(engine: LLMEngine | EncoderEngine, hosts: Hosts) -> None:
     """Makes the calls of the first rank on another one's engine, until that one lets it end."""
-    while (calls := collectives.broadcast()) is not None:
+    while (calls := hosts.broadcast()) is not None:
         for name, arguments, options in calls:
             with contextlib.suppress(InputError):  # a request that is refused is refused on all ranks
                 getattr(engine, name)(*arguments, **options)

@@ -26,8 +26,8 @@ from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 from vlm.executor.torch_encoders import TorchEncoders
-from vlm.parallel.collectives import Collectives, Ranks
-from vlm.parallel.mapping import Shard
+from vlm.parallel.collectives import Hosts, Ranks
+from vlm.parallel.mapping import Mapping as RankMapping
 
 CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -40,14 +40,14 @@ def create_executor(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    shard: Shard,
+    mapping: RankMapping,
     ranks: Ranks,
 ) -> Executor:
     """Returns what runs networks, or one rank's part of them, as Backend.load returns them for a layout: caches have
     as many blocks on all ranks. Raises OutOfMemoryError."""
     encoders = create_encoders(layout, networks, runtime, device=device, dtype=dtype, ranks=ranks)
     create = {Layout.PAGED: _paged_runner, Layout.SLOTS: _slot_runner}[layout]
-    runner = create(networks, limits, runtime, encoders=encoders.networks, shard=shard, collectives=ranks.collectives)
+    runner = create(networks, limits, runtime, encoders=encoders.networks, mapping=mapping, hosts=ranks.hosts)
     config, sampler = networks["decoder"].config, runner.sampler
     return Executor(config, runner, encoders, sampler, batch_invariant=runtime.batch_invariant)
 
@@ -74,17 +74,17 @@ def _paged_runner(
     runtime: RuntimeConfig,
     *,
     encoders: TorchEncoders,
-    shard: Shard,
-    collectives: Collectives,
+    mapping: RankMapping,
+    hosts: Hosts,
 ) -> PagedRunner:
     """Returns what runs modules, by role, over a paged cache of what memory is left."""
     decoder, device, dtype = networks["decoder"], encoders.device, encoders.dtype
     _share_embedding(networks)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     kept = CACHE_TYPES[runtime.kv_cache_dtype] if runtime.kv_cache_dtype else dtype
-    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=kept, free_bytes=free, shard=shard)
-    shape = replace(shape, num_self=collectives.minimum(shape.num_self), num_cross=collectives.minimum(shape.num_cross))
-    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, shard=shard)
+    shape = kv_cache.plan_cache(decoder.config, runtime, limits=limits, dtype=kept, free_bytes=free, mapping=mapping)
+    shape = replace(shape, num_self=hosts.minimum(shape.num_self), num_cross=hosts.minimum(shape.num_cross))
+    cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, mapping=mapping)
     sampler, graphs = _sampler(decoder.config, limits, shape, encoders), _graphs(runtime, device)
     return PagedRunner(decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs)
 
@@ -100,8 +100,8 @@ def _slot_runner(
     runtime: RuntimeConfig,
     *,
     encoders: SlotEncoders,
-    shard: Shard,
-    collectives: Collectives,
+    mapping: RankMapping,
+    hosts: Hosts,
 ) -> SlotRunner:
     """Returns what runs compiled graphs, by name, over linear caches: a slot is one block that holds a whole
     sequence."""
@@ -113,7 +113,7 @@ def _slot_runner(
     decoder, size = networks["decoder"], max(limits.max_seq_len, limits.max_encoder_input_len)
     one_block = replace(runtime, block_size=size, max_kv_blocks=None)
     dtype = encoders.dtype
-    shape = kv_cache.plan_cache(decoder.config, one_block, limits=limits, dtype=dtype, free_bytes=None, shard=shard)
+    shape = kv_cache.plan_cache(decoder.config, one_block, limits=limits, dtype=dtype, free_bytes=None, mapping=mapping)
     rows = {CACHED: limits.max_seq_len, CROSSED: limits.max_encoder_input_len}
     cache = SlotCache(decoder.graph.io, limits.max_batch_size + 1, rows, encoders.device)
     sampler = _sampler(decoder.config, limits, shape, encoders)

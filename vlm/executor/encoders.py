@@ -99,7 +99,7 @@ class Encoders:
         own = images[self.ranks.rank * share : (self.ranks.rank + 1) * share]
         own = [*own, *[images[0]] * (share - len(own))]  # all ranks send as much
         features = self.networks.encode(self._values(own, size))[:share]
-        gathered = self.ranks.collectives.all_gather(features.flatten(1))  # [share, ranks · rows · hidden]
+        gathered = self.ranks.all.all_gather(features.flatten(1))  # [share, ranks · rows · hidden]
         by_rank = gathered.view(share, self.ranks.size, *features.shape[1:]).transpose(0, 1)
         return by_rank.flatten(0, 1)[: len(images)]
 

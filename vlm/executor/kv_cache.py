@@ -9,7 +9,7 @@ import torch
 from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import OutOfMemoryError
 from vlm.ops.paged_kv import KVCache, bytes_of
-from vlm.parallel.mapping import Shard
+from vlm.parallel.mapping import Mapping
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,15 @@ class CacheShape:
         return self.num_self + self.num_cross + 1  # the null block
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard) -> int:
-    """Returns the bytes of one block's keys and values over all layers, of one rank's heads."""
-    return 2 * model.num_layers * bytes_of(heads_of(model, shard), block_size, model.head_dim, dtype)
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype, mapping: Mapping) -> int:
+    """Returns the bytes of one block's keys and values over one rank's layers, of its heads."""
+    layers = mapping.layers(model.num_layers)
+    return 2 * len(layers) * bytes_of(heads_of(model, mapping), block_size, model.head_dim, dtype)
 
 
-def heads_of(model: ModelConfig, shard: Shard) -> int:
+def heads_of(model: ModelConfig, mapping: Mapping) -> int:
     """Returns how many heads of keys one rank has."""
-    return shard.share(model.num_kv_heads, model.num_kv_heads)
+    return mapping.shard.share(model.num_kv_heads, model.num_kv_heads)
 
 
 def plan_cache(
@@ -43,18 +44,18 @@ def plan_cache(
     limits: EngineLimits,
     dtype: torch.dtype,
     free_bytes: int | None,
-    shard: Shard,
+    mapping: Mapping,
 ) -> CacheShape:
     """Returns how many blocks to hold: what the memory fraction allows, and no more than a full batch can use.
 
-    `free_bytes` is the device's free memory, None where it is not a limit (CPU); `shard`: the heads that lie on it.
-    Raises OutOfMemoryError when not even one sequence of full length fits.
+    `free_bytes` is the device's free memory, None where it is not a limit (CPU); `mapping`: which layers and
+    heads lie on it. Raises OutOfMemoryError when not even one sequence of full length fits.
     """
     batch_size, max_seq_len, max_encoder_len = limits.max_batch_size, limits.max_seq_len, limits.max_encoder_input_len
     self_table, cross_table = -(-max_seq_len // runtime.block_size), -(-max_encoder_len // runtime.block_size)
     # a beam has a spare block, too
     need_self, need_cross = batch_size * (self_table + (batch_size > 1)), batch_size * cross_table
-    size = block_bytes(model, runtime.block_size, dtype, shard)
+    size = block_bytes(model, runtime.block_size, dtype, mapping)
     total = runtime.max_kv_blocks
     if total is None and free_bytes is not None:
         total = int(free_bytes * runtime.kv_cache_free_gpu_memory_fraction) // size
@@ -74,8 +75,14 @@ def plan_cache(
 
 
 def allocate(
-    model: ModelConfig, shape: CacheShape, block_size: int, *, dtype: torch.dtype, device: torch.device, shard: Shard
+    model: ModelConfig,
+    shape: CacheShape,
+    block_size: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    mapping: Mapping,
 ) -> KVCache:
-    """Returns blocks of zeros of one rank's heads."""
-    size = {"heads": heads_of(model, shard), "block_size": block_size, "head_dim": model.head_dim}
-    return KVCache.zeros(model.num_layers, shape.num_blocks, **size, dtype=dtype, device=device)
+    """Returns blocks of zeros of one rank's layers and heads."""
+    size = {"heads": heads_of(model, mapping), "block_size": block_size, "head_dim": model.head_dim}
+    return KVCache.zeros(mapping.layers(model.num_layers), shape.num_blocks, **size, dtype=dtype, device=device)

@@ -8,6 +8,7 @@ from vlm.layers.adapters.base import Adapters
 from vlm.layers.quant.quantization import Quantization
 from vlm.parallel.collectives import Collectives, OneRank
 from vlm.parallel.mapping import Mapping
+from vlm.parallel.stages import Stages
 
 
 @dataclass(frozen=True)
@@ -20,4 +21,10 @@ class ModelContext:
     mapping: Mapping = field(default_factory=Mapping)  # which part of the network this process runs
     quantization: Quantization = field(default_factory=Quantization)  # how weights are kept, once it is made
     adapters: Adapters | None = None  # what changes results row by row
-    collectives: Collectives = field(default_factory=OneRank)  # with the processes that run the other parts
+    collectives: Collectives = field(default_factory=OneRank)  # with the processes that split the same layers
+    pipeline: Collectives = field(default_factory=OneRank)  # with those that run the same part of other layers
+
+    @property
+    def stages(self) -> Stages:
+        """Returns the pipeline that the network's layers are cut into."""
+        return Stages(self.mapping.stage, self.pipeline)

@@ -1,4 +1,4 @@
-"""Output heads: hidden rows -> a score for each token of the vocabulary."""
+"""Output heads: hidden rows -> a score for each token of the vocabulary, on all ranks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ class Head(Linear):
     def __init__(self, hidden: int, vocab_size: int, *, context: ModelContext):
         shard = context.mapping.shard
         super().__init__(hidden, _share(vocab_size, shard) * shard.size, bias=False, axis="column", context=context)
-        self.vocab_size = vocab_size
+        self.vocab_size, self.stages = vocab_size, context.stages
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
         """Maps x [R, hidden], batch of these rows, bias [V], which a network keeps beside its head -> [R, V]"""
+        return self.stages.from_last(self._scores(x, batch, bias))
+
+    def _scores(self, x: Tensor, batch: ForwardBatch | None, bias: Tensor | None) -> Tensor:
         if self.shard.size == 1:
             return self.adapted(x, self.method.apply(self, x, bias), batch)
         y = self.adapted(x, self.method.apply(self, x, None), batch)
@@ -39,7 +42,7 @@ class TiedHead(nn.Module):
         super().__init__()
         self._embedding = (embedding,)  # within a tuple it is no submodule
         self.method = Dense()  # as embeddings are
-        self.shard, self.collectives = context.mapping.shard, context.collectives
+        self.shard, self.collectives, self.stages = context.mapping.shard, context.collectives, context.stages
 
     @property
     def weight(self) -> Tensor:
@@ -51,12 +54,27 @@ class TiedHead(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
         """Maps x [R, hidden], bias [V], which a network keeps beside its head -> [R, V]; no adapter changes it"""
+        return self.stages.from_last(self._scores(x, bias))
+
+    def _scores(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if self.shard.size == 1:
             return self.method.apply(self, x, bias)
         vocab_size = self._embedding[0].num_embeddings
         y = self.method.apply(self, x, None)
         y = F.pad(y, (0, _share(vocab_size, self.shard) - y.shape[1]))  # the last rank may have fewer
         return _gathered(y, bias, vocab_size=vocab_size, collectives=self.collectives)
+
+
+class DistantHead(nn.Module):
+    """Stands for the head where only the last stage of a pipeline has it."""
+
+    def __init__(self, vocab_size: int, context: ModelContext):
+        super().__init__()
+        self.vocab_size, self.stages = vocab_size, context.stages
+
+    def forward(self, x: Tensor, batch: ForwardBatch | None = None, bias: Tensor | None = None) -> Tensor:
+        """Returns the last stage's scores [R, V], as many as x has rows and in its type."""
+        return self.stages.from_last(x.new_empty(len(x), self.vocab_size))
 
 
 def _share(vocab_size: int, shard: Shard) -> int:
@@ -70,8 +88,10 @@ def _gathered(y: Tensor, bias: Tensor | None, *, vocab_size: int, collectives: C
     return scores if bias is None else scores + bias
 
 
-def output_head(embedding: nn.Embedding, *, tied: bool, context: ModelContext) -> Head | TiedHead:
+def output_head(embedding: nn.Embedding, *, tied: bool, context: ModelContext) -> Head | TiedHead | DistantHead:
     """Returns the head over an embedding's vocabulary, of rows as wide as the embedding's."""
+    if not context.stages.is_last:
+        return DistantHead(embedding.num_embeddings, context)
     if tied:
         return TiedHead(embedding, context)
     return Head(embedding.embedding_dim, embedding.num_embeddings, context=context)

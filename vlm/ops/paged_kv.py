@@ -39,11 +39,12 @@ class KVCache:
     head_dim: int
     dtype: torch.dtype  # of the values that are kept
     tokens_first: bool = False  # in memory a block holds token after token, not head after head
+    first_layer: int = 0  # its number in the whole network
 
     @classmethod
     def zeros(
         cls,
-        layers: int,
+        layers: range,
         num_blocks: int,
         *,
         heads: int,
@@ -52,17 +53,19 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVCache:
-        """Allocates blocks of zeros. On CUDA a block holds head after head, of which a program reads one, on the CPU
-        token after token: it copies whole blocks."""
+        """Allocates blocks of zeros for layers of these numbers. On CUDA a block holds head after head, of which a
+        program reads one, on the CPU token after token: it copies whole blocks."""
         numbers = heads * block_size * head_dim
         size = bytes_of(heads, block_size, head_dim, dtype) // (1 if dtype in MOST else dtype.itemsize)
         assert dtype in MOST or size == numbers
         kept = torch.int8 if dtype in MOST else dtype
-        blocks = torch.zeros((layers, 2, num_blocks, size), dtype=kept, device=device)
-        return cls(blocks, heads, block_size, head_dim, dtype, tokens_first=device.type != "cuda")
+        blocks = torch.zeros((len(layers), 2, num_blocks, size), dtype=kept, device=device)
+        kind = {"tokens_first": device.type != "cuda", "first_layer": layers.start}
+        return cls(blocks, heads, block_size, head_dim, dtype, **kind)
 
-    def layer(self, index: int) -> PagedKV:
-        return self._layers[index]
+    def layer(self, number: int) -> PagedKV:
+        """Returns the blocks of a layer by its number in the whole network."""
+        return self._layers[number - self.first_layer]
 
     @cached_property
     def _layers(self) -> list[PagedKV]:

@@ -1,4 +1,4 @@
-"""What ranks that split the layers of a network tell each other."""
+"""What ranks that run the parts of a network tell each other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 class Collectives(Protocol):
-    """All ranks call the same methods in the same order, with tensors of the same shape and type."""
+    """What the ranks of a group do with tensors. All of them call the same methods in the same order, with tensors of
+    the same shape and type; of `send` and `receive` it is the two that are named."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Returns the sum of the ranks' tensors, the same bits on every rank; x may be overwritten."""
@@ -19,23 +20,52 @@ class Collectives(Protocol):
         """Returns the ranks' columns [R, C] side by side, in the order of the ranks: [R, ranks · C]."""
         ...
 
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        """Returns the tensor of one of the ranks, by its place in the group; those of the others may be overwritten."""
+        ...
+
+    def send(self, x: Tensor, to: int) -> None:
+        """Sends x to one of the ranks, by its place in the group."""
+        ...
+
+    def receive(self, x: Tensor, sender: int) -> Tensor:
+        """Returns what a rank sends; x, of its shape and type, may be overwritten."""
+        ...
+
+
+class Hosts(Protocol):
+    """What the processes of all ranks tell each other. All call the same methods in the same order."""
+
     def minimum(self, value: int) -> int:
-        """Returns the least of the ranks' values, on the host."""
+        """Returns the least of the ranks' values."""
         ...
 
     def broadcast(self, value: Any = None) -> Any:
-        """Returns the first rank's value on every rank, on the host."""
+        """Returns the first rank's value on every rank."""
         ...
 
 
 class OneRank:
-    """The collectives of a network that is not split."""
+    """The collectives of a rank that shares nothing."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         return x
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        return x
+
+    def send(self, x: Tensor, to: int) -> None:
+        raise ValueError("a rank alone has none to send to")
+
+    def receive(self, x: Tensor, sender: int) -> Tensor:
+        raise ValueError("a rank alone has none to receive from")
+
+
+class OneHost:
+    """What a process alone tells itself."""
 
     def minimum(self, value: int) -> int:
         return value
@@ -46,11 +76,14 @@ class OneRank:
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that run one engine, and this one's place among them."""
+    """The processes that run one engine, and this one's place among them (vlm.parallel.mapping.Mapping)."""
 
     rank: int = 0
     size: int = 1
-    collectives: Collectives = field(default_factory=OneRank)
+    hosts: Hosts = field(default_factory=OneHost)
+    all: Collectives = field(default_factory=OneRank)
+    stage: Collectives = field(default_factory=OneRank)  # with those that split the same layers
+    pipeline: Collectives = field(default_factory=OneRank)  # with those of the same part of other stages' layers
 
 
 ALONE = Ranks()

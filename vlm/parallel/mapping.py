@@ -58,3 +58,29 @@ class Mapping:
     def shard(self) -> Shard:
         """Returns the rank's place in its stage."""
         return Shard(self.rank % self.tp, self.tp)
+
+    @property
+    def stage(self) -> Shard:
+        """Returns the place of the rank's stage in the pipeline."""
+        return Shard(self.rank // self.tp, self.pp)
+
+    @property
+    def stage_ranks(self) -> range:
+        """Returns the ranks of this one's stage."""
+        first = self.rank - self.rank % self.tp
+        return range(first, first + self.tp)
+
+    @property
+    def pipeline_ranks(self) -> range:
+        """Returns the ranks that have this one's place in each stage."""
+        return range(self.rank % self.tp, self.size, self.tp)
+
+    def layers(self, count: int) -> range:
+        """Returns which of a network's layers the rank's stage runs. Raises ConfigError where one would have none."""
+        if count < self.pp:
+            raise ConfigError(
+                f"a network of {count} layers cannot be cut into {self.pp} pipeline stages; give --pp-size {count} or"
+                " less."
+            )
+        place = self.stage.place(count)
+        return range(place.start, place.stop)

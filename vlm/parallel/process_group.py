@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from vlm.errors import EngineError
+from vlm.parallel.collectives import Collectives, OneRank, Ranks
+from vlm.parallel.mapping import Mapping
+from vlm.parallel.stages import Stages
 
 dist: Any = torch.distributed  # which exports its groups' types to no checker
 TIMEOUT = timedelta(minutes=5)  # of connecting, and of waiting for each other amid a step
@@ -20,34 +23,47 @@ GONE = "another rank has ended or cannot be reached, so this one cannot go on; s
 
 
 class ProcessGroup:
-    """The collectives of one process. Raises EngineError where another one has gone."""
+    """The collectives of one process in a group of them. Raises EngineError where another one has gone."""
 
-    def __init__(self, store: Any, *, rank: int, size: int, device: torch.device, local: bool):
-        """`local`: all processes are of this machine, and listen to no other one."""
-        self.rank, self.size = rank, size
-        with _errors():
-            self._hosts = _gloo(dist.PrefixStore("hosts", store), rank, size, local=local)
-            self._devices: Any = self._hosts
-            if device.type == "cuda":
-                torch.cuda.set_device(device)
-                self._devices = dist.ProcessGroupNCCL(dist.PrefixStore("devices", store), rank, size, TIMEOUT)
-        self.all_reduce(torch.zeros(1, device=device))  # NCCL connects now: the store may go
+    def __init__(self, group: Any, size: int):
+        """`group`: of torch's, of one kind of device."""
+        self._group, self.size = group, size
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        self._run(lambda: self._devices.allreduce([x]))
+        _run(lambda: self._group.allreduce([x]))
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         rows, columns = x.shape
         parts = x.new_empty(self.size * rows, columns)
-        self._run(lambda: self._devices._allgather_base(parts, x.contiguous()))
+        _run(lambda: self._group._allgather_base(parts, x.contiguous()))
         return parts.view(self.size, rows, columns).transpose(0, 1).reshape(rows, -1)
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        x, options = x.contiguous(), dist.BroadcastOptions()
+        options.rootRank = root
+        _run(lambda: self._group.broadcast([x], options))
+        return x
+
+    def send(self, x: Tensor, to: int) -> None:
+        _run(lambda: self._group.send([x.contiguous()], to, 0))
+
+    def receive(self, x: Tensor, sender: int) -> Tensor:
+        _run(lambda: self._group.recv([x], sender, 0))
+        return x
+
+
+class ProcessHosts:
+    """What a process tells those of all ranks. Raises EngineError where another one has gone."""
+
+    def __init__(self, group: Any, rank: int):
+        self._group, self.rank = group, rank
 
     def minimum(self, value: int) -> int:
         values, options = torch.tensor([value]), dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
-        self._run(lambda: self._hosts.allreduce([values], options))
+        _run(lambda: self._group.allreduce([values], options))
         return int(values)
 
     def broadcast(self, value: Any = None) -> Any:
@@ -60,13 +76,44 @@ class ProcessGroup:
     def _broadcast(self, values: Tensor) -> Tensor:
         options = dist.BroadcastOptions()
         options.rootRank, options.timeout = 0, IDLE
-        self._run(lambda: self._hosts.broadcast([values], options))
+        _run(lambda: self._group.broadcast([values], options))
         return values
 
-    @staticmethod
-    def _run(begin: Callable[[], Any]) -> None:
-        with _errors():
-            begin().wait()
+
+def connect(store: Any, mapping: Mapping, *, device: torch.device, local: bool) -> Ranks:
+    """Connects a process with those of all ranks. `local`: all are of this machine, and listen to no other one."""
+    everyone = range(mapping.size)
+    with _errors():
+        hosts = _gloo(dist.PrefixStore("hosts", store), mapping.rank, mapping.size, local=local)
+        made: dict[range, Collectives] = {range(mapping.rank, mapping.rank + 1): OneRank()}
+        for ranks in (everyone, mapping.stage_ranks, mapping.pipeline_ranks):  # the same order on all ranks
+            if ranks not in made:
+                made[ranks] = _group(store, ranks, mapping.rank, device=device, local=local)
+    groups = {"stage": made[mapping.stage_ranks], "pipeline": made[mapping.pipeline_ranks]}
+    _first_rows(Stages(mapping.stage, groups["pipeline"]), device)
+    return Ranks(mapping.rank, mapping.size, ProcessHosts(hosts, mapping.rank), made[everyone], **groups)
+
+
+def _group(store: Any, ranks: range, rank: int, *, device: torch.device, local: bool) -> ProcessGroup:
+    store = dist.PrefixStore(f"devices {list(ranks)}", store)
+    if device.type != "cuda":
+        return ProcessGroup(_gloo(store, ranks.index(rank), len(ranks), local=local), len(ranks))
+    torch.cuda.set_device(device)
+    group = dist.ProcessGroupNCCL(store, ranks.index(rank), len(ranks), TIMEOUT)
+    group.eager_connect_single_device(device)  # now: the store may go, and pairs take part in the group's connection
+    connected = ProcessGroup(group, len(ranks))
+    connected.all_reduce(torch.zeros(1, device=device))
+    return connected
+
+
+def _first_rows(stages: Stages, device: torch.device) -> None:
+    """Connects neighbouring stages, which the capture of a graph cannot."""
+    stages.hand_on(stages.received(torch.zeros(1, device=device)))
+
+
+def _run(begin: Callable[[], Any]) -> None:
+    with _errors():
+        begin().wait()
 
 
 def file_store(path: str, size: int) -> Any:

@@ -32,12 +32,13 @@ def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE) -> ModelConte
     quantization = quantization_of(kind, options).of_role(role)
     if role in REPLICATED:
         return ModelContext(quantization=quantization)
-    return ModelContext(mapping_of(engine, ranks), quantization, collectives=ranks.collectives)
+    mapping = mapping_of(engine, ranks.rank)
+    return ModelContext(mapping, quantization, collectives=ranks.stage, pipeline=ranks.pipeline)
 
 
-def mapping_of(engine: EngineDir, ranks: Ranks = ALONE) -> Mapping:
+def mapping_of(engine: EngineDir, rank: int = 0) -> Mapping:
     """Returns which part of an engine's networks a process runs."""
-    return Mapping(**engine.manifest.mapping, rank=ranks.rank)
+    return Mapping(**engine.manifest.mapping, rank=rank)
 
 
 def check_ranks(engine: EngineDir, ranks: Ranks) -> None:

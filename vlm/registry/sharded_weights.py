@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from vlm.artifacts.checkpoint import RoleWeights
 from vlm.artifacts.weights import TensorSource
+from vlm.errors import ConfigError
+from vlm.layers.blocks import Blocks
 from vlm.layers.context import ModelContext
+from vlm.layers.embedding import Embedding
 from vlm.layers.linear import Linear
 from vlm.layers.quant.base import Cut
 from vlm.layers.quant.quantization import Quantization
@@ -21,15 +24,15 @@ REPLICATED = ("visual",)  # roles that each rank runs whole
 
 
 def sharded_by_rank(
-    roles: Mapping[str, RoleWeights], quantization: Quantization, *, tp_size: int
+    roles: Mapping[str, RoleWeights], quantization: Quantization, *, tp_size: int, pp_size: int
 ) -> dict[tuple[str, int], RoleWeights]:
     """Returns what each rank keeps of each role's weights, by role and rank; what all run whole is rank 0's. Raises
     ConfigError for a network that so many ranks cannot split."""
     parts = {(role, 0): weights for role, weights in roles.items()}
-    if tp_size == 1:
+    if tp_size * pp_size == 1:
         return parts
-    for rank in range(tp_size):
-        mapping = ranks.Mapping(tp_size, rank=rank)
+    for rank in range(tp_size * pp_size):
+        mapping = ranks.Mapping(tp_size, pp_size, rank)
         for role, weights in roles.items():
             if role not in REPLICATED:
                 parts[role, rank] = sharded(weights, ModelContext(mapping, quantization.of_role(role)))
@@ -42,6 +45,11 @@ def sharded(weights: RoleWeights, context: ModelContext) -> RoleWeights:
     spec, source = model_spec(weights.model), weights.source
     config = spec.config.from_dict(weights.config)
     network = spec.skeleton(config, context)
+    if context.mapping.pp > 1 and not any(isinstance(module, Blocks) for module in network.modules()):
+        raise ConfigError(
+            f"the {weights.model} network does not keep its layers in Blocks (vlm.layers.blocks), so pipeline stages"
+            " cannot share them; leave --pp-size out."
+        )
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     layout = {name: (source.layout[name][0], shape) for name, shape in shapes.items()}
     return replace(weights, source=TensorSource(layout, lambda name: _part(network, name, source.read(name))))
@@ -51,7 +59,7 @@ def _part(network: nn.Module, name: str, values: Tensor) -> Tensor:
     """Returns the rank's part of one tensor of the whole network: what no layer splits is whole on every rank."""
     path, _, parameter = name.rpartition(".")
     layer = network.get_submodule(path)
-    if isinstance(layer, RelativeBias):
+    if isinstance(layer, RelativeBias | Embedding):
         return layer.cut(values)
     if not isinstance(layer, Linear) or layer.axis is None:
         return values

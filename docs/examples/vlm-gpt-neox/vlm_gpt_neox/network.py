@@ -15,6 +15,7 @@ from vlm.config import ModelConfig
 from vlm.convert.config_reader import ConfigReader, token_id
 from vlm.convert.rules import Apply, Drop, Rename
 from vlm.layers.attention import SelfAttention
+from vlm.layers.blocks import Blocks
 from vlm.layers.context import ModelContext
 from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
@@ -110,9 +111,9 @@ class GPTNeoX(nn.Module):
     def __init__(self, config: GPTNeoXConfig, context: ModelContext):
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.hidden_size)
+        self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context)
         self.rotary = Rotary(config.rotary)
-        self.blocks = nn.ModuleList(Block(config, i, context) for i in range(config.num_layers))
+        self.blocks = Blocks(config.num_layers, lambda i: Block(config, i, context), context=context)
         self.final_norm = _norm(config)
         self.head = output_head(self.embedding, tied=False, context=context)
 
@@ -122,9 +123,7 @@ class GPTNeoX(nn.Module):
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x, delta, angles = self.embedding(token_ids, batch), None, self.rotary(batch.positions)
-        for block in self.blocks:
-            x, delta = block(x, delta, batch, angles)
+        x, delta = self.blocks(self.embedding(token_ids, batch), batch, self.rotary(batch.positions))
         return self.final_norm(x, delta)[1]
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
