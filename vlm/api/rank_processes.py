@@ -87,7 +87,15 @@ def _with_own_processes(engine: EngineDir, runtime: RuntimeConfig, size: int) ->
         except BaseException:
             _end(processes)
             raise
+    for process in processes:
+        threading.Thread(target=_abort_after, args=(process, ranks), daemon=True).start()
     return RankProcesses(ranks, devices[0], processes)
+
+
+def _abort_after(process: subprocess.Popen[bytes], ranks: Ranks) -> None:
+    """Waits for a rank to end; where it was not told to, ends what waits for it: a GPU would do so for ever."""
+    if process.wait() != 0:
+        ranks.abort()
 
 
 def _connected(store: Any, engine: EngineDir, rank: int, runtime: RuntimeConfig, *, local: bool) -> Ranks:

@@ -89,6 +89,7 @@ class LeadingEngine:
         except InputError:  # which all ranks have raised
             self._state.amid_call = False
             raise
+        self._hosts.check()  # what a GPU has gone on with without another one is no result
         self._state.amid_call = False
         return result
 

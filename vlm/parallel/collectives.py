@@ -32,6 +32,9 @@ class Collectives(Protocol):
         """Returns what a rank sends; x, of its shape and type, may be overwritten."""
         ...
 
+    def abort(self) -> None:
+        """Ends what waits for a rank that has gone; what it returns means nothing. Callable from any thread."""
+
 
 class Hosts(Protocol):
     """What the processes of all ranks tell each other. All call the same methods in the same order."""
@@ -43,6 +46,12 @@ class Hosts(Protocol):
     def broadcast(self, value: Any = None) -> Any:
         """Returns the first rank's value on every rank."""
         ...
+
+    def abort(self) -> None:
+        """Takes note that a rank has gone. Callable from any thread."""
+
+    def check(self) -> None:
+        """Raises EngineError once a rank is known to have gone."""
 
 
 class OneRank:
@@ -63,9 +72,18 @@ class OneRank:
     def receive(self, x: Tensor, sender: int) -> Tensor:
         raise ValueError("a rank alone has none to receive from")
 
+    def abort(self) -> None:
+        pass
+
 
 class OneHost:
     """What a process alone tells itself."""
+
+    def abort(self) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
 
     def minimum(self, value: int) -> int:
         return value
@@ -84,6 +102,11 @@ class Ranks:
     all: Collectives = field(default_factory=OneRank)
     stage: Collectives = field(default_factory=OneRank)  # with those that split the same layers
     pipeline: Collectives = field(default_factory=OneRank)  # with those of the same part of other stages' layers
+
+    def abort(self) -> None:
+        """Ends what waits for a rank that has gone; whoever waited finds out by `hosts.check`."""
+        for each in (self.hosts, self.all, self.stage, self.pipeline):
+            each.abort()
 
 
 ALONE = Ranks()

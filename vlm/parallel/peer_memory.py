@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 CAPACITY = 1 << 18  # words of 32 bits: messages of at most 1 MB, beyond which NCCL's rings are as fast
-_memory: Any = torch._C._distributed_c10d._SymmetricMemory if torch.distributed.is_available() else None
 
 
 class PeerMemory:
@@ -16,13 +15,16 @@ class PeerMemory:
 
     def __init__(self, store: Any, name: str, *, rank: int, size: int, device: torch.device):
         """`name`: one for all ranks, and for these alone. Raises RuntimeError where GPUs cannot reach each other."""
+        from torch._C import _distributed_c10d as distributed
+
         from vlm.ops.kernels.all_reduce import WORDS
 
+        memory: Any = distributed._SymmetricMemory
         self.rank, self.size = rank, size
-        _memory.set_group_info(name, rank, size, store)
+        memory.set_group_info(name, rank, size, store)
         shape = (2 * size * CAPACITY,)
-        self._buffer = _memory.empty_strided_p2p(shape, (1,), torch.int64, device, name).zero_()
-        self._handle = _memory.rendezvous(self._buffer, name)
+        self._buffer = memory.empty_strided_p2p(shape, (1,), torch.int64, device, name).zero_()
+        self._handle = memory.rendezvous(self._buffer, name)
         self._buffers = torch.tensor(self._handle.buffer_ptrs, dtype=torch.int64, device=device)
         self._calls = torch.zeros(CAPACITY // WORDS, dtype=torch.int32, device=device)
         self._ended, self._stream = torch.zeros(1, dtype=torch.int32, device=device), torch.cuda.Stream(device)
@@ -42,6 +44,6 @@ class PeerMemory:
         all_reduce(x, self._buffers, self._calls, self._ended, **kind)
 
     def abort(self) -> None:
-        """Lets kernels that wait for another rank go on, with what is there; callable from any thread."""
+        """Lets kernels that wait for another rank go on, with what is there. Callable from any thread."""
         with torch.cuda.stream(self._stream):
             self._ended.copy_(self._one, non_blocking=True)

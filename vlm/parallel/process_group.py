@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import socket
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +17,7 @@ from torch import Tensor
 from vlm.errors import EngineError
 from vlm.parallel.collectives import Collectives, OneRank, Ranks
 from vlm.parallel.mapping import Mapping
+from vlm.parallel.peer_memory import PeerMemory
 from vlm.parallel.stages import Stages
 
 dist: Any = torch.distributed  # which exports its groups' types to no checker
@@ -25,13 +29,16 @@ GONE = "another rank has ended or cannot be reached, so this one cannot go on; s
 class ProcessGroup:
     """The collectives of one process in a group of them. Raises EngineError where another one has gone."""
 
-    def __init__(self, group: Any, size: int):
-        """`group`: of torch's, of one kind of device."""
-        self._group, self.size = group, size
+    def __init__(self, group: Any, size: int, peers: PeerMemory | None = None):
+        """`group`: of torch's, of one kind of device; `peers`: sums what is small."""
+        self._group, self.size, self._peers = group, size, peers
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        _run(lambda: self._group.allreduce([x]))
+        if self._peers is not None and self._peers.takes(x):
+            self._peers.all_reduce(x)
+        else:
+            _run(lambda: self._group.allreduce([x]))
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -53,15 +60,21 @@ class ProcessGroup:
         _run(lambda: self._group.recv([x], sender, 0))
         return x
 
+    def abort(self) -> None:
+        if self._peers is not None:
+            self._peers.abort()
+        if hasattr(self._group, "abort"):  # gloo finds out by itself
+            self._group.abort()
+
 
 class ProcessHosts:
     """What a process tells those of all ranks. Raises EngineError where another one has gone."""
 
     def __init__(self, group: Any, rank: int):
-        self._group, self.rank = group, rank
+        self._group, self.rank, self._is_broken = group, rank, False
 
     def minimum(self, value: int) -> int:
-        values, options = torch.tensor([value]), dist.AllreduceOptions()
+        values, options = torch.tensor([int(value)]), dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MIN
         _run(lambda: self._group.allreduce([values], options))
         return int(values)
@@ -73,6 +86,13 @@ class ProcessHosts:
         values = torch.frombuffer(buffer, dtype=torch.uint8)
         return pickle.loads(self._broadcast(values).numpy().tobytes())  # from a process of our own
 
+    def abort(self) -> None:
+        self._is_broken = True
+
+    def check(self) -> None:
+        if self._is_broken:
+            raise EngineError(GONE)
+
     def _broadcast(self, values: Tensor) -> Tensor:
         options = dist.BroadcastOptions()
         options.rootRank, options.timeout = 0, IDLE
@@ -82,27 +102,50 @@ class ProcessHosts:
 
 def connect(store: Any, mapping: Mapping, *, device: torch.device, local: bool) -> Ranks:
     """Connects a process with those of all ranks. `local`: all are of this machine, and listen to no other one."""
-    everyone = range(mapping.size)
+    members = {"all": range(mapping.size), "stage": mapping.stage_ranks, "pipeline": mapping.pipeline_ranks}
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     with _errors():
-        hosts = _gloo(dist.PrefixStore("hosts", store), mapping.rank, mapping.size, local=local)
-        made: dict[range, Collectives] = {range(mapping.rank, mapping.rank + 1): OneRank()}
-        for ranks in (everyone, mapping.stage_ranks, mapping.pipeline_ranks):  # the same order on all ranks
-            if ranks not in made:
-                made[ranks] = _group(store, ranks, mapping.rank, device=device, local=local)
-    groups = {"stage": made[mapping.stage_ranks], "pipeline": made[mapping.pipeline_ranks]}
+        own = _gloo(dist.PrefixStore("hosts", store), mapping.rank, mapping.size, local=local)
+        hosts = ProcessHosts(own, mapping.rank)
+        peers = _peer_memory(store, hosts, mapping, device)
+        # a connection each, though their ranks may be the same: images are encoded on a stream of their own
+        groups: dict[str, Collectives] = {
+            name: _group(
+                dist.PrefixStore(f"{name} {list(ranks)}", store), ranks, mapping.rank, device=device, local=local,
+                peers=peers if name == "stage" else None,
+            )
+            for name, ranks in members.items()
+        }  # fmt: skip
     _first_rows(Stages(mapping.stage, groups["pipeline"]), device)
-    return Ranks(mapping.rank, mapping.size, ProcessHosts(hosts, mapping.rank), made[everyone], **groups)
+    return Ranks(mapping.rank, mapping.size, hosts, **groups)
 
 
-def _group(store: Any, ranks: range, rank: int, *, device: torch.device, local: bool) -> ProcessGroup:
-    store = dist.PrefixStore(f"devices {list(ranks)}", store)
+def _peer_memory(store: Any, hosts: ProcessHosts, mapping: Mapping, device: torch.device) -> PeerMemory | None:
+    """Returns what the GPUs of a stage sum small messages by; None where they do not reach each other's memory."""
+    if device.type != "cuda" or mapping.tp == 1:
+        return None
+    machine, name = hosts.broadcast((socket.gethostname(), uuid.uuid4().hex))
+    peers, ranks = None, list(mapping.stage_ranks)
+    if hosts.minimum(machine == socket.gethostname()):
+        kind = {"rank": mapping.shard.rank, "size": mapping.tp, "device": device}
+        with contextlib.suppress(RuntimeError):
+            peers = PeerMemory(dist.PrefixStore(f"peers {ranks}", store), f"vlm {name} {ranks}", **kind)
+    return peers if hosts.minimum(peers is not None) else None
+
+
+def _group(
+    store: Any, ranks: range, rank: int, *, device: torch.device, local: bool, peers: PeerMemory | None
+) -> Collectives:
+    place, size = ranks.index(rank), len(ranks)
+    if size == 1:
+        return OneRank()
     if device.type != "cuda":
-        return ProcessGroup(_gloo(store, ranks.index(rank), len(ranks), local=local), len(ranks))
-    torch.cuda.set_device(device)
-    group = dist.ProcessGroupNCCL(store, ranks.index(rank), len(ranks), TIMEOUT)
+        return ProcessGroup(_gloo(store, place, size, local=local), size)
+    group = dist.ProcessGroupNCCL(store, place, size, TIMEOUT)
     group.eager_connect_single_device(device)  # now: the store may go, and pairs take part in the group's connection
-    connected = ProcessGroup(group, len(ranks))
-    connected.all_reduce(torch.zeros(1, device=device))
+    connected = ProcessGroup(group, size, peers)
+    _run(lambda: group.allreduce([torch.zeros(1, device=device)]))
     return connected
 
 

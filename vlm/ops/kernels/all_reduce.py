@@ -22,7 +22,7 @@ TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: t
 @jit
 def _low(words, TYPE: tl.constexpr):
     """Returns the value in the lower half of words of 32 bits, or in the whole, as float32."""
-    if TYPE == tl.float32:
+    if TYPE == tl.float32:  # noqa: SIM300
         return words.to(tl.float32, bitcast=True)
     else:
         return words.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
@@ -31,7 +31,7 @@ def _low(words, TYPE: tl.constexpr):
 @jit
 def _words(low, high, TYPE: tl.constexpr):
     """Returns words of 32 bits with two values each, or one of float32."""
-    if TYPE == tl.float32:
+    if TYPE == tl.float32:  # noqa: SIM300
         return low.to(tl.int32, bitcast=True)
     else:
         lower = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
