@@ -22,6 +22,7 @@ NAMES = [
     "gated",
     "linear",
     "quantized_linear",
+    "quantized_gemv",
     "w8a8",
     "greedy",
     "topk_logprobs",
