@@ -35,7 +35,6 @@ from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
 from vlm.ops.kernels import paged_attention as attention_kernel
 from vlm.ops.kernels import prefill_attention as prefill_kernel
-from vlm.ops.kernels import quantized_gemv as gemv_kernel
 from vlm.ops.kernels import quantized_linear as quantized_kernel
 from vlm.ops.kernels import rotary as rotary_kernel
 from vlm.ops.kernels import sample as sample_kernel
@@ -261,33 +260,6 @@ def quantized_linear(device: torch.device) -> None:
                 torch.testing.assert_close(found, want, atol=3e-5 * inputs**0.5, rtol=1e-5)
 
 
-def quantized_gemv(device: torch.device) -> None:
-    """One row in 16 bits, whose weights PTX unpacks, which Triton's interpreter does not run: the longest rows too, and
-    values whose products with levels are beyond float16."""
-    if device.type != "cuda":
-        return
-    sizes, types = ((5, 128), (130, 2560), (33, 11008), (7, 384)), (torch.float16, torch.bfloat16)
-    for (outputs, inputs), dtype in itertools.product(sizes, types):
-        x, weight = torch.randn(1, inputs, device=device), torch.randn(outputs, inputs, device=device) / 50
-        x[0, 3] = 3e4
-        x = x.to(dtype)
-        for method in (Int8(), Fp8(), Int4(128), Int4(inputs)):
-            kept = method.quantize(weight)
-            exact = method.dequantize(kept).double()
-            for bias in (torch.randn(outputs, device=device, dtype=dtype), None):
-                want = torch.nn.functional.linear(x.double(), exact, None if bias is None else bias.double()).float()
-                if isinstance(method, Int4):
-                    if not gemv_kernel.fits4(x, kept["weight_scale"].shape[1], None):
-                        assert dtype == torch.bfloat16
-                        continue
-                    parts = kept["weight_packed"], kept["weight_scale"]
-                    found, near = gemv_kernel.linear4(x, *parts, bias, torch.float32), 2e-3
-                else:
-                    parts = kept["weight"], kept["weight_scale"]
-                    found, near = gemv_kernel.linear8(x, *parts, bias, torch.float32), 1e-5
-                assert (found - want).norm() < near * want.norm()
-
-
 def _product(method, kept: dict[str, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     if isinstance(method, Int4):
         parts = kept["weight_packed"], kept["weight_scale"], kept.get("weight_zero")
@@ -474,7 +446,6 @@ CASES = {
         gated,
         linear,
         quantized_linear,
-        quantized_gemv,
         w8a8,
         greedy,
         topk_logprobs,

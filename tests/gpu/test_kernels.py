@@ -22,7 +22,6 @@ NAMES = [
     "gated",
     "linear",
     "quantized_linear",
-    "quantized_gemv",
     "w8a8",
     "greedy",
     "topk_logprobs",

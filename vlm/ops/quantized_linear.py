@@ -15,11 +15,9 @@ def linear8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None
     """Returns x (weight · scale)ᵀ + bias [..., N] of x [..., K], weight [N, K] int8 or e4m3, scale [N, 1] float32, bias
     [N]. `out_fp32`: of float16 the result is float32."""
     if _few(x):
-        from vlm.ops.kernels import quantized_gemv, quantized_linear
+        from vlm.ops.kernels.quantized_linear import linear8 as kernel
 
-        rows = _rows(x)
-        kernel = quantized_gemv.linear8 if quantized_gemv.fits8(rows) else quantized_linear.linear8
-        y = kernel(rows, weight, scale, bias, _result(x, out_fp32))
+        y = kernel(_rows(x), weight, scale, bias, _result(x, out_fp32))
         return y.view(*x.shape[:-1], len(weight))
     return linear(x, _unpacked8(weight, scale, x.dtype), bias, out_fp32)
 
@@ -34,13 +32,9 @@ def linear4(
 ) -> Tensor:
     """Returns x Wᵀ + bias [..., N] of x [..., K] and W = (level - zero) · scale, as `unpacked4` has it."""
     if _few(x) and linear4_fits(x.shape[-1], scale.shape[1]):
-        from vlm.ops.kernels import quantized_gemv, quantized_linear
+        from vlm.ops.kernels.quantized_linear import linear4 as kernel
 
-        rows, dtype = _rows(x), _result(x, out_fp32)
-        if quantized_gemv.fits4(rows, scale.shape[1], zero):
-            y = quantized_gemv.linear4(rows, packed, scale, bias, dtype)
-        else:
-            y = quantized_linear.linear4(rows, packed, scale, zero, bias, dtype)
+        y = kernel(_rows(x), packed, scale, zero, bias, _result(x, out_fp32))
         return y.view(*x.shape[:-1], len(packed))
     if packed.is_cuda:
         from vlm.ops.kernels.unpack import unpacked4 as unpack
