@@ -118,6 +118,7 @@ def connect(store: Any, mapping: Mapping, *, device: torch.device, local: bool) 
             for name, ranks in members.items()
         }  # fmt: skip
     _first_rows(Stages(mapping.stage, groups["pipeline"]), device)
+    hosts.minimum(1)  # now all are connected, and the store may go
     return Ranks(mapping.rank, mapping.size, hosts, **groups)
 
 
@@ -143,7 +144,7 @@ def _group(
     if device.type != "cuda":
         return ProcessGroup(_gloo(store, place, size, local=local), size)
     group = dist.ProcessGroupNCCL(store, place, size, TIMEOUT)
-    group.eager_connect_single_device(device)  # now: the store may go, and pairs take part in the group's connection
+    group.eager_connect_single_device(device)  # now, and pairs take part in the group's connection
     connected = ProcessGroup(group, size, peers)
     _run(lambda: group.allreduce([torch.zeros(1, device=device)]))
     return connected
