@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vlm.errors import EngineError
 from vlm.parallel.collectives import Collectives, OneRank, Ranks
-from vlm.parallel.mapping import Mapping
+from vlm.parallel.mapping import Mapping, Shard
 from vlm.parallel.stages import Stages
 
 dist: Any = torch.distributed  # which exports its groups' types to no checker
@@ -86,12 +86,13 @@ def connect(store: Any, mapping: Mapping, *, device: torch.device, local: bool) 
     with _errors():
         hosts = _gloo(dist.PrefixStore("hosts", store), mapping.rank, mapping.size, local=local)
         made: dict[range, Collectives] = {range(mapping.rank, mapping.rank + 1): OneRank()}
-        for ranks in (everyone, mapping.stage_ranks, mapping.pipeline_ranks):  # the same order on all ranks
-            if ranks not in made:
-                made[ranks] = _group(store, ranks, mapping.rank, device=device, local=local)
+        for group in (everyone, mapping.stage_ranks, mapping.pipeline_ranks):  # the same order on all ranks
+            if group not in made:
+                made[group] = _group(store, group, mapping.rank, device=device, local=local)
     groups = {"stage": made[mapping.stage_ranks], "pipeline": made[mapping.pipeline_ranks]}
-    _first_rows(Stages(mapping.stage, groups["pipeline"]), device)
-    return Ranks(mapping.rank, mapping.size, ProcessHosts(hosts, mapping.rank), made[everyone], **groups)
+    ranks = Ranks(mapping.rank, mapping.size, ProcessHosts(hosts, mapping.rank), made[everyone], **groups)
+    _first_calls(ranks, mapping.stage, device)
+    return ranks
 
 
 def _group(store: Any, ranks: range, rank: int, *, device: torch.device, local: bool) -> ProcessGroup:
@@ -100,15 +101,17 @@ def _group(store: Any, ranks: range, rank: int, *, device: torch.device, local: 
         return ProcessGroup(_gloo(store, ranks.index(rank), len(ranks), local=local), len(ranks))
     torch.cuda.set_device(device)
     group = dist.ProcessGroupNCCL(store, ranks.index(rank), len(ranks), TIMEOUT)
-    group.eager_connect_single_device(device)  # now: the store may go, and pairs take part in the group's connection
-    connected = ProcessGroup(group, len(ranks))
-    connected.all_reduce(torch.zeros(1, device=device))
-    return connected
+    group.eager_connect_single_device(device)  # pairs use the connection of the group
+    return ProcessGroup(group, len(ranks))
 
 
-def _first_rows(stages: Stages, device: torch.device) -> None:
-    """Connects neighbouring stages, which the capture of a graph cannot."""
+def _first_calls(ranks: Ranks, stage: Shard, device: torch.device) -> None:
+    """Makes each kind of connection, which the capture of a graph cannot. When it returns no rank needs the store."""
+    stages = Stages(stage, ranks.pipeline)
     stages.hand_on(stages.received(torch.zeros(1, device=device)))
+    for group in (ranks.all, ranks.stage, ranks.pipeline):
+        group.all_reduce(torch.zeros(1, device=device))
+    ranks.hosts.minimum(0)
 
 
 def _run(begin: Callable[[], Any]) -> None:

@@ -37,4 +37,12 @@ class Stages:
 
     def from_last(self, x: Tensor) -> Tensor:
         """Returns the last stage's x on every stage; those of the others have its shape and type."""
-        return self.ranks.broadcast(x, self.place.size - 1)
+        return self.from_stage(self.place.size - 1, x)
+
+    def from_stage(self, stage: int, x: Tensor) -> Tensor:
+        """Returns a stage's x on every stage; those of the others have its shape and type."""
+        return self.ranks.broadcast(x, stage)
+
+    def shares(self, total: int) -> list[int]:
+        """Returns how many of `total` layers each stage has."""
+        return [Shard(stage, self.place.size).share(total) for stage in range(self.place.size)]
