@@ -19,10 +19,12 @@ from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.errors import ConfigError, EngineError
+from vlm.executor import micro_batches, paged_runner
 from vlm.executor.torch_encoders import TorchEncoders
 from vlm.layers.quant.methods import METHODS
 from vlm.parallel.collectives import ALONE
 
+CHUNKS = RuntimeConfig(device="cpu", block_size=4, max_prefill_tokens=6, burst=3)
 NORMS_AFTER = {"do_layer_norm_before": False, "word_embed_proj_dim": 20}
 FAMILIES = MODELS | {
     "opt-350m": lambda: tiny.opt(seed=2, **NORMS_AFTER),
@@ -80,20 +82,47 @@ def test_requests_come_go_and_are_preempted(t5, sizes):
     assert with_followers(rebuilt(t5, **SHORT, **sizes), FEW_BLOCKS, come_and_go) == expected
 
 
-def test_prompts_share_blocks_and_come_in_chunks(llama):
-    """Prompts that begin alike, computed a few tokens at a time while others decode; the logits of one's own tokens."""
-    runtime = RuntimeConfig(device="cpu", block_size=4, max_prefill_tokens=6, burst=3)
+def chunked(pipe: Pipeline) -> list[tuple]:
+    """Returns the tokens of prompts that begin alike, of a search and alone, and the logits of their own tokens."""
     begin = [5, 9, 17, 33, 4, 8, 15, 16, 23]
     prompts = [{"input_ids": begin + rest} for rest in ([42, 7], [11], [42, 7, 50, 51, 52, 3])]
+    found = pipe.generate(prompts, max_new_tokens=9, ignore_eos=True, num_beams=2)
+    single = pipe.generate(prompts, max_new_tokens=9, ignore_eos=True, return_context_logits=True)
+    return [(a.token_ids, b.token_ids, b.context_logits) for a, b in zip(found, single, strict=True)]
 
-    def read(pipe: Pipeline) -> list[tuple]:
-        found = pipe.generate(prompts, max_new_tokens=9, ignore_eos=True, num_beams=2)
-        single = pipe.generate(prompts, max_new_tokens=9, ignore_eos=True, return_context_logits=True)
-        return [(a.token_ids, b.token_ids, b.context_logits) for a, b in zip(found, single, strict=True)]
 
-    check_equal(
-        with_followers(rebuilt(llama, max_batch_size=8, pp_size=3), runtime, read), read(Pipeline(llama, runtime))
-    )
+def test_prompts_share_blocks_and_come_in_chunks(llama):
+    """A few tokens at a time, while others decode."""
+    expected = chunked(Pipeline(llama, CHUNKS))
+    check_equal(with_followers(rebuilt(llama, max_batch_size=8, pp_size=3), CHUNKS, chunked), expected)
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Cuts passes of two rows already, and counts into how many parts."""
+    counts: list[int] = []
+    monkeypatch.setattr(micro_batches, "LEAST_ROWS", 1)
+    for name in ("micro_batches", "split_prefills"):
+        whole = getattr(micro_batches, name)
+        monkeypatch.setattr(
+            paged_runner, name, lambda *args, whole=whole: counts.append(len(found := whole(*args))) or found
+        )
+    return counts
+
+
+@pytest.mark.parametrize("name", ["tied t5", "llama", "opt-350m"])
+def test_stages_compute_parts_of_a_pass_at_a_time(name, tmp_path, parts):
+    engine = engine_dir(DEEP[name](), tmp_path, max_batch_size=8)
+    check_all_ways(engine, pp_size=3)
+    assert {1, 3} == {*parts} - {2}, "one process has whole passes"
+
+
+def test_parts_of_passes_while_requests_come_and_go(t5, llama, parts):
+    expected = come_and_go(Pipeline(rebuilt(t5, **SHORT), FEW_BLOCKS))
+    assert with_followers(rebuilt(t5, **SHORT, tp_size=2, pp_size=2), FEW_BLOCKS, come_and_go) == expected
+    expected = chunked(Pipeline(llama, CHUNKS))
+    check_equal(with_followers(rebuilt(llama, max_batch_size=8, pp_size=3), CHUNKS, chunked), expected)
+    assert max(parts) == 3
 
 
 @pytest.mark.parametrize("sizes", [{"pp_size": 3}, {"tp_size": 2, "pp_size": 2}], ids=str)
