@@ -10,7 +10,7 @@ import torch
 
 from tests import tiny
 from tests.engines import engine_dir, method_options, rebuilt
-from tests.families import MODELS
+from tests.families import MODELS, inputs_of
 from tests.parity.test_vila import Vila
 from tests.rank_cases import CPU, FEW_BLOCKS, SHORT, WAYS, check_equal, come_and_go, encoded, image_features, outputs
 from tests.ranks import with_followers
@@ -115,6 +115,21 @@ def test_stages_compute_parts_of_a_pass_at_a_time(name, tmp_path, parts):
     engine = engine_dir(DEEP[name](), tmp_path, max_batch_size=8)
     check_all_ways(engine, pp_size=3)
     assert {1, 3} == {*parts} - {2}, "one process has whole passes"
+
+
+def test_parts_of_prompts_that_end_in_an_image(tmp_path, parts):
+    """The first decode step takes its last row, of each sequence another one."""
+
+    def read(pipe: Pipeline) -> list[list[int]]:
+        rows = range(pipe.config.vocab_size, pipe.config.vocab_size + pipe.processor.vision.num_features)
+        turned = [given | {pipe.capabilities.id_field: [7, 9, *rows]} for given in inputs_of(pipe)]
+        return [out.token_ids for out in pipe.generate(turned, max_new_tokens=8, ignore_eos=True)]
+
+    engine = engine_dir(MODELS["llava"](), tmp_path)
+    expected = read(Pipeline(engine, CPU))
+    assert expected[0] != expected[1], "the images differ"
+    assert with_followers(rebuilt(engine, pp_size=2), CPU, read) == expected
+    assert max(parts) == 2
 
 
 def test_parts_of_passes_while_requests_come_and_go(t5, llama, parts):

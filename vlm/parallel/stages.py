@@ -28,7 +28,10 @@ class Stages:
 
     def received(self, x: Tensor) -> Tensor:
         """Returns what the stage before has handed on, which has the shape and type of x: on the first stage x."""
-        return x if self.is_first else self.ranks.receive(torch.empty_like(x), self.place.rank - 1)
+        if self.is_first:
+            return x
+        empty = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return self.ranks.receive(empty, self.place.rank - 1)
 
     def hand_on(self, x: Tensor) -> None:
         """Sends x to the next stage; the last one keeps it."""
