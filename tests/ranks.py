@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -100,7 +101,7 @@ class Hosts:
         return min(self.exchange.all(self.rank, value))
 
     def broadcast(self, value: Any = None) -> Any:
-        return self.exchange.all(self.rank, value)[0]
+        return pickle.loads(self.exchange.all(self.rank, pickle.dumps(value))[0])  # a copy, as processes have
 
 
 def ranks_of(world: World, mapping: Mapping) -> Ranks:

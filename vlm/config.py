@@ -177,7 +177,7 @@ class BuildConfig(Config):
         None, "Weights that share a scale, where a quantization has groups.", default="128", allowed=at_least(2)
     )
     tp_size: int = option(1, "GPUs that split each layer.", allowed=at_least(1))
-    pp_size: int = option(1, "Stages of so many GPUs that share the layers.", allowed=at_least(1))
+    pp_size: int = option(1, "Pipeline stages that share the layers, each of tp_size GPUs.", allowed=at_least(1))
     ignore: tuple[str, ...] | None = option(
         None, "Layers whose weights are not quantized: names, parts of names or patterns, several apart by ','.",
         default="head,visual", read=read_names,

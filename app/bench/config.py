@@ -44,6 +44,7 @@ class SubjectConfig(Config):
     device: str = same_option(RuntimeConfig, "device")
     threads: int | None = same_option(RuntimeConfig, "threads")  # of every system on the CPU
     tp_size: int = same_option(BuildConfig, "tp_size")  # of ours; Hugging Face runs on one device
+    pp_size: int = same_option(BuildConfig, "pp_size")
     dtype: str | None = option(
         None, f"Computing type: {', '.join(DTYPES)}.", default="float32 on the CPU, bfloat16 on CUDA"
     )

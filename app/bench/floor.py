@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vlm.parallel.mapping import Mapping, Shard
 from vlm_app.bench.clock import repeated
 
 if TYPE_CHECKING:
@@ -48,16 +49,15 @@ def decode_floor(
 ) -> Floor:
     """Weights once a step; for each of the batch the cross-attention cache, which its beams share, and every beam's
     self-attention cache at its mean length. A decoder alone keeps its prompt's rows, given as `encoder_rows`, in the
-    latter. Of ranks that split an engine what the first one reads. Without the encoder's pass: nothing is as fast as
-    this."""
+    latter. Of ranks that split layers what the first one reads, of pipeline stages, which wait for each other, what
+    all read. Without the encoder's pass: nothing is as fast as this."""
     from vlm.registry.catalogs import configs_of
-    from vlm.registry.networks import mapping_of
 
     config = configs_of(engine).decoder
     assert config is not None  # what is measured generates
     item = getattr(torch, engine.build.dtype).itemsize
     head = config.head_dim * item if kv_cache_dtype is None else config.head_dim + SCALE_BYTES
-    heads = mapping_of(engine).shard.share(config.num_kv_heads, config.num_kv_heads)
+    heads = Shard(size=engine.build.tp_size).share(config.num_kv_heads, config.num_kv_heads)
     row = 2 * config.num_layers * heads * head
     rows = encoder_rows + num_beams * new_tokens // 2
     return Floor(decoder_bytes(engine), batch_size * rows * row, bandwidth)
@@ -71,7 +71,8 @@ def decoder_bytes(engine: EngineDir) -> int:
     from vlm.registry.networks import context_of
 
     spec, item = model_spec(engine.roles["decoder"]), getattr(torch, engine.build.dtype).itemsize
-    layout = module_layout(spec, spec.config.from_dict(engine.config("decoder")), context_of(engine, "decoder"))
+    context = replace(context_of(engine, "decoder"), mapping=Mapping(engine.build.tp_size))
+    layout = module_layout(spec, spec.config.from_dict(engine.config("decoder")), context)
     patterns = (*NOT_READ, "embedding.*") if "head.weight" in layout else NOT_READ
     read = [entry for name, entry in layout.items() if not any(fnmatch(name, pattern) for pattern in patterns)]
     return sum(min(item, dtype.itemsize) * math.prod(shape) for dtype, shape in read)

@@ -112,7 +112,7 @@ def workload(result: dict[str, Any]) -> str:
     subject = f"{result['subject']}, {config['dtype']}"
     if threads := config.get("threads"):
         subject += f", CPU, {threads} thread{'s' if threads > 1 else ''}"
-    if (ranks := config.get("tp_size", 1)) > 1:
+    if (ranks := config.get("tp_size", 1) * config.get("pp_size", 1)) > 1:
         subject += f", {ranks} ranks"
     if result["kind"] == "ocr":
         return f"{subject}, {_job(result)}"

@@ -45,9 +45,13 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("t5") / "engine"
-    assert call("build", "mini-t5", "-o", out, "--tp-size", "2").exit_code == 0
-    return out
+    return built(tmp_path_factory.mktemp("t5"), "--tp-size")
+
+
+def built(folder: Path, option: str) -> Path:
+    """Builds the packaged model of texts for two ranks."""
+    assert call("build", "mini-t5", "-o", folder / "engine", option, "2").exit_code == 0
+    return folder / "engine"
 
 
 def tokens(pipe: Pipeline) -> list[list[int]]:
@@ -55,18 +59,24 @@ def tokens(pipe: Pipeline) -> list[list[int]]:
     return [out.token_ids for out in found]
 
 
-def test_processes_give_the_tokens_of_one(whole):
-    expected, split = tokens(Pipeline(whole, CPU)), rebuilt(whole, max_batch_size=4, tp_size=2)
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tp_size": 2}, {"pp_size": 2}, pytest.param({"tp_size": 2, "pp_size": 2}, marks=pytest.mark.slow)],
+    ids=str,
+)
+def test_processes_give_the_tokens_of_one(whole, sizes):
+    expected, split = tokens(Pipeline(whole, CPU)), rebuilt(whole, max_batch_size=4, **sizes)
     with contextlib.closing(Pipeline(split, CPU)) as pipe:
         assert tokens(pipe) == expected == tokens(pipe)
         pids = [process.pid for process in pipe._others.processes]
         others = [child for child in children(os.getpid()) if child.pid in pids]
-        assert len(others) == 1 and others[0].is_alive()
-    until(lambda: not others[0].is_alive())
+        assert len(others) == split.build.num_ranks - 1 and all(other.is_alive() for other in others)
+    until(lambda: not any(other.is_alive() for other in others))
 
 
-def test_a_rank_that_is_killed_is_said(whole):
-    pipe = Pipeline(rebuilt(whole, max_batch_size=4, tp_size=2), CPU)
+@pytest.mark.parametrize("axis", ["tp_size", "pp_size"])
+def test_a_rank_that_is_killed_is_said(whole, axis):
+    pipe = Pipeline(rebuilt(whole, max_batch_size=4, **{axis: 2}), CPU)
     for process in pipe._others.processes:
         process.kill()
     with pytest.raises(EngineError, match="another rank has ended or cannot be reached"):
@@ -110,6 +120,20 @@ def test_the_command_line(t5):
     # three matrices in four are cut in halves
     whole = sum(file.stat().st_size for file in t5.rglob("rank*.safetensors"))
     assert 0.5 * whole <= sum(file.stat().st_size for file in t5.rglob("rank0.safetensors")) < 0.52 * whole
+
+
+def test_the_command_line_of_stages(tmp_path):
+    engine = built(tmp_path, "--pp-size")
+    found = call(*TRANSLATE, "--model", engine)
+    assert found.exit_code == 0 and found.stdout.strip() == "Das Haus ist klein."
+    described = json.loads(call("inspect", engine, "--json").stdout)
+    assert described["mapping"] == {"tp": 1, "pp": 2} and described["build"]["pp_size"] == 2
+    layers, weights = zip(*((stage["layers"], stage["weights"]) for stage in described["stages"]), strict=True)
+    assert layers[0][0] == 0 and layers[1][0] == layers[0][1] + 1
+    sizes = [sum(file.stat().st_size for file in engine.rglob(f"rank{rank}.safetensors")) for rank in range(2)]
+    assert [*weights] == [[size] for size in sizes] and described["memory"]["weights_a_rank"] == max(sizes)
+    said = call("inspect", engine).stdout
+    assert re.search(r"stage 1 +decoder layers \d to \d, weights of its ranks \d", said)
 
 
 @pytest.mark.slow
@@ -163,10 +187,11 @@ def _documented(starter: str, engine: Path) -> list[str]:
 
 
 @pytest.mark.distributed
+@pytest.mark.parametrize("option", ["--tp-size", "--pp-size"])
 @pytest.mark.parametrize("starter", ["mpirun", "torchrun"])
-def test_the_page_s_commands(t5, starter):
+def test_the_page_s_commands(tmp_path, starter, option):
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    line = _documented(starter, t5)
+    line = _documented(starter, built(tmp_path, option))
     line[1:1] = ["--oversubscribe"] if starter == "mpirun" else []  # there may be one core
     done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr

@@ -132,11 +132,15 @@ def test_an_engine_that_ranks_split_is_measured(arch, tmp_path, capsys):
     out = tmp_path / "text.json"
     options = ("--batch-size", "2", "--input-output-len", "6,8", "--device", "cpu", "--no-hf", "--repeats", "1")
     results = []
-    for ranks in (1, 2):
-        line = ("text", "--arch", arch, "--random-weights", *options, "--tp-size", ranks, "--json", out)
+    for sizes in ((), ("--pp-size", "2"), ("--tp-size", "2")):
+        line = ("text", "--arch", arch, "--random-weights", *options, *sizes, "--json", out)
         assert not bench(*line), capsys.readouterr().err
         results.append(json.loads(out.read_text()))
-    (whole,), (part,) = (result["rows"] for result in results)
+    (whole,), (staged,), (part,) = (result["rows"] for result in results)
+    assert results[1]["config"]["pp_size"] == 2
+    assert [staged["floor"][name] for name in ("weight_bytes", "kv_bytes")] == [
+        whole["floor"][name] for name in ("weight_bytes", "kv_bytes")
+    ], "stages wait for each other"
     assert 0.5 * whole["floor"]["weight_bytes"] < part["floor"]["weight_bytes"] < 0.6 * whole["floor"]["weight_bytes"]
     assert 2 * part["floor"]["kv_bytes"] == whole["floor"]["kv_bytes"]
     assert not bench("table", out) and "float32, 2 ranks" in capsys.readouterr().out

@@ -194,3 +194,11 @@ def test_an_engine_is_not_built_over_something_else(tmp_path):
     made = random_checkpoint("toy-base", tmp_path / "ckpt")
     with pytest.raises(EngineError, match="is not replaced"):
         build_engine(made, made.path, BuildConfig())
+
+
+def test_layers_that_no_stage_can_leave_out(tmp_path):
+    """Of a network whose module keeps them in a list of its own."""
+    made = convert_folder(write_hf(tmp_path / "hf"), tmp_path / "ckpt")
+    with pytest.raises(ConfigError, match="the voice network does not keep its layers in Blocks"):
+        build_engine(made, tmp_path / "engine", BuildConfig(pp_size=2))
+    assert not (tmp_path / "engine").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,19 @@ def test_sizes_that_cannot_be_split_are_refused():
         Mapping(tp=2, rank=2)
 
 
+def test_ranks_stand_on_a_grid():
+    """Two pipeline stages of three ranks each."""
+    grid = [Mapping(tp=3, pp=2, rank=rank) for rank in range(6)]
+    assert [(each.stage.rank, each.shard.rank) for each in grid] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert [list(each.stage_ranks) for each in grid] == [[0, 1, 2]] * 3 + [[3, 4, 5]] * 3
+    assert [list(each.pipeline_ranks) for each in grid] == [[0, 3], [1, 4], [2, 5]] * 2
+    assert [each.layers(5) for each in grid] == [range(3)] * 3 + [range(3, 5)] * 3
+    with pytest.raises(
+        ConfigError, match="a network of 1 layer cannot be cut into 2 pipeline stages; build with pp_size 1"
+    ):
+        grid[0].layers(1)
+
+
 def test_a_head_is_not_split():
     """One head of keys for all of queries: its 4 rows could be halved, but both ranks have the whole head."""
     attention = SelfAttention(8, 2, 0, num_kv_heads=1, context=TWO)
@@ -179,6 +193,15 @@ def test_a_rank_holds_the_keys_of_its_heads():
     whole, half = (allocate(config, shape, 4, mapping=each, **kind).layer(0).keys.shape for each in mappings)
     assert half[1] * 2 == whole[1] == config.num_kv_heads
     assert 2 * block_bytes(config, 4, torch.float32, mappings[1]) == block_bytes(config, 4, torch.float32, mappings[0])
+
+
+def test_a_stage_holds_the_keys_of_its_layers():
+    config = replace(next(iter(published("llama").values())), num_layers=5)
+    shape, last = CacheShape(2, 0, 1, 0), Mapping(pp=2, rank=1)
+    cache = allocate(config, shape, 4, dtype=torch.float32, device=torch.device("cpu"), mapping=last)
+    assert len(cache.blocks) == 2
+    assert [cache.layer(number).keys.data_ptr() for number in (3, 4)] == [x[0].data_ptr() for x in cache.blocks]
+    assert 5 * block_bytes(config, 4, torch.float32, last) == 2 * block_bytes(config, 4, torch.float32, Mapping())
 
 
 def test_a_tied_head_follows_its_embedding():

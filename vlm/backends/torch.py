@@ -53,12 +53,14 @@ class TorchBackend(Backend):
         self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device, ranks: Ranks
     ) -> dict[str, nn.Module]:
         from vlm.registry.networks import load_network
-        from vlm.registry.sharded_weights import REPLICATED
+        from vlm.registry.sharded_weights import part_of
 
         check_fp8(engine, runtime, device)
-        rank_of = lambda role: 0 if role in REPLICATED else ranks.rank  # noqa: E731
-        weights = {role: engine.weights(role, device=device, rank=rank_of(role)) for role in engine.loaded_roles}
-        return {role: load_network(engine, role, tensors, device, ranks) for role, tensors in weights.items()}
+        networks = {}
+        for role in engine.loaded_roles:
+            tensors = engine.weights(role, device=device, rank=part_of(role, ranks.rank))
+            networks[role] = load_network(engine, role, tensors, device, ranks)
+        return networks
 
 
 def check_fp8(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> None:

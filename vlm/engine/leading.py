@@ -73,8 +73,7 @@ class LeadingEngine:
         """Raises InputError for attention weights, of which each rank has those of its heads."""
         if recorder is not None and recorder.keep_attentions:
             raise InputError("attention weights are given by a model that runs on one GPU alone; leave them out.")
-        run = self._engine.encode_texts
-        return self._with_others("encode_texts", lambda requests: run(requests, recorder), requests)
+        return self._with_others("encode_texts", self._engine.encode_texts, requests, recorder)
 
     def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:
         return self._with_others("encode_images", self._engine.encode_images, images, cached=cached)

@@ -86,7 +86,8 @@ def _paged_runner(
     shape = replace(shape, num_self=hosts.minimum(shape.num_self), num_cross=hosts.minimum(shape.num_cross))
     cache = kv_cache.allocate(decoder.config, shape, runtime.block_size, dtype=kept, device=device, mapping=mapping)
     sampler, graphs = _sampler(decoder.config, limits, shape, encoders), _graphs(runtime, device)
-    return PagedRunner(decoder, encoders.encoder, cache=cache, shape=shape, sampler=sampler, graphs=graphs)
+    options = {"cache": cache, "shape": shape, "sampler": sampler, "graphs": graphs, "num_stages": mapping.pp}
+    return PagedRunner(decoder, encoders.encoder, **options)
 
 
 def _graphs(runtime: RuntimeConfig, device: torch.device) -> GraphPool | None:

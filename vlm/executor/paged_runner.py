@@ -15,6 +15,7 @@ from torch import Tensor
 from vlm.backends.threads import num_threads, threads_for
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.kv_cache import CacheShape
+from vlm.executor.micro_batches import micro_batches, split_prefills
 from vlm.executor.networks import DecoderNetwork, TextNetwork, required
 from vlm.executor.packing import PackedChunks, PackedInputs, PackedTexts, graph_rows, packed
 from vlm.executor.prompt_embeds import gather_prompt_embeds
@@ -48,11 +49,14 @@ class PagedRunner:
         shape: CacheShape,
         sampler: Sampler,
         graphs: GraphPool | None,
+        num_stages: int = 1,
     ):
-        """`encoder`: of texts; `graphs` None: all is run eagerly."""
+        """`encoder`: of texts; `graphs` None: all is run eagerly; `num_stages`: of the pipeline that shares the
+        layers."""
         self.decoder, self.encoder, self.config = decoder, encoder, decoder.config
         self.cache, self.shape, self.block_size = cache, shape, cache.block_size
         self.sampler, self.state, self.device, self.graphs = sampler, sampler.state, cache.blocks.device, graphs
+        self.num_stages = num_stages
         self._threads = num_threads()
         self._parameters = sum(x.numel() for x in decoder.parameters())
 
@@ -64,6 +68,10 @@ class PagedRunner:
 
     # --- prompts ---
     def prefill(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
+        for part in split_prefills(prefills, self.num_stages):
+            self._prefill_part(part, embeds)
+
+    def _prefill_part(self, prefills: list[tuple[Sequence, PrefillChunk]], embeds: Embeds) -> None:
         packed_chunks = PackedChunks.from_prefills(prefills)
         parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
@@ -175,11 +183,18 @@ class PagedRunner:
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
         batch = self._batch(rows.all, positions, prompt_embeds=last)
-        logits = self.decoder.logits(self.decoder(token_ids, batch), batch)
+        logits = self.decoder.logits(self._hidden(token_ids, batch), batch)
         if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
             beam_search.reorder_cache(
                 self.cache, self.state.self_tables, self.state.slots, self.state.beams, rows.beams, parents
             )
+
+    def _hidden(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
+        """Returns the hidden rows [R, hidden] of a decode step's tokens [R]."""
+        parts = micro_batches(len(token_ids), self.num_stages)
+        if len(parts) == 1:
+            return self.decoder(token_ids, batch)
+        return torch.cat([self.decoder(token_ids[begin:end], batch.sequences(begin, end)) for begin, end in parts])
 
     def _batch(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -43,6 +43,10 @@ class AttentionMetadata:
         """Returns what `encoder_attention` weighs values by: each sequence's [H, T, T] float32."""
         raise NotImplementedError
 
+    def sequences(self, start: int, end: int) -> AttentionMetadata:
+        """Returns the same of some sequences alone, each of which has a row."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class PagedMetadata(AttentionMetadata):
@@ -75,6 +79,17 @@ class PagedMetadata(AttentionMetadata):
 
     def write_cross(self, layer: int, k: Tensor, v: Tensor) -> None:
         kv_write(k, v, self.cache.layer(layer), self.cross_tables, self.slots, self.places)
+
+    def sequences(self, start: int, end: int) -> PagedMetadata:
+        assert self.tiles is None
+        part, cross = slice(start, end), self.cross_lengths
+        return replace(
+            self,
+            slots=self.slots[part],
+            places=self.places[part],
+            self_lengths=self.self_lengths[part],
+            cross_lengths=None if cross is None else cross[part],
+        )
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from vlm.layers.context import ModelContext
@@ -19,8 +20,9 @@ class Blocks(nn.ModuleList):
     def __init__(self, num_layers: int, block: Callable[[int], nn.Module], *, context: ModelContext):
         """`block` makes the block of a number."""
         super().__init__()
-        self.stages = context.stages
-        for layer in context.mapping.layers(num_layers):
+        self.stages, layers = context.stages, context.mapping.layers(num_layers)
+        self.counts = self.stages.shares(num_layers)  # of each stage's blocks
+        for layer in layers:
             self.add_module(str(layer), block(layer))
 
     def forward(self, x: Tensor, batch: ForwardBatch, *more: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -30,4 +32,15 @@ class Blocks(nn.ModuleList):
         for block in self:
             x, delta = block(x, delta, batch, *more)
         self.stages.hand_on(x if delta is None else x + delta)  # their sum alone: half as much, of x's own type
+        if batch.recorder is not None and len(self.counts) > 1:
+            batch.recorder.hidden_states = self._of_all_stages(batch.recorder.hidden_states)
         return x, delta
+
+    def _of_all_stages(self, states: list[Tensor]) -> list[Tensor]:
+        """Returns what goes into each block of the network, of which `states` go into those of this stage."""
+        own = iter(states)
+        return [
+            self.stages.from_stage(stage, next(own) if stage == self.stages.place.rank else torch.empty_like(states[0]))
+            for stage, count in enumerate(self.counts)
+            for _ in range(count)
+        ]

@@ -47,6 +47,15 @@ class ForwardBatch:
             self, positions=self.positions[..., start:end], adapter_ids=None if ids is None else ids[start:end]
         )
 
+    def sequences(self, start: int, end: int) -> ForwardBatch:
+        """Returns the same of some sequences alone, each of which has a row."""
+        if self.prompt_embeds is None:
+            embeds = None
+        else:
+            embeds = self.prompt_embeds._replace(index=self.prompt_embeds.index[start:end])
+        attention = self.attention.sequences(start, end)
+        return replace(self.rows(start, end), attention=attention, prompt_embeds=embeds)
+
     def record(self, x: Tensor, delta: Tensor | None) -> None:
         """Records what goes into a block: the stream and what is still to be added to it."""
         if self.recorder is not None:

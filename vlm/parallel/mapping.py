@@ -79,8 +79,8 @@ class Mapping:
         """Returns which of a network's layers the rank's stage runs. Raises ConfigError where one would have none."""
         if count < self.pp:
             raise ConfigError(
-                f"a network of {count} layers cannot be cut into {self.pp} pipeline stages; give --pp-size {count} or"
-                " less."
+                f"a network of {count} layer{'s' * (count > 1)} cannot be cut into {self.pp} pipeline stages; build"
+                f" with pp_size {count} or less."
             )
         place = self.stage.place(count)
         return range(place.start, place.stop)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vlm.errors import EngineError
 from vlm.parallel.collectives import Collectives, OneRank, Ranks
-from vlm.parallel.mapping import Mapping
+from vlm.parallel.mapping import Mapping, Shard
 from vlm.parallel.peer_memory import PeerMemory
 from vlm.parallel.stages import Stages
 
@@ -117,9 +117,9 @@ def connect(store: Any, mapping: Mapping, *, device: torch.device, local: bool) 
             )
             for name, ranks in members.items()
         }  # fmt: skip
-    _first_rows(Stages(mapping.stage, groups["pipeline"]), device)
-    hosts.minimum(1)  # now all are connected, and the store may go
-    return Ranks(mapping.rank, mapping.size, hosts, **groups)
+        ranks = Ranks(mapping.rank, mapping.size, hosts, **groups)
+        _first_calls(ranks, mapping.stage, device)
+    return ranks
 
 
 def _peer_memory(store: Any, hosts: ProcessHosts, mapping: Mapping, device: torch.device) -> PeerMemory | None:
@@ -144,15 +144,17 @@ def _group(
     if device.type != "cuda":
         return ProcessGroup(_gloo(store, place, size, local=local), size)
     group = dist.ProcessGroupNCCL(store, place, size, TIMEOUT)
-    group.eager_connect_single_device(device)  # now, and pairs take part in the group's connection
-    connected = ProcessGroup(group, size, peers)
-    _run(lambda: group.allreduce([torch.zeros(1, device=device)]))
-    return connected
+    group.eager_connect_single_device(device)  # pairs use the connection of the group
+    return ProcessGroup(group, size, peers)
 
 
-def _first_rows(stages: Stages, device: torch.device) -> None:
-    """Connects neighbouring stages, which the capture of a graph cannot."""
+def _first_calls(ranks: Ranks, stage: Shard, device: torch.device) -> None:
+    """Makes each kind of connection, which the capture of a graph cannot. When it returns no rank needs the store."""
+    stages = Stages(stage, ranks.pipeline)
     stages.hand_on(stages.received(torch.zeros(1, device=device)))
+    for group in (ranks.all, ranks.stage, ranks.pipeline):
+        group.all_reduce(torch.zeros(1, device=device))
+    ranks.hosts.minimum(0)
 
 
 def _run(begin: Callable[[], Any]) -> None:

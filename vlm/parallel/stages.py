@@ -28,7 +28,10 @@ class Stages:
 
     def received(self, x: Tensor) -> Tensor:
         """Returns what the stage before has handed on, which has the shape and type of x: on the first stage x."""
-        return x if self.is_first else self.ranks.receive(torch.empty_like(x), self.place.rank - 1)
+        if self.is_first:
+            return x
+        empty = torch.empty_like(x, memory_format=torch.contiguous_format)
+        return self.ranks.receive(empty, self.place.rank - 1)
 
     def hand_on(self, x: Tensor) -> None:
         """Sends x to the next stage; the last one keeps it."""
@@ -37,4 +40,12 @@ class Stages:
 
     def from_last(self, x: Tensor) -> Tensor:
         """Returns the last stage's x on every stage; those of the others have its shape and type."""
-        return self.ranks.broadcast(x, self.place.size - 1)
+        return self.from_stage(self.place.size - 1, x)
+
+    def from_stage(self, stage: int, x: Tensor) -> Tensor:
+        """Returns a stage's x on every stage; those of the others have its shape and type."""
+        return self.ranks.broadcast(x, stage)
+
+    def shares(self, total: int) -> list[int]:
+        """Returns how many of `total` layers each stage has."""
+        return [Shard(stage, self.place.size).share(total) for stage in range(self.place.size)]

@@ -23,6 +23,11 @@ from vlm.registry.catalogs import model_spec
 REPLICATED = ("visual",)  # roles that each rank runs whole
 
 
+def part_of(role: str, rank: int) -> int:
+    """Returns the number of the part of a role's weights that a rank loads."""
+    return 0 if role in REPLICATED else rank
+
+
 def sharded_by_rank(
     roles: Mapping[str, RoleWeights], quantization: Quantization, *, tp_size: int, pp_size: int
 ) -> dict[tuple[str, int], RoleWeights]:
@@ -48,7 +53,7 @@ def sharded(weights: RoleWeights, context: ModelContext) -> RoleWeights:
     if context.mapping.pp > 1 and not any(isinstance(module, Blocks) for module in network.modules()):
         raise ConfigError(
             f"the {weights.model} network does not keep its layers in Blocks (vlm.layers.blocks), so pipeline stages"
-            " cannot share them; leave --pp-size out."
+            " cannot share them; leave pp_size out."
         )
     shapes = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     layout = {name: (source.layout[name][0], shape) for name, shape in shapes.items()}

@@ -112,7 +112,7 @@ def prepare_session(
         )
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
         build = next(iter(engines.values())).build
-        own = {"dtype": build.dtype, "tp_size": build.tp_size, "backends": tuple(engines)}
+        own = {"dtype": build.dtype, "tp_size": build.tp_size, "pp_size": build.pp_size, "backends": tuple(engines)}
         session_config = dataclasses.replace(config, device=str(device), **own)
         sizes = {name: _size(path) for name, path in subject.engines.items()}
         folder = subject.folder if config.beside_others else None

@@ -90,11 +90,12 @@ def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Pat
     wanted = config.backends or (name,)
     if any(each.partition(KV)[0] != name for each in wanted):
         raise InputError(f"{path} is an engine of {name}; for {listed(wanted)} give what it was built from.")
-    if config.tp_size not in (1, engine.build.tp_size):
-        raise InputError(
-            f"{path} is built for {engine.build.tp_size} ranks; for --tp-size {config.tp_size} give what it was built"
-            " from."
-        )
+    for name in ("tp_size", "pp_size"):
+        if (size := getattr(config, name)) not in (1, getattr(engine.build, name)):
+            raise InputError(
+                f"{path} is built for {engine.build.num_ranks} rank{'s' * (engine.build.num_ranks > 1)}; for"
+                f" --{name.replace('_', '-')} {size} give what it was built from."
+            )
     return dict.fromkeys(wanted, resolve(path, dtype=config.dtype, **limits(configs_of(engine))))
 
 
@@ -140,7 +141,7 @@ def _checked_build(
 ) -> BuildConfig:
     """Returns the build without the backend, which must be able to take it all the same."""
     _check_kind(config.subject, family, takes)
-    build = BuildConfig(dtype=dtype, tp_size=config.tp_size, **limits(configs))
+    build = BuildConfig(dtype=dtype, tp_size=config.tp_size, pp_size=config.pp_size, **limits(configs))
     for name in config.backend_names:
         check_backend(_for_backend(build, name))
     try:

@@ -62,6 +62,7 @@ def describe_engine(path: Path) -> dict[str, Any]:
         "built_on": {"vlm": manifest.vlm_version, **manifest.built_on},
         "built_for": manifest.built_for,
         "mapping": manifest.mapping,
+        **_stages(engine),
         "quantization": manifest.quantization,
         "verified": True,
     }
@@ -174,7 +175,7 @@ def _engine_role(engine: EngineDir, role: str) -> dict[str, Any]:
     from vlm.backends.graphs.io import role_of
 
     name, files = engine.roles[role], engine.manifest.files
-    is_one_file = engine.build.tp_size == 1 and f"{role}/rank0.safetensors" in files
+    is_one_file = engine.build.num_ranks == 1 and f"{role}/rank0.safetensors" in files
     if is_one_file and engine.manifest.quantization is None:
         return _role(name, TensorFiles([engine.path / role / "rank0.safetensors"]))
     sizes = [entry["size"] for file, entry in files.items() if role_of(file.split("/")[0]) == role]
@@ -189,16 +190,39 @@ def _dtypes(build: BuildConfig) -> list[str]:
 
 def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
     """Returns bytes of the weights, of the KV cache of a full batch at full length, and of one sequence's share; where
-    ranks split them those of the first rank, which has the most."""
+    there are several ranks those of the one that has the most."""
     from vlm.api.cache_bytes import CacheBytes
 
-    cache, files = CacheBytes.from_engine(engine), engine.manifest.files.items()
-    if engine.build.tp_size > 1:
-        weights = sum(entry["size"] for name, entry in files if name.endswith("/rank0.safetensors"))
+    cache, several = CacheBytes.from_engine(engine), engine.build.num_ranks > 1
+    if several:
+        weights = max(_rank_bytes(engine, rank) for rank in range(engine.build.num_ranks))
     memory = {
         "weights": weights, "kv_cache_full_batch": cache.full_batch, "kv_cache_per_sequence": cache.per_sequence,
     }  # fmt: skip
-    return memory if engine.build.tp_size == 1 else {f"{name}_a_rank": size for name, size in memory.items()}
+    return {f"{name}_a_rank": size for name, size in memory.items()} if several else memory
+
+
+def _stages(engine: EngineDir) -> dict[str, Any]:
+    """Returns of each stage of a pipeline its layers of the decoder (first, last) and the weights of each of its
+    ranks."""
+    from vlm.registry.catalogs import configs_of
+    from vlm.registry.networks import mapping_of
+
+    decoder, ranks = configs_of(engine).decoder, range(engine.build.num_ranks)
+    stages = []
+    for mapping in (mapping_of(engine, rank) for rank in ranks[:: engine.build.tp_size]):
+        layers = None if decoder is None else mapping.layers(decoder.num_layers)
+        sizes = [_rank_bytes(engine, rank) for rank in mapping.stage_ranks]
+        stages.append({"layers": layers and [layers[0], layers[-1]], "weights": sizes})
+    return {"stages": stages} if len(stages) > 1 else {}
+
+
+def _rank_bytes(engine: EngineDir, rank: int) -> int:
+    """Returns the bytes of the files that a rank loads."""
+    from vlm.registry.sharded_weights import part_of
+
+    names = [f"{role}/rank{part_of(role, rank)}.safetensors" for role in engine.roles]
+    return sum(engine.manifest.files[name]["size"] for name in names)
 
 
 def _multimodal(engine: EngineDir) -> dict[str, Any]:
@@ -226,6 +250,8 @@ def _text(description: dict[str, Any]) -> str:
             lines += [f"{role:<12} {_role_text(part)}" for role, part in value.items()]
         elif key == "memory":
             lines += [f"{title:<12} " + ", ".join(f"{n.replace('_', ' ')} {_size(v)}" for n, v in value.items())]
+        elif key == "stages":
+            lines += [f"{'stage ' + str(number):<12} {_stage_text(stage)}" for number, stage in enumerate(value)]
         elif isinstance(value, dict):
             lines.append(f"{title:<12} " + (", ".join(f"{n} {_plain(v)}" for n, v in value.items()) or "none"))
         else:
@@ -244,6 +270,11 @@ def _plain(value: Any) -> str:
 def _role_text(part: dict[str, Any]) -> str:
     types = ", ".join(part["dtypes"])
     return f"{part['model']}, {part['parameters']:,} parameters, {_size(part['bytes'])}, {types}"
+
+
+def _stage_text(stage: dict[str, Any]) -> str:
+    layers = "" if stage["layers"] is None else f"decoder layers {stage['layers'][0]} to {stage['layers'][1]}, "
+    return f"{layers}weights of its ranks {', '.join(map(_size, stage['weights']))}"
 
 
 def _size(count: int) -> str:
