@@ -16,7 +16,7 @@ from vlm.api.following import follow_first_rank
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
-from vlm.parallel.collectives import Ranks
+from vlm.parallel.collectives import OneHost, OneRank, Ranks
 from vlm.parallel.mapping import Mapping
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class World:
                 exchange.barrier.abort()
 
 
-class Threads:
+class Threads(OneRank):
     """The collectives of one thread in a group of them."""
 
     def __init__(self, world: World, group: range, rank: int):
@@ -91,7 +91,7 @@ class Threads:
         return self.world.exchange("pair", (self.group[sender], self.group[to]))
 
 
-class Hosts:
+class Hosts(OneHost):
     """What a thread tells all others."""
 
     def __init__(self, exchange: Exchange, rank: int):
