@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import socket
-import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vlm.errors import EngineError
+from vlm.errors import EngineError, VlmWarning
 from vlm.parallel.collectives import Collectives, OneRank, Ranks
 from vlm.parallel.mapping import Mapping, Shard
 from vlm.parallel.peer_memory import PeerMemory
@@ -126,12 +125,14 @@ def _peer_memory(store: Any, hosts: ProcessHosts, mapping: Mapping, device: torc
     """Returns what the GPUs of a stage sum small messages by; None where they do not reach each other's memory."""
     if device.type != "cuda" or mapping.tp == 1:
         return None
-    machine, name = hosts.broadcast((socket.gethostname(), uuid.uuid4().hex))
     peers, ranks = None, list(mapping.stage_ranks)
-    if hosts.minimum(machine == socket.gethostname()):
-        kind = {"rank": mapping.shard.rank, "size": mapping.tp, "device": device}
-        with contextlib.suppress(RuntimeError):
-            peers = PeerMemory(dist.PrefixStore(f"peers {ranks}", store), f"vlm {name} {ranks}", **kind)
+    if hosts.minimum(hosts.broadcast(socket.gethostname()) == socket.gethostname()):
+        try:
+            store = dist.PrefixStore(f"peers {ranks}", store)
+            peers = PeerMemory(store, rank=mapping.shard.rank, size=mapping.tp, device=device)
+        except (RuntimeError, ImportError) as error:
+            text = f"these GPUs do not reach each other's memory ({error}); NCCL sums everything, which takes longer."
+            warnings.warn(text, VlmWarning, stacklevel=2)
     return peers if hosts.minimum(peers is not None) else None
 
 
