@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from vlm.ops.int4_packing import chunk_of
-from vlm.ops.kernels.dependent_launch import dependent, let_next_start, prefetch, wait_for_inputs
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 
 WIDE = 8192  # outputs beyond which programs of whole rows are as many as the GPU runs at once
@@ -93,22 +93,13 @@ def _store(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES: tl.constexpr, SCALE: tl.c
     tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < R)[None, :])
 
 
-@jit
-def _start(w_ptr, N, width, ROWS: tl.constexpr):
-    """Requests this program's rows of the weight [N, width], then waits for x."""
-    let_next_start()
-    first = tl.program_id(0).to(tl.int64) * ROWS
-    size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
-    prefetch(w_ptr + first * width, tl.minimum(N - first, ROWS) * width * size)
-    wait_for_inputs()
-
-
 @dependent
 def _linear8(
     x_ptr, w_ptr, scale_ptr, b_ptr, y_ptr, R, N, K,
     SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
 ):  # fmt: skip
-    _start(w_ptr, N, K, BN // SLICES)
+    let_next_start()
+    wait_for_inputs()
     row, column = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
     steps = tl.cdiv(tl.cdiv(K, BK), SLICES)
     w_begin, x_begin = (row % SLICES) * (steps * BK), (column % SLICES) * (steps * BK)
@@ -137,7 +128,8 @@ def _linear4(
 ):  # fmt: skip
     """A step is a chunk of inputs: int16 number j of it has the levels of inputs j, L + j, 2 L + j and 3 L + j."""
     L: tl.constexpr = CHUNK // 4
-    _start(w_ptr, N, K // 4, BN // SLICES)
+    let_next_start()
+    wait_for_inputs()
     row, column = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
     chunks = K // CHUNK
     steps = tl.cdiv(chunks, SLICES)
@@ -199,7 +191,7 @@ class Tile:
     def of_4_bits(cls, rows: int, outputs: int) -> Tile:
         wide = outputs > WIDE
         if rows == 1:
-            return cls(slices=8, bm=8, bn=64, warps=4, stages=3)
+            return cls(slices=8, bm=8, bn=128 if wide else 64, warps=4, stages=3)
         if rows <= 8:
             return cls(slices=4, bm=32, bn=128 if outputs >= 4096 else 64, warps=4, stages=4)
         if rows <= 32:
