@@ -15,4 +15,7 @@ if TYPE_CHECKING:
 
 def follow_first_rank(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks) -> None:
     """Runs one rank's part until the first rank closes its pipeline, which was loaded with the same arguments."""
-    follow(load_engine(engine, runtime, ranks), ranks.hosts)
+    try:
+        follow(load_engine(engine, runtime, ranks), ranks.hosts)
+    finally:
+        ranks.close()

@@ -113,7 +113,7 @@ class Pipeline:
             if self._others is not None:
                 self._others.kill()
             raise
-        return engine if ranks.size == 1 else LeadingEngine(engine, ranks.hosts)
+        return engine if ranks.size == 1 else LeadingEngine(engine, ranks)
 
     # --- calls ---
     @overload

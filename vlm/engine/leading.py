@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.layers.forward_batch import HiddenStateRecorder
-    from vlm.parallel.collectives import Hosts
+    from vlm.parallel.collectives import Hosts, Ranks
     from vlm.requests.image import Image
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name and its arguments
@@ -42,11 +42,11 @@ class LeadingEngine:
     `dismiss()` lets the others end; it is called at the latest when this object or this process ends.
     """
 
-    def __init__(self, engine: LLMEngine | EncoderEngine, hosts: Hosts):
-        self._engine, self._hosts = engine, hosts
+    def __init__(self, engine: LLMEngine | EncoderEngine, ranks: Ranks):
+        self._engine, self._hosts = engine, ranks.hosts
         self._calls: list[Call] = []
         self._state = _State()
-        self.dismiss = weakref.finalize(self, _dismiss, hosts, self._state)
+        self.dismiss = weakref.finalize(self, _dismiss, ranks, self._state)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)  # what is only read
@@ -93,10 +93,11 @@ class LeadingEngine:
         return result
 
 
-def _dismiss(hosts: Hosts, state: _State) -> None:
+def _dismiss(ranks: Ranks, state: _State) -> None:
     if not state.amid_call:  # else they wait for another message than this one
         with contextlib.suppress(EngineError):  # they have gone already
-            hosts.broadcast(None)
+            ranks.hosts.broadcast(None)
+    ranks.close()
 
 
 Engine = LLMEngine | EncoderEngine | LeadingEngine

@@ -35,6 +35,9 @@ class Collectives(Protocol):
     def abort(self) -> None:
         """Ends what waits for a rank that has gone; what it returns means nothing. Callable from any thread."""
 
+    def close(self) -> None:
+        """Ends the connection, and the threads that serve it."""
+
 
 class Hosts(Protocol):
     """What the processes of all ranks tell each other. All call the same methods in the same order."""
@@ -75,6 +78,9 @@ class OneRank:
     def abort(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
 
 class OneHost:
     """What a process alone tells itself."""
@@ -107,6 +113,11 @@ class Ranks:
         """Ends what waits for a rank that has gone; whoever waited finds out by `hosts.check`."""
         for each in (self.hosts, self.all, self.stage, self.pipeline):
             each.abort()
+
+    def close(self) -> None:
+        """Ends the connections between GPUs, which a process must not leave to its end."""
+        for each in (self.all, self.stage, self.pipeline):
+            each.close()
 
 
 ALONE = Ranks()

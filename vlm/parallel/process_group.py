@@ -30,7 +30,8 @@ class ProcessGroup:
 
     def __init__(self, group: Any, size: int, peers: PeerMemory | None = None):
         """`group`: of torch's, of one kind of device; `peers`: sums what is small."""
-        self._group, self.size, self._peers = group, size, peers
+        self._group: Any = group
+        self.size, self._peers = size, peers
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -64,6 +65,12 @@ class ProcessGroup:
             self._peers.abort()
         if hasattr(self._group, "abort"):  # gloo finds out by itself
             self._group.abort()
+
+    def close(self) -> None:
+        if hasattr(self._group, "abort"):
+            torch.cuda.synchronize()  # the others' GPUs have the same passes under way
+            self._group.abort()  # without a word to the others, who may have gone
+        self._group = self._peers = None
 
 
 class ProcessHosts:
