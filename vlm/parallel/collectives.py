@@ -111,7 +111,7 @@ class Ranks:
 
     def abort(self) -> None:
         """Ends what waits for a rank that has gone; whoever waited finds out by `hosts.check`."""
-        for each in (self.hosts, self.all, self.stage, self.pipeline):
+        for each in (self.hosts, self.stage, self.pipeline, self.all):  # the stage's kernels hold up all else
             each.abort()
 
     def close(self) -> None:

@@ -27,8 +27,7 @@ class PeerMemory:
         addresses = _opened(store, rank, size, device, 2 * size * CAPACITY * 8)
         self._buffers = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._calls = torch.zeros(CAPACITY // WORDS, dtype=torch.int32, device=device)
-        self._ended, self._stream = torch.zeros(1, dtype=torch.int32, device=device), torch.cuda.Stream(device)
-        self._one = torch.ones(1, dtype=torch.int32).pin_memory()
+        self._ended = torch.zeros(1, dtype=torch.int32).pin_memory()  # written without a word to CUDA, which may wait
         others = [address for peer, address in enumerate(addresses) if peer != rank]
         weakref.finalize(self, _close, addresses[rank], others).atexit = False  # a process that ends frees all
         torch.cuda.synchronize(device)
@@ -47,8 +46,7 @@ class PeerMemory:
 
     def abort(self) -> None:
         """Lets kernels that wait for another rank go on, with what is there. Callable from any thread."""
-        with torch.cuda.stream(self._stream):
-            self._ended.copy_(self._one, non_blocking=True)
+        self._ended[0] = 1
 
 
 def _opened(store: Any, rank: int, size: int, device: torch.device, nbytes: int) -> list[int]:

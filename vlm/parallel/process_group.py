@@ -31,7 +31,7 @@ class ProcessGroup:
     def __init__(self, group: Any, size: int, peers: PeerMemory | None = None):
         """`group`: of torch's, of one kind of device; `peers`: sums what is small."""
         self._group: Any = group
-        self.size, self._peers = size, peers
+        self.size, self._peers, self._is_aborted = size, peers, False
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -63,11 +63,12 @@ class ProcessGroup:
     def abort(self) -> None:
         if self._peers is not None:
             self._peers.abort()
-        if hasattr(self._group, "abort"):  # gloo finds out by itself
+        if not self._is_aborted and hasattr(self._group, "abort"):  # gloo finds out by itself
+            self._is_aborted = True
             self._group.abort()
 
     def close(self) -> None:
-        if hasattr(self._group, "abort"):
+        if not self._is_aborted and hasattr(self._group, "abort"):
             torch.cuda.synchronize()  # the others' GPUs have the same passes under way
             self._group.abort()  # without a word to the others, who may have gone
         self._group = self._peers = None

@@ -16,6 +16,7 @@ from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for
 from vlm.ops.kernels.jit import jit
 
 WORDS = 128  # of 32 bits, a program's
+POLLS = 1024  # looks for another rank's values, some 0.7 µs each, between two at whether it has ended
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -41,7 +42,7 @@ def _words(low, high, TYPE: tl.constexpr):
 @dependent
 def _all_reduce(
     x_ptr, buffers_ptr, calls_ptr, ended_ptr, N, capacity,
-    RANK: tl.constexpr, RANKS: tl.constexpr, TYPE: tl.constexpr, WORDS: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, TYPE: tl.constexpr, WORDS: tl.constexpr, POLLS: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
@@ -65,9 +66,13 @@ def _all_reduce(
             at = buffer + (turn + source) * capacity + i
             found = tl.load(at, mask=inside, other=0, volatile=True)
             missing = tl.max((inside & ((found >> 32).to(tl.int32) != call)).to(tl.int32))
-            while (missing != 0) & (tl.load(ended_ptr, volatile=True) == 0):
+            polls = 0
+            while missing != 0:
                 found = tl.load(at, mask=inside, other=0, volatile=True)
                 missing = tl.max((inside & ((found >> 32).to(tl.int32) != call)).to(tl.int32))
+                polls += 1
+                if polls % POLLS == 0 and tl.load(ended_ptr, volatile=True) != 0:
+                    missing = 0
             words = found.to(tl.int32)
         low += _low(words, TYPE)
         high += _low(words >> 16, TYPE)
@@ -82,11 +87,11 @@ def all_reduce(
     4 · capacity.
 
     buffers [ranks] int64: the addresses of the ranks' memory, 2 · ranks · capacity words of 64 bits each; calls
-    [capacity / WORDS] int32: how often each program has run; ended [1] int32: not 0 once a rank has ended, which
-    nobody waits for.
+    [capacity / WORDS] int32: how often each program has run; ended [1] int32, in memory of the host that the GPU reads:
+    not 0 once a rank has ended, which nobody waits for.
     """
     words = x.view(-1).view(torch.int32)
     _all_reduce[(triton.cdiv(len(words), WORDS),)](
         words, buffers, calls, ended, len(words), capacity,
-        RANK=rank, RANKS=ranks, TYPE=TYPES[x.dtype], WORDS=WORDS, num_warps=1,
+        RANK=rank, RANKS=ranks, TYPE=TYPES[x.dtype], WORDS=WORDS, POLLS=POLLS, num_warps=1,
     )  # fmt: skip
