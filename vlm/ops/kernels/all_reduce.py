@@ -71,8 +71,8 @@ def _all_reduce(
                 found = tl.load(at, mask=inside, other=0, volatile=True)
                 missing = tl.max((inside & ((found >> 32).to(tl.int32) != call)).to(tl.int32))
                 polls += 1
-                if polls % POLLS == 0 and tl.load(ended_ptr, volatile=True) != 0:
-                    missing = 0
+                if polls % POLLS == 0:  # pyright: ignore[reportOperatorIssue]
+                    missing = tl.where(tl.load(ended_ptr, volatile=True) == 0, missing, 0)
             words = found.to(tl.int32)
         low += _low(words, TYPE)
         high += _low(words >> 16, TYPE)
