@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -62,7 +63,7 @@ def serve(
         raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
     if placing.has_replicas and config.grpc_port is not None:
         raise InputError("--grpc-port is for one server, and replicas are asked over HTTP; leave one of the two out.")
-    _check_packages()
+    _check_packages("vlm_app.server.replicas.run" if placing.has_replicas else "vlm_app.server.run")
     from vlm_app.server.repository.served_models import ServedModels
 
     served = ServedModels(names, model_repository or [], options, warm_up)
@@ -120,9 +121,9 @@ def _check_grpc() -> None:
         raise InputError(f"--grpc-port needs pip install 'vlm-runtime[grpc]': {error}.") from None
 
 
-def _check_packages() -> None:
-    """Raises InputError where the server's packages are not there."""
+def _check_packages(module: str) -> None:
+    """Raises InputError where a package is not there that this module needs."""
     try:
-        import vlm_app.server.replicas.run  # noqa: F401
+        importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"vlm serve needs the package {error.name}: pip install 'vlm-runtime[serve]'.") from None

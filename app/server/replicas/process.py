@@ -43,15 +43,17 @@ def serve_replica(job: ReplicaJob, pipe: Connection) -> None:
     threading.Thread(target=_end_with_parent, args=(job.socket.parent,), daemon=True).start()
     if job.placement.visible is not None:
         os.environ[VISIBLE] = job.placement.visible
+    trouble: VlmError | None = None
     try:
         with warnings_in_a_line(job.say):
             reason = _serve(job, pipe)
+        trouble = None if reason is None else EngineError(f"{reason}.")
     except VlmError as error:
-        pipe.send(error)
-        sys.exit(EXIT_BROKEN)
-    if reason is not None:
-        pipe.send(EngineError(f"{reason}."))
-        sys.exit(EXIT_BROKEN)
+        trouble = error
+    if trouble is not None:
+        pipe.send(trouble)
+    sys.stderr.flush()
+    os._exit(0 if trouble is None else EXIT_BROKEN)  # without taking down what torch has built, as every verb ends
 
 
 def _serve(job: ReplicaJob, pipe: Connection) -> str | None:
