@@ -24,6 +24,7 @@ TEXT = "translate English to German: The old ship is small."
 QUESTIONS = ("Read the sign.", "How many objects are there?", "Which shape is pink?")
 SCENES = [EXAMPLES / f"scene{i}.png" for i in (1, 2, 3)]
 LONG = {"max_tokens": 120, "extra_body": {"ignore_eos": True}}
+RETRIED = "vlm_retried_requests_total"
 LOST = "the replica that worked on the request has ended; send it again."
 
 
@@ -140,14 +141,19 @@ def check_kill(url: str, count: int) -> None:
             answers = asyncio.gather(*asks)
             await begun.wait()
             busiest = max(await asyncio.to_thread(replicas, url), key=lambda row: row["outstanding"])
+            assert busiest["outstanding"] > 0
             os.kill(busiest["pid"], signal.SIGKILL)
             return await answers
 
-    before = {row["replica"]: row["restarts"] for row in replicas(url)}
+    def retried() -> float:
+        return sum(float(line.split()[1]) for line in get(f"{url}/metrics").splitlines() if line.startswith(RETRIED))
+
+    before, retried_before = {row["replica"]: row["restarts"] for row in replicas(url)}, retried()
     found = asyncio.run(run())
     assert [text for text, _ in found] == [
         expected(model, number // 2) for number, (model, _) in enumerate(load_of(count))
     ]
+    assert retried() - retried_before + sum(broken for _, broken in found) > 0
     until(lambda: all(row["ready"] for row in replicas(url)))
     assert sum(row["restarts"] - before[row["replica"]] for row in replicas(url)) == 1
     assert {row["outstanding"] for row in replicas(url)} == {0}

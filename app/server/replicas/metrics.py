@@ -31,10 +31,11 @@ class Metrics:
         texts = await asyncio.gather(*(_text(replica) for replica in replicas.values()))
         registry = CollectorRegistry()
         registry.register(_Families(merged(dict(zip(replicas, texts, strict=True)))))
-        registry.register(_Families(list(self._own())))
+        registry.register(_Families(list(self.own())))
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
-    def _own(self) -> Iterator[Metric]:
+    def own(self) -> Iterator[Metric]:
+        """Yields what the front itself counts."""
         ready = GaugeMetricFamily("vlm_replica_ready", "1 while it can be asked.", labels=(LABEL,))
         outstanding = GaugeMetricFamily("vlm_replica_outstanding_requests", "Requests under way.", labels=(LABEL,))
         restarts = CounterMetricFamily("vlm_replica_restarts", "Times it was started again.", labels=(LABEL,))
