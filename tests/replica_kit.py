@@ -10,12 +10,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.server_kit import listening
+from tests.server_kit import Served, listening
+from vlm.api.pipeline import Pipeline
 from vlm.errors import EngineError
 from vlm_app.core.load_options import LoadOptions
+from vlm_app.server.app import create_app
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import Placement
 from vlm_app.server.replicas.front import create_front
+from vlm_app.server.replicas.process import ReplicaJob
 from vlm_app.server.replicas.replica import Replica
 from vlm_app.server.replicas.run import replica_jobs
 from vlm_app.server.replicas.supervisor import Supervisor
@@ -56,7 +59,8 @@ def chunk(content: bytes) -> bytes:
 class FakeReplica(Replica):
     """One whose process is a function; `end` ends it, and it is started again."""
 
-    def __init__(self, job, answer: Answer):
+    def __init__(self, job: ReplicaJob, answer: Answer | None = None):
+        """`answer` None: something else listens there."""
         super().__init__(job)
         self.answer, self.asked = answer, list[Asked]()
         self.aborted = 0  # requests that were left before their answer was over
@@ -96,6 +100,7 @@ class FakeReplica(Replica):
             gone.cancel()
 
     async def _send(self, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        assert self.answer is not None
         async for part in self.answer(asked):
             writer.write(part)
             await writer.drain()
@@ -115,15 +120,41 @@ class Front:
 def front_of(*answers: Answer, **config) -> Iterator[Front]:
     """A front of replicas that answer so."""
     settings, said = ServerConfig(**config), list[str]()
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        served = ServedModels({}, [], LoadOptions())
-        jobs = replica_jobs(served, [Placement(("cpu",))] * len(answers), settings, Path(folder), said.append)
+    with contextlib.ExitStack() as stack:
+        jobs = stack.enter_context(_jobs(settings, len(answers), said))
         replicas = [FakeReplica(job, answer) for job, answer in zip(jobs, answers, strict=True)]
         stack.enter_context(_sockets(replicas))
-        supervisor = Supervisor(replicas, said.append, delays=(0, 0))
-        supervisor.start()
-        address = stack.enter_context(listening(create_front(supervisor, settings), settings))
+        address, supervisor = stack.enter_context(_listening(replicas, settings, said))
         yield Front(address, replicas, supervisor, said)
+
+
+@contextlib.contextmanager
+def fronted(pipelines: dict[str, Pipeline], **config) -> Iterator[Served]:
+    """What `serving` gives, by a front and one replica within this process."""
+    settings = ServerConfig(**{"preprocess_workers": 0, **config})
+    with contextlib.ExitStack() as stack:
+        [job] = stack.enter_context(_jobs(settings, 1, []))
+        app = create_app(pipelines, job.config)
+        stack.enter_context(listening(app, job.config, job.socket))
+        address, _ = stack.enter_context(_listening([FakeReplica(job)], settings, []))
+        yield Served(address, app)
+
+
+@contextlib.contextmanager
+def _jobs(settings: ServerConfig, count: int, said: list[str]) -> Iterator[list[ReplicaJob]]:
+    served, places = ServedModels({}, [], LoadOptions()), [Placement(("cpu",))] * count
+    with tempfile.TemporaryDirectory() as folder:
+        yield replica_jobs(served, places, settings, Path(folder), said.append)
+
+
+@contextlib.contextmanager
+def _listening(
+    replicas: list[FakeReplica], settings: ServerConfig, said: list[str]
+) -> Iterator[tuple[str, Supervisor]]:
+    supervisor = Supervisor(replicas, said.append, delays=(0, 0))
+    supervisor.start()
+    with listening(create_front(supervisor, settings), settings) as address:
+        yield address, supervisor
 
 
 @contextlib.contextmanager

@@ -69,16 +69,16 @@ def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = 
 
 
 @contextlib.contextmanager
-def listening(app: ASGIApp, settings: ServerConfig) -> Iterator[str]:
-    """The host:port where an application is served."""
+def listening(app: ASGIApp, settings: ServerConfig, path: Path | None = None) -> Iterator[str]:
+    """The host:port where an application is served; `path`: of a socket, instead."""
     server = Server(app, settings, settings.drain_seconds)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    with socket.socket() if path is None else socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(("127.0.0.1", 0) if path is None else str(path))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         until(lambda: server.started)
         try:
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
+            yield f"127.0.0.1:{listener.getsockname()[1]}" if path is None else str(path)
         finally:
             server.should_exit = True
             thread.join()
