@@ -67,7 +67,9 @@ def serve(
     from vlm_app.server.repository.served_models import ServedModels
 
     served = ServedModels(names, model_repository or [], options, warm_up)
-    if reason := _run_replicas(served, placing, config) if placing.has_replicas else _run(served, config):
+    if placing.ray:
+        _run_on_ray(served, placing, config)
+    elif reason := _run_replicas(served, placing, config) if placing.has_replicas else _run(served, config):
         print_error(f"{reason}; start the server again.")
         raise typer.Exit(INTERNAL_ERROR)
 
@@ -97,6 +99,15 @@ def _run_replicas(served: ServedModels, placing: ReplicaConfig, config: ServerCo
     ready = f"serving {listing} by {len(places)} replicas ({'; '.join(map(str, places))})"
     _end_at_sigterm()
     return run_replicas(built, places, config, lambda address: print_error(f"{ready} at {address}"), print_error)
+
+
+def _run_on_ray(served: ServedModels, placing: ReplicaConfig, config: ServerConfig) -> None:
+    """Does the same by Ray Serve."""
+    from vlm_app.server.replicas.on_ray import run_on_ray
+
+    listing = ", ".join([*served.models, *served.urls])
+    _end_at_sigterm()
+    run_on_ray(served, config, placing, lambda address: print_error(f"serving {listing} by Ray Serve at {address}"))
 
 
 def _end_at_sigterm() -> None:

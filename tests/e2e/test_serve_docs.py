@@ -73,7 +73,7 @@ def test_curl_answers(address, commands):
 
 
 def test_the_page_has_something_of_each():
-    assert len(SERVES) == 4 and len(CURLS) == 3 and len(PROGRAMS) == 3
+    assert len(SERVES) == 5 and len(CURLS) == 3 and len(PROGRAMS) == 3
 
 
 def test_limits_are_options_of_the_command():

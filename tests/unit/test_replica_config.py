@@ -12,6 +12,7 @@ from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas import run
 from vlm_app.server.replicas.config import VISIBLE, Placement, ReplicaConfig, placements
+from vlm_app.server.replicas.on_ray import replica_share
 from vlm_app.server.replicas.run import replica_jobs
 from vlm_app.server.repository.served_models import ServedModels
 
@@ -116,3 +117,42 @@ def test_one_replica_speaks_for_all(capsys):
     for job in jobs(3):
         job.say("a warning")
     assert capsys.readouterr().out == "a warning\n"
+
+
+# --- Ray Serve ---
+@pytest.mark.parametrize(
+    ("options", "device", "ranks", "share"),
+    [
+        ({}, "cpu", 1, {"num_cpus": 1}),
+        ({"replicas": 2}, "cpu", 2, {"num_cpus": 1}),
+        ({"replicas": 2, "max_replicas": 16}, "cpu", 1, {"num_cpus": 0.5}),
+        ({"replicas": 4}, "cuda", 1, {"num_gpus": 1}),
+        ({"replicas": 2, "max_replicas": 8}, "cuda", 2, {"num_gpus": 2}),
+    ],
+)
+def test_ray_sets_apart_what_a_replica_takes(options, device, ranks, share):
+    assert replica_share({"CPU": 8.0, "GPU": 4.0}, ReplicaConfig(ray=True, **options), device, ranks) == share
+
+
+def test_ray_is_not_asked_for_what_it_has_not():
+    with pytest.raises(InputError) as caught:
+        replica_share({"CPU": 8.0, "GPU": 3.0}, ReplicaConfig(ray=True, replicas=2), "cuda", ranks=2)
+    says = "2 replicas take 4 GPUs, the Ray cluster has 3; give fewer --replicas, or cpu."
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ray": True, "devices": "all"}, "--devices is for one machine; with --ray, --replicas says how many."),
+        ({"max_replicas": 2}, "--max-replicas is for --ray; on one machine, --replicas says how many."),
+        (
+            {"ray": True, "replicas": 3, "max_replicas": 2},
+            "--max-replicas is 2, and --replicas is 3; give no fewer.",
+        ),
+    ],
+)
+def test_what_ray_does_not_do_is_said(options, says):
+    with pytest.raises(InputError) as caught:
+        ReplicaConfig(**options)
+    assert str(caught.value) == says

@@ -24,12 +24,25 @@ class ReplicaConfig:
     )  # fmt: skip
     devices: str | None = option(None, "A replica on each: cuda:0,cuda:1, or all.", default="--device")
 
+    ray: bool = option(False, "By Ray Serve, on the cluster of $RAY_ADDRESS, or one started on this machine.")
+    max_replicas: int | None = option(
+        None, "That Ray Serve starts as load grows.", default="as many as --replicas", allowed=at_least(1)
+    )
+
     def __post_init__(self) -> None:
         check_limits(self, flags=True)
+        if self.ray and self.devices:
+            raise InputError("--devices is for one machine; with --ray, --replicas says how many.")
+        if self.max_replicas is not None and not self.ray:
+            raise InputError("--max-replicas is for --ray; on one machine, --replicas says how many.")
+        if self.max_replicas is not None and self.max_replicas < (self.replicas or 1):
+            raise InputError(
+                f"--max-replicas is {self.max_replicas}, and --replicas is {self.replicas}; give no fewer."
+            )
 
     @property
     def has_replicas(self) -> bool:
-        return self.replicas is not None or self.devices is not None
+        return self.ray or self.replicas is not None or self.devices is not None
 
 
 @dataclass(frozen=True)

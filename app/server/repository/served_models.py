@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlm.api.pipeline import Pipeline
-from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.engine_dir import EngineDir, is_engine
 from vlm.errors import InputError, VlmError, listed
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.server.repository.control import Repositories
@@ -30,8 +30,9 @@ class ServedModels:
 
     @property
     def ranks(self) -> int:
-        """Returns how many ranks run the largest of the engines that `resolved` has named."""
-        return max((EngineDir.open(Path(path), verify=False).build.tp_size for path in self.models.values()), default=1)
+        """Returns how many ranks run the largest of the engines that are named."""
+        engines = [Path(path) for path in self.models.values() if is_engine(Path(path))]
+        return max((EngineDir.open(path, verify=False).build.tp_size for path in engines), default=1)
 
     def load(
         self, on_failure: Callable[[VlmError], object], progress: Progress | None = None
