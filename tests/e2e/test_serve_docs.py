@@ -93,8 +93,8 @@ def test_limits_are_options_of_the_command():
 def test_metrics_and_tensors_are_those_of_the_server(address):
     from vlm_app.server.core.metrics import Metrics
     from vlm_app.server.replicas.forwarding import Forwarding
-    from vlm_app.server.replicas.metrics import Metrics as ReplicaMetrics
     from vlm_app.server.replicas.router import Router
+    from vlm_app.server.replicas.status import Metrics as ReplicaMetrics
     from vlm_app.server.replicas.supervisor import Supervisor
     from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
 

@@ -254,6 +254,8 @@ def test_the_command_says_what_is_wrong(tmp_path):
     assert "--replicas is 3, and --devices has room for 2" in refused("--replicas", "3", "--devices", "cpu,cpu")
     assert "--device and --devices are both given" in refused("--device", "cpu", "--devices", "cpu,cpu")
     assert "--grpc-port is for one server" in refused("--replicas", "2", "--grpc-port", "0")
+    assert "--model-control changes one replica" in refused("--ray", "--model-control")
+    assert "--devices is for one machine" in refused("--ray", "--devices", "cpu")
     assert "device is 'tpu'" in refused("--devices", "tpu")
     assert "device cuda:99 is not there" in refused("--devices", "cuda:99")
     assert "no-such-model" in call("serve", "no-such-model", "--device", "cpu", "--replicas", "2").stderr

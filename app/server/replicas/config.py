@@ -72,15 +72,8 @@ class Placement:
 def placements(config: ReplicaConfig, device: str | None, ranks: int = 1) -> list[Placement]:
     """Places each replica, whose largest engine runs on so many `ranks`; `device`: of all, as the command line has it.
     Raises InputError for devices that are not there, and for counts that disagree."""
-    from vlm.backends.devices import resolve_device
-
     names = _named(config, device) if config.devices is not None else _counted(config.replicas or 1, device, ranks)
-    cuda = [name for name in names if resolve_device(name).type == "cuda"]
-    if cuda and len(cuda) < len(names):
-        raise InputError(f"--devices is {config.devices}; give the CPU alone, or GPUs alone.")
-    if len(set(cuda)) < len(cuda):
-        raise InputError(f"--devices is {config.devices}; name each GPU once.")
-    size = ranks if cuda else 1  # ranks on the CPU share it
+    size = ranks if _on_gpus(names, config) else 1  # ranks on the CPU share it
     if len(names) % size:
         raise InputError(
             f"--devices names {len(names)} GPUs, and each replica takes {size}, for its engine is built so; give a"
@@ -92,6 +85,19 @@ def placements(config: ReplicaConfig, device: str | None, ranks: int = 1) -> lis
             f"--replicas is {config.replicas}, and --devices has room for {len(found)}; leave one of the two out."
         )
     return found
+
+
+def _on_gpus(names: Sequence[str], config: ReplicaConfig) -> bool:
+    """Says whether these devices are GPUs. Raises InputError for one that is not there, or is there twice, or where
+    they are of both kinds."""
+    from vlm.backends.devices import resolve_device
+
+    cuda = [name for name in names if resolve_device(name).type == "cuda"]
+    if cuda and len(cuda) < len(names):
+        raise InputError(f"--devices is {config.devices}; give the CPU alone, or GPUs alone.")
+    if len(set(cuda)) < len(cuda):
+        raise InputError(f"--devices is {config.devices}; name each GPU once.")
+    return bool(cuda)
 
 
 def _named(config: ReplicaConfig, device: str | None) -> Sequence[str]:

@@ -50,37 +50,38 @@ class Forwarding:
     async def _answer(self, request: UpstreamRequest, held: AsyncExitStack) -> Response:
         """Returns the answer of the first replica that gives one; the connection and the place at the replica of one
         that is still to come are `held`. Generation may be done again: nothing is changed by it."""
-        keys, tried, refusal = affinity_keys(request.body), set(), None
-        for _ in range(ATTEMPTS):
-            among = {name: replica for name, replica in self._supervisor.ready.items() if name not in tried}
-            if not among:
-                break
+        keys, tried, refusal = affinity_keys(request.body), set[str](), None
+        while len(tried) < ATTEMPTS and (among := self._ready_but(tried)):
             async with AsyncExitStack() as attempt:
                 name = attempt.enter_context(self._router.assigned(keys, among))
                 self.retried += bool(tried)
                 tried.add(name)
-                try:
-                    response = await self._asked(among[name], request, attempt)
-                except FAILURES as error:
-                    log.debug("%s did not answer: %s", among[name], error)
-                    continue
-                if await _is_final(among[name], response):
+                response = await _asked(among[name], request, attempt)
+                if response is not None and await _is_final(among[name], response):
                     held.push_async_exit(attempt.pop_all())
                     return response
-                refusal = response
-        if refusal is not None:
-            return refusal
-        raise EngineError(LOST if tried else NONE_READY)
+                refusal = response or refusal
+        if refusal is None:
+            raise EngineError(LOST if tried else NONE_READY)
+        return refusal
 
-    async def _asked(self, replica: Replica, request: UpstreamRequest, attempt: AsyncExitStack) -> Response:
-        """Returns a whole answer, or a stream that has begun. Raises FAILURES."""
+    def _ready_but(self, tried: set[str]) -> dict[str, Replica]:
+        return {name: replica for name, replica in self._supervisor.ready.items() if name not in tried}
+
+
+async def _asked(replica: Replica, request: UpstreamRequest, attempt: AsyncExitStack) -> Response | None:
+    """Returns a whole answer, or a stream that has begun; None of a replica that has gone."""
+    try:
         answer = await attempt.enter_async_context(replica.ask(request))
         if answer.content_type == "text/event-stream":
-            response = StreamingResponse(_events(answer, request.target), answer.status)
+            response: Response = StreamingResponse(_events(answer, request.target), answer.status)
         else:
             response = Response(await answer.read(), answer.status)
-        response.raw_headers = _sent_back(answer.raw_headers)
-        return response
+    except FAILURES as error:
+        log.debug("%s did not answer: %s", replica, error)
+        return None
+    response.raw_headers = _sent_back(answer.raw_headers)
+    return response
 
 
 async def read_request(http: Request) -> UpstreamRequest:

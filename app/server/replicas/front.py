@@ -13,9 +13,8 @@ from vlm_app.server.core import errors
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.control import ModelControl
 from vlm_app.server.replicas.forwarding import Forwarding
-from vlm_app.server.replicas.health import Health
-from vlm_app.server.replicas.metrics import Metrics
 from vlm_app.server.replicas.router import Router
+from vlm_app.server.replicas.status import Health, Metrics
 from vlm_app.server.replicas.supervisor import Supervisor
 
 
