@@ -20,6 +20,7 @@ from vlm_app.demo.config import DemoConfig
 from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig
 from vlm_app.quantize.config import InputsConfig
 from vlm_app.server.core.config import ServerConfig
+from vlm_app.server.replicas.config import ReplicaConfig
 
 HEAD = """# Options
 
@@ -42,6 +43,7 @@ PARTS = (
     ("## How weights are quantized\n\nFields of `QuantizeConfig`", "`vlm quantize`", QuantizeConfig),
     ("Fields of `InputsConfig`: what it is calibrated and compared on", "`vlm quantize`", InputsConfig),
     ("## A server\n\nFields of `ServerConfig`", "`vlm serve`", ServerConfig),
+    ("Fields of `ReplicaConfig`: the processes behind its port", "`vlm serve`", ReplicaConfig),
     ("## The demo\n\nFields of `DemoConfig`", "`vlm demo`", DemoConfig),
     ("## Documents\n\nFields of `JobConfig`: what is read and how it is written", "`vlm ocr`", JobConfig),
     ("Fields of `EstimateConfig`: what is read to tell how long a job takes", "`vlm estimate`", EstimateConfig),

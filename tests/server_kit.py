@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 import vlm
 from vlm.api.pipeline import Pipeline
@@ -63,14 +64,21 @@ def alone(name: str) -> Pipeline:
 def serving(pipelines: dict[str, Pipeline], repositories: Repositories | None = None, **config) -> Iterator[Served]:
     settings = ServerConfig(**{"preprocess_workers": 0, **config})
     app = create_app(pipelines, settings, repositories)
+    with listening(app, settings) as address:
+        yield Served(address, app)
+
+
+@contextlib.contextmanager
+def listening(app: ASGIApp, settings: ServerConfig, path: Path | None = None) -> Iterator[str]:
+    """The host:port where an application is served; `path`: of a socket, instead."""
     server = Server(app, settings, settings.drain_seconds)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+    with socket.socket() if path is None else socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(("127.0.0.1", 0) if path is None else str(path))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         until(lambda: server.started)
         try:
-            yield Served(f"127.0.0.1:{listener.getsockname()[1]}", app)
+            yield f"127.0.0.1:{listener.getsockname()[1]}" if path is None else str(path)
         finally:
             server.should_exit = True
             thread.join()

@@ -7,14 +7,14 @@ import errno
 import functools
 import os
 import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import typer
 
-from vlm.errors import VlmError, VlmWarning
+from vlm.errors import VlmError
 from vlm_app.core.names import printable
+from vlm_app.core.warning_lines import warnings_in_a_line
 
 PARTLY_FAILED = 1  # some pages of a job
 USER_ERROR = 2
@@ -40,7 +40,7 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
-            with _warnings_in_a_line():
+            with warnings_in_a_line(print_error):
                 result = function(*args, **kwargs)
             sys.stdout.flush()  # a full disk is told of here, not by Python at its exit
             return result
@@ -63,24 +63,6 @@ def command(function: Callable[..., Any]) -> Callable[..., Any]:
 def _drop_output() -> None:
     """Sends the rest of stdout nowhere: Python would complain again when it flushes it at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-@contextlib.contextmanager
-def _warnings_in_a_line() -> Iterator[None]:
-    """Ours are for users, so without a file and line of Python."""
-    default_show = warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-        if issubclass(category, VlmWarning):
-            print_error(f"warning: {message}")
-        else:
-            default_show(message, category, *rest, **more)
-
-    warnings.showwarning = show
-    try:
-        yield
-    finally:
-        warnings.showwarning = default_show
 
 
 def _explain(error: Exception) -> int:

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlm.errors import InputError, VlmError, listed
+from vlm.errors import InputError
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
 from vlm_app.cli.options.groups import LOADING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
+from vlm_app.server.replicas.config import ReplicaConfig
 
 if TYPE_CHECKING:
-    from vlm.api.pipeline import Pipeline
-    from vlm_app.server.repository.control import Repositories
+    from vlm_app.server.repository.served_models import ServedModels
 
 
 @command
-@takes(config=Group.making(ServerConfig), options=LOADING)
+@takes(placing=Group.making(ReplicaConfig), config=Group.making(ServerConfig), options=LOADING)
 def serve(
     *,
     models: Annotated[
@@ -33,6 +33,7 @@ def serve(
         list[str] | None,
         typer.Option(help="All models of a Triton model repository, a folder or a URL (s3://…); again for more."),
     ] = None,
+    placing: ReplicaConfig,
     config: ServerConfig,
     warm_up: Annotated[
         bool | None,
@@ -49,6 +50,7 @@ def serve(
       vlm serve mini-llava
       vlm serve --model-repository s3://bucket/models --model-control
       vlm serve mini-llava --grpc-port 8001
+      vlm serve mini-llava --devices cuda:0,cuda:1
       vlm serve ocr=facebook/nougat-base chat=llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key SECRET
       curl localhost:8000/v1/models
     """
@@ -59,14 +61,59 @@ def serve(
         raise InputError("two models have one name; give them as NAME=MODEL.")
     if not names and not model_repository:
         raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
-    run = _server()
-    with Progress() as progress:
-        pipelines, repositories = _loaded(names, model_repository or [], options, warm=warm_up, progress=progress)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server hears it
-    listing = ", ".join(pipelines)
-    if reason := run(pipelines, config, lambda address: print_error(f"serving {listing} at {address}"), repositories):
+    if placing.has_replicas and config.grpc_port is not None:
+        raise InputError("--grpc-port is for one server, and replicas are asked over HTTP; leave one of the two out.")
+    if placing.ray and config.model_control:
+        raise InputError("--model-control changes one replica of Ray's, not the others; leave one of the two out.")
+    _check_packages("vlm_app.server.replicas.run" if placing.has_replicas else "vlm_app.server.run")
+    from vlm_app.server.repository.served_models import ServedModels
+
+    served = ServedModels(names, model_repository or [], options, warm_up)
+    if placing.ray:
+        _run_on_ray(served, placing, config)
+    elif reason := _run_replicas(served, placing, config) if placing.has_replicas else _run(served, config):
         print_error(f"{reason}; start the server again.")
         raise typer.Exit(INTERNAL_ERROR)
+
+
+def _run(served: ServedModels, config: ServerConfig) -> str | None:
+    """Serves models by this process. Returns why it ended where that is no signal."""
+    from vlm_app.server.run import run
+
+    with Progress() as progress:
+        pipelines, repositories = served.load(print_error, progress)
+    listing = ", ".join(pipelines)
+    _end_at_sigterm()
+    return run(pipelines, config, lambda address: print_error(f"serving {listing} at {address}"), repositories)
+
+
+def _run_replicas(served: ServedModels, placing: ReplicaConfig, config: ServerConfig) -> str | None:
+    """Does the same by a process a replica."""
+    from vlm_app.server.replicas.config import placements
+    from vlm_app.server.replicas.run import run_replicas
+
+    device = served.options.runtime.get("device")
+    on = placements(placing, device)[0].kind  # what is wrong with devices is said before anything is built
+    with Progress() as progress:
+        built = served.resolved(on, progress)
+    places = placements(placing, device, built.ranks)
+    listing = ", ".join([*served.models, *served.urls])
+    ready = f"serving {listing} by {len(places)} replicas ({'; '.join(map(str, places))})"
+    _end_at_sigterm()
+    return run_replicas(built, places, config, lambda address: print_error(f"{ready} at {address}"), print_error)
+
+
+def _run_on_ray(served: ServedModels, placing: ReplicaConfig, config: ServerConfig) -> None:
+    """Does the same by Ray Serve."""
+    from vlm_app.server.replicas.on_ray import run_on_ray
+
+    listing = ", ".join([*served.models, *served.urls])
+    _end_at_sigterm()
+    run_on_ray(served, config, placing, lambda address: print_error(f"serving {listing} by Ray Serve at {address}"))
+
+
+def _end_at_sigterm() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server hears it
 
 
 def _named(model: str) -> tuple[str, str]:
@@ -79,30 +126,6 @@ def _named(model: str) -> tuple[str, str]:
     return name, path
 
 
-def _loaded(
-    models: dict[str, str], urls: list[str], options: LoadOptions, warm: bool | None, progress: Progress
-) -> tuple[dict[str, Pipeline], Repositories]:
-    """Loads the models. One that was named must load; of one in a repository that does not, a sentence says why."""
-    from vlm_app.server.repository.control import Repositories
-    from vlm_app.server.repository.loading import Loader
-
-    loader = Loader(options, warm=warm, progress=progress)
-    repositories = Repositories(urls, loader)
-    repositories.scan()
-    if both := sorted(models.keys() & repositories.entries.keys()):
-        raise InputError(f"{listed(both)} is both a MODEL and in a model repository; give it as NAME=MODEL.")
-    loader.expect(len(models) + repositories.loadable)
-    pipelines = {name: loader.model(model) for name, model in models.items()}
-    for name in list(repositories.entries):
-        try:
-            pipelines[name] = repositories.load(name)
-        except VlmError as error:
-            print_error(error)
-    if not pipelines:
-        raise InputError(f"no model of {listed(urls)} could be loaded.")
-    return pipelines, repositories
-
-
 def _check_grpc() -> None:
     """Raises InputError where gRPC's packages are not there, or older than their generated messages."""
     try:
@@ -111,9 +134,9 @@ def _check_grpc() -> None:
         raise InputError(f"--grpc-port needs pip install 'vlm-runtime[grpc]': {error}.") from None
 
 
-def _server() -> Callable[..., str | None]:
+def _check_packages(module: str) -> None:
+    """Raises InputError where a package is not there that this module needs."""
     try:
-        from vlm_app.server.run import run
+        importlib.import_module(module)
     except ImportError as error:
         raise InputError(f"vlm serve needs the package {error.name}: pip install 'vlm-runtime[serve]'.") from None
-    return run

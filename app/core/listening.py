@@ -48,9 +48,10 @@ def address(host: str, port: int, protocol: str = "http") -> str:
     return f"{protocol}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def reserve_files(connections: int) -> None:
-    """Lets the process open so many connections in addition to its own files. Raises InputError where it may not."""
-    files = connections + OWN_FILES
+def reserve_files(connections: int, *, files_each: int = 1) -> None:
+    """Lets the process open so many connections, of so many files each, in addition to its own files. Raises
+    InputError where it may not."""
+    files = files_each * connections + OWN_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in (soft, hard) and hard < files:
         raise InputError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
 from starlette.middleware.gzip import GZipMiddleware
 
 from vlm import __version__
@@ -109,10 +110,10 @@ def _route(app: FastAPI, config: ServerConfig) -> None:
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)
     errors.install(app)
-    _guard(app, config)
+    add_guards(app, config)
 
 
-def _guard(app: FastAPI, config: ServerConfig) -> None:
+def add_guards(app: Starlette, config: ServerConfig) -> None:
     """Adds what a request passes before a route sees it: the last is the first."""
     limit = config.max_body_mb * 2**20
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=1)  # the loop's time is dearer than bytes

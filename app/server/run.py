@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+
+from starlette.types import ASGIApp
 
 from vlm.api.pipeline import Pipeline
 from vlm_app.core.listening import address, listener, reserve_files
@@ -18,47 +21,76 @@ GRACE_SECONDS = 5  # for models and workers to close, once all requests have end
 EXIT_BROKEN = 70  # EX_SOFTWARE
 
 
+class Lifetime:
+    """How long a server runs: until SIGTERM or SIGINT, or until it is told that it has broken; what runs then has
+    `drain_seconds` to end. In the main thread the process ends a little later whatever hangs."""
+
+    def __init__(self, config: ServerConfig):
+        self._config = config
+        self._server: Server | None = None
+        self._broken: list[str] = []
+        in_main = threading.current_thread() is threading.main_thread()
+        self._watchdog = Watchdog(config.drain_seconds + GRACE_SECONDS) if in_main else None
+
+    def end(self, reason: str) -> None:
+        """Notes what is beyond recovery, and ends the server if it is to end with that."""
+        self._broken.append(reason.splitlines()[0].rstrip("."))
+        if self._config.exit_when_broken:
+            if self._server:
+                self._server.should_exit = True
+            if self._watchdog:
+                self._watchdog.end(EXIT_BROKEN)
+
+    def serve(self, app: ASGIApp, bound: socket.socket, on_drain: Callable[[], object] = lambda: None) -> str | None:
+        """Serves at this socket. Returns why it ended where something has broken. Raises KeyboardInterrupt when SIGINT
+        ended it."""
+        self._server = Server(app, self._config, self._config.drain_seconds, on_drain=on_drain)
+        self._server.run(sockets=[bound])
+        if self._server.interrupted:
+            raise KeyboardInterrupt
+        return self._broken[0] if self._broken and self._config.exit_when_broken else None
+
+
 def run(
     pipelines: dict[str, Pipeline],
     config: ServerConfig,
     announce: Callable[[str], None],
     repositories: Repositories | None = None,
 ) -> str | None:
-    """Serves these models, which it owns from now on, until SIGTERM or SIGINT; what runs then has `drain_seconds` to
-    end. In the main thread the process ends a little later whatever hangs. `announce` is told the addresses.
+    """Serves these models, which it owns from now on, at the address of the configuration. `announce` is told the
+    addresses.
 
     Returns why it ended where an engine was beyond recovery. Raises InputError when it cannot listen there,
     KeyboardInterrupt when SIGINT ended it.
     """
-    reserve_files(config.max_connections)
     bound = listener(config.host, config.port)
     config, addresses = _with_grpc_port(config), [address(config.host, bound.getsockname()[1])]
     if config.grpc_port is not None:
         addresses.append(address(config.host, config.grpc_port, "grpc"))
-    broken: list[str] = []
-    in_main = threading.current_thread() is threading.main_thread()
-    watchdog = Watchdog(config.drain_seconds + GRACE_SECONDS) if in_main else None
+    return run_at(bound, pipelines, config, lambda: announce(" and ".join(addresses)), repositories)
 
-    def end(name: str, error: Exception) -> None:
-        broken.append(f"the engine of {name} has broken: {error}".splitlines()[0].rstrip("."))
-        if config.exit_when_broken:
-            server.should_exit = True
-            if watchdog:
-                watchdog.end(EXIT_BROKEN)
 
-    app = create_app(pipelines, config, repositories, end)
+def run_at(
+    bound: socket.socket,
+    pipelines: dict[str, Pipeline],
+    config: ServerConfig,
+    announce: Callable[[], None],
+    repositories: Repositories | None = None,
+) -> str | None:
+    """Does the same at a socket, of whatever family; `announce` is called once it listens."""
+    reserve_files(config.max_connections)
+    lifetime = Lifetime(config)
+    app = create_app(
+        pipelines, config, repositories, lambda name, error: lifetime.end(f"the engine of {name} has broken: {error}")
+    )
 
     def drain_grpc() -> None:
         if app.state.grpc is not None:
             app.state.grpc.drain()
 
-    server = Server(app, config, config.drain_seconds, on_drain=drain_grpc)
-    bound.listen()  # who reads the address may ask at once
-    announce(" and ".join(addresses))
-    server.run(sockets=[bound])
-    if server.interrupted:
-        raise KeyboardInterrupt
-    return broken[0] if broken and config.exit_when_broken else None
+    bound.listen()  # who is told of it may ask at once
+    announce()
+    return lifetime.serve(app, bound, drain_grpc)
 
 
 def _with_grpc_port(config: ServerConfig) -> ServerConfig:

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 import pytest
 from fastapi.responses import StreamingResponse
 
+from tests.replica_kit import fronted
 from tests.server_kit import Served, load, serving, until
 from vlm.errors import InputError
 from vlm_app.core.listening import reserve_files
@@ -36,16 +37,22 @@ JSON_TYPE = b"Content-Type: application/json\r\n"
 JSON = {"Content-Type": "application/json"}
 
 
+@pytest.fixture(scope="module", params=[serving, fronted], ids=["alone", "replicas"])
+def place(request):
+    """How clients meet the server: itself, or the front of its replicas."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def served():
-    with serving(load("mini-t5"), max_body_mb=1, allowed_origins=("https://good.example",)) as found:
+def served(place):
+    with place(load("mini-t5"), max_body_mb=1, allowed_origins=("https://good.example",)) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def hasty(served):
+def hasty(served, place):
     """A server that waits for nobody, and holds four connections."""
-    with serving({}, max_body_mb=1, max_connections=4, **SHORT) as found:
+    with place({}, max_body_mb=1, max_connections=4, **SHORT) as found:
         yield found
 
 

@@ -73,7 +73,7 @@ def test_curl_answers(address, commands):
 
 
 def test_the_page_has_something_of_each():
-    assert len(SERVES) == 3 and len(CURLS) == 3 and len(PROGRAMS) == 3
+    assert len(SERVES) == 5 and len(CURLS) == 3 and len(PROGRAMS) == 3
 
 
 def test_limits_are_options_of_the_command():
@@ -92,12 +92,19 @@ def test_limits_are_options_of_the_command():
 
 def test_metrics_and_tensors_are_those_of_the_server(address):
     from vlm_app.server.core.metrics import Metrics
+    from vlm_app.server.replicas.forwarding import Forwarding
+    from vlm_app.server.replicas.router import Router
+    from vlm_app.server.replicas.status import Metrics as ReplicaMetrics
+    from vlm_app.server.replicas.supervisor import Supervisor
     from vlm_app.server.tensors.specs import IDS_IN, IDS_OUT, TEXT_IN, TEXT_OUT
 
+    supervisor, router = Supervisor([], print), Router([])
+    replicas = ReplicaMetrics(supervisor, router, Forwarding(supervisor, router))
     metrics = Metrics()
     metrics.register(dict)
     metrics.watch_workers(SimpleNamespace(state=lambda: SimpleNamespace(busy=0), failures={}))
-    known = {name for family in metrics.registry.collect() for name in (family.name, f"{family.name}_total")}
+    families = [*metrics.registry.collect(), *replicas.own()]
+    known = {name for family in families for name in (family.name, f"{family.name}_total")}
     assert set(re.findall(r"`(vlm_\w+)`", PAGE)) <= known
     for spec in (*IDS_IN, *TEXT_IN, *IDS_OUT, *TEXT_OUT):
         assert f"`{spec.name}`" in PAGE, spec.name

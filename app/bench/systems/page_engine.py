@@ -23,8 +23,9 @@ from vlm_app.bench.ocr_config import OcrBenchConfig
 from vlm_app.bench.systems.session import default_dtype
 from vlm_app.bench.systems.subject import VERBS, Progress, kind_of
 from vlm_app.core.architecture import hf_config, read_arch
+from vlm_app.core.devices import devices_of
 from vlm_app.core.load_options import LoadOptions
-from vlm_app.ocr.readers.engines import EngineConfig, devices_of
+from vlm_app.ocr.readers.engines import EngineConfig
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # Nougat's, at its ids
 SYLLABLES = [f"{first}{second}" for first in "bdfgklmnprstvz" for second in "aeiou"]

@@ -20,6 +20,7 @@ from vlm_app.cli.evaluation.eval_pages_output import print_score
 from vlm_app.cli.inference.ocr import OCR_LOADING
 from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP
 from vlm_app.cli.options.groups import Group, takes
+from vlm_app.core.devices import devices_of
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.checks.check_file import Entry, read_checks, with_baselines
 from vlm_app.ocr.checks.libraries import check_installed
@@ -28,7 +29,7 @@ from vlm_app.ocr.checks.score import Score, judged
 from vlm_app.ocr.checks.text_folder import read_texts
 from vlm_app.ocr.config import JobConfig
 from vlm_app.ocr.readers.devices import load_reader
-from vlm_app.ocr.readers.engines import EngineConfig, devices_of
+from vlm_app.ocr.readers.engines import EngineConfig
 
 
 @dataclass(frozen=True)

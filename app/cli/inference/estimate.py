@@ -16,6 +16,7 @@ from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.inference.ocr import OCR_LOADING
 from vlm_app.cli.options.common import DEFAULT_MODEL, Json, Model
 from vlm_app.cli.options.groups import Group, takes
+from vlm_app.core.devices import devices_of
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig
 from vlm_app.ocr.documents.naming import Document, name_all
@@ -24,7 +25,7 @@ from vlm_app.ocr.documents.sources import find_documents
 from vlm_app.ocr.estimates.sample_run import Sample, SampleRun
 from vlm_app.ocr.estimates.sampling import Census, draw_pages, take_census
 from vlm_app.ocr.readers.devices import load_reader
-from vlm_app.ocr.readers.engines import EngineConfig, devices_of
+from vlm_app.ocr.readers.engines import EngineConfig
 
 if TYPE_CHECKING:
     from vlm_app.ocr.estimates.estimate_report import EstimateReport

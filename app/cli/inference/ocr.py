@@ -15,6 +15,7 @@ from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
 from vlm_app.cli.options.common import DEFAULT_MODEL, Model
 from vlm_app.cli.options.groups import LOADING, Group, takes
+from vlm_app.core.devices import devices_of
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.storage import is_remote, location, regular_file_state
 from vlm_app.ocr.config import JobConfig, PlaceConfig
@@ -29,7 +30,7 @@ from vlm_app.ocr.ledger.ledger import Ledger
 from vlm_app.ocr.ledger.state import ledger_of
 from vlm_app.ocr.outputs import Outputs
 from vlm_app.ocr.readers.devices import load_reader
-from vlm_app.ocr.readers.engines import EngineConfig, devices_of
+from vlm_app.ocr.readers.engines import EngineConfig
 from vlm_app.ocr.report import Failure, Summary, complaints, live, totals
 from vlm_app.ocr.reports.job_report import configuration_of, job_report, report_path, write_report
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from vlm.errors import EngineError, InputError, VlmError
+from vlm.errors import EngineError, VlmError
+from vlm_app.core.ray_cluster import first_line, join_cluster
 from vlm_app.core.storage import EXTRA
 from vlm_app.ocr.documents.pages import selected
 from vlm_app.ocr.documents.render_pool import RenderPool
@@ -34,20 +34,12 @@ Row = dict[str, Any]  # document, page; an image or an event, pickled
 
 def connect() -> bool:
     """Joins the cluster that $RAY_ADDRESS names, or starts one on this machine. Says whether it has GPUs."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise InputError(f"--ray needs the package {error.name}: {EXTRA}.") from None
-    if not ray.is_initialized():
-        try:
-            ray.init(log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, ValueError) as error:
-            raise InputError(f"no Ray cluster can be reached or started: {_first_line(error)}.") from None
+    has_gpus = join_cluster("ray.data", EXTRA)
+    import ray.data
+
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
-    return bool(ray.cluster_resources().get("GPU"))
+    return has_gpus
 
 
 class RayReader:
@@ -74,7 +66,7 @@ class RayReader:
             yield from _opened_first(pickle.loads(row["event"]) for row in self._data(rows, sampling).iter_rows())
         except RayError as error:
             raise EngineError(
-                f"the Ray job has ended: {_first_line(error)}; run the same command again to go on after the last page."
+                f"the Ray job has ended: {first_line(error)}; run the same command again to go on after the last page."
             ) from error
 
     def measures(self) -> Measures:
@@ -169,9 +161,3 @@ class _Engine:
             document, page = (int(batch[name][due[index]]) for name in ("document", "page"))
             events.append(pickle.dumps(page_event(document, page, result)))
         return {"event": events}
-
-
-def _first_line(error: Exception) -> str:
-    """Returns the reason itself, without the trace that Ray puts before it."""
-    cause = getattr(error, "cause", None) or error
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[-1].rstrip(".")

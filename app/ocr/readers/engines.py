@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from vlm.artifacts.files import canonical_json
 from vlm.backends.threads import usable_cpus
-from vlm.errors import InputError
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.ocr.documents.pages import InProcess
 
@@ -126,14 +125,3 @@ def usual_workers(device: str, engines: int = 1) -> int:
 
     cores = usable_cpus() // engines
     return max(1, min(MOST_WORKERS, cores - 1 if resolve_device(device).type == "cuda" else cores // 2))
-
-
-def devices_of(devices: str) -> tuple[str, ...]:
-    """Reads `cuda:0,cuda:1`, or `all` that CUDA has; InputError for none."""
-    if devices != "all":
-        return tuple(name.strip() for name in devices.split(","))
-    import torch
-
-    if not torch.cuda.device_count():
-        raise InputError("--devices is all, and no CUDA device is visible; give cpu.")
-    return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
 from vlm.errors import EngineError, LengthError, ModelNotFoundError, OutOfMemoryError, VlmError
@@ -123,7 +124,7 @@ def response(error: Exception, path: str) -> JSONResponse:
     return JSONResponse(body(error, path), status, {**own_headers, **headers})
 
 
-def install(app: FastAPI) -> None:
+def install(app: Starlette) -> None:
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return response(error, request.url.path)
 

@@ -48,16 +48,17 @@ async def _events(first: Item, items: AsyncGenerator[Item, None], path: str, las
     """Yields an error after the first item as an event, too."""
     try:
         async with aclosing(items):
-            yield _event(first)
+            yield event(first)
             async for item in items:
-                yield _event(item)
+                yield event(item)
     except Exception as error:
         if errors.status_of(error) == 500:
             log.error("a stream broke: %s", error, exc_info=error)
-        yield _event(errors.body(error, path))
+        yield event(errors.body(error, path))
     if last:
         yield f"data: {last}\n\n"
 
 
-def _event(item: Item) -> str:
+def event(item: Item) -> str:
+    """Returns an event that holds this JSON."""
     return f"data: {json.dumps(item, ensure_ascii=False)}\n\n"

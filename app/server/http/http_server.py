@@ -38,6 +38,7 @@ class Server(uvicorn.Server):
             app,
             http=partial(Connection, limits),  # type: ignore[arg-type]
             ws="none",
+            loop="asyncio",  # uvloop takes the pipe by which signals reach the watchdog
             log_level="warning",
             backlog=BACKLOG,
             server_header=False,

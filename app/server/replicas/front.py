@@ -1,0 +1,44 @@
+"""The front as an ASGI application: the server's own checks, and the replicas behind them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from vlm_app.server.app import add_guards
+from vlm_app.server.core import errors
+from vlm_app.server.core.config import ServerConfig
+from vlm_app.server.replicas.control import ModelControl
+from vlm_app.server.replicas.forwarding import Forwarding
+from vlm_app.server.replicas.router import Router
+from vlm_app.server.replicas.status import Health, Metrics
+from vlm_app.server.replicas.supervisor import Supervisor
+
+
+def create_front(supervisor: Supervisor, config: ServerConfig) -> Starlette:
+    """Serves what replicas that have been started serve."""
+    router = Router([replica.name for replica in supervisor.replicas])
+    forwarding, control = Forwarding(supervisor, router), ModelControl(supervisor)
+    health, metrics = Health(supervisor.replicas, router), Metrics(supervisor, router, forwarding)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with supervisor.running(control.prepare, router.forget):
+            yield
+
+    routes = [
+        Route("/health", health.health),
+        Route("/metrics", metrics.page),
+        Route("/v2/health/live", health.live),
+        Route("/v2/health/ready", health.ready),
+        Route("/v2/repository/{verb:path}", control.tell, methods=["POST"]),
+        Route("/{path:path}", forwarding),
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan)
+    app.router.redirect_slashes = False  # what a path means is for the replicas to say
+    errors.install(app)
+    add_guards(app, config)
+    return app
