@@ -30,6 +30,8 @@ OUT_OF_MEMORY = (
     " smaller --max-batch-size or --kv-cache-free-gpu-memory-fraction."
 )
 
+BROKEN_OFF = "a call has broken off on the first of several ranks, and the others wait for it; start them again."
+
 
 @dataclass
 class _State:
@@ -79,7 +81,9 @@ class LeadingEngine:
         return self._with_others("encode_images", self._engine.encode_images, images, cached=cached)
 
     def _with_others(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Makes a call on all ranks."""
+        """Makes a call on all ranks. Raises EngineError after one that has broken off: the others wait amid it."""
+        if self._state.amid_call:
+            raise EngineError(BROKEN_OFF)
         calls, self._calls = [*self._calls, (name, arguments, options)], []
         self._state.amid_call = True
         self._hosts.broadcast(calls)

@@ -32,7 +32,7 @@ class ServedModels:
     def ranks(self) -> int:
         """Returns how many ranks run the largest of the engines that are named."""
         engines = [Path(path) for path in self.models.values() if is_engine(Path(path))]
-        return max((EngineDir.open(path, verify=False).build.tp_size for path in engines), default=1)
+        return max((EngineDir.open(path, verify=False).build.num_ranks for path in engines), default=1)
 
     def load(
         self, on_failure: Callable[[VlmError], object], progress: Progress | None = None
