@@ -20,10 +20,13 @@ from tests.engines import engine_dir, rebuilt
 from tests.families import inputs_of
 from tests.media_kit import children
 from tests.prompted_kit import call
+from tests.ranks import on_ranks
 from tests.server_kit import free_port, until
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
+from vlm.parallel.agreement import check_agreement
+from vlm.parallel.collectives import Ranks
 from vlm.parallel.environment import LaunchedRank, launched_rank
 
 CPU = RuntimeConfig(device="cpu")
@@ -196,6 +199,55 @@ def test_the_page_s_commands(tmp_path, starter, option):
     done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "Das Haus ist klein."
+
+
+SRUN = """#!{python}
+import os, subprocess, sys
+size = 2
+ranks = [
+    subprocess.Popen(
+        sys.argv[1:],
+        env=os.environ | {{"SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(size), "SLURM_LOCALID": str(rank)}},
+    )
+    for rank in range(size)
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+@pytest.mark.distributed
+def test_the_page_s_job_of_slurm(t5, tmp_path, monkeypatch):
+    """Starts as many processes as the engine has ranks, as srun does."""
+    srun, texts = tmp_path / "bin" / "srun", tmp_path / "texts.txt"
+    srun.parent.mkdir()
+    srun.write_text(SRUN.format(python=sys.executable))
+    srun.chmod(0o755)
+    texts.write_text("The house is small.\n")
+    job = (ROOT / "docs" / "parallel.md").read_text().split("<!-- file: ranks.sbatch -->")[1]
+    script = job.split("```bash\n")[1].split("```")[0]
+    monkeypatch.setenv("PATH", f"{srun.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    environment = {"ENGINE": str(t5), "DEVICE": "cpu", "SLURM_JOB_ID": str(os.getpid())}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    subprocess.run(["bash", "-eu", "-c", script], cwd=tmp_path, check=True, timeout=600)
+    assert (tmp_path / "translations.txt").read_text().strip() == "Das Haus ist klein."
+
+
+@pytest.mark.parametrize("name", ["vlm", "torch", "the engine"])
+def test_ranks_that_are_not_alike(name):
+    own = {"vlm": "0.1.0", "torch": "2.15.0", "the engine": "a1"}
+
+    def check(ranks: Ranks) -> str:
+        try:
+            check_agreement(ranks.hosts, own | ({name: "another"} if ranks.rank == 1 else {}))
+        except EngineError as error:
+            return str(error)
+        return ""
+
+    said = on_ranks(3, 1, check)
+    assert f"ranks must be alike: {name} is another, the first rank's {own[name]}; install the same versions" in said[1]
+    assert all("another rank has something else than the first one" in each for each in (said[0], said[2]))
+    assert on_ranks(1, 2, lambda ranks: check_agreement(ranks.hosts, own)) == [None, None]
 
 
 @pytest.mark.distributed

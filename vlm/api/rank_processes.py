@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import pickle
 import signal
@@ -16,11 +17,14 @@ from typing import Any, NoReturn
 
 import torch
 
+from vlm import __version__
 from vlm.api.following import follow_first_rank
 from vlm.artifacts.engine_dir import EngineDir
+from vlm.artifacts.manifest import MANIFEST
 from vlm.backends.devices import resolve_device
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError, VlmError
+from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
 from vlm.parallel.environment import launched_rank
 from vlm.parallel.process_group import connect, file_store
@@ -99,7 +103,10 @@ def _abort_after(process: subprocess.Popen[bytes], ranks: Ranks) -> None:
 
 
 def _connected(store: Any, engine: EngineDir, rank: int, runtime: RuntimeConfig, *, local: bool) -> Ranks:
-    return connect(store, mapping_of(engine, rank), device=resolve_device(runtime.device), local=local)
+    ranks = connect(store, mapping_of(engine, rank), device=resolve_device(runtime.device), local=local)
+    manifest = hashlib.sha256((engine.path / MANIFEST).read_bytes()).hexdigest()[:12]  # it has the hashes of all files
+    check_agreement(ranks.hosts, {"vlm": __version__, "torch": str(torch.__version__), "the engine": manifest})
+    return ranks
 
 
 def _on_device(runtime: RuntimeConfig, local_rank: int, size: int) -> RuntimeConfig:

@@ -36,6 +36,7 @@ BROKEN_OFF = "a call has broken off on the first of several ranks, and the other
 @dataclass
 class _State:
     amid_call: bool = False  # of all ranks: it has begun and not come to its end
+    reason: str = BROKEN_OFF  # why it has not
 
 
 class LeadingEngine:
@@ -83,16 +84,19 @@ class LeadingEngine:
     def _with_others(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Makes a call on all ranks. Raises EngineError after one that has broken off: the others wait amid it."""
         if self._state.amid_call:
-            raise EngineError(BROKEN_OFF)
+            raise EngineError(self._state.reason)
         calls, self._calls = [*self._calls, (name, arguments, options)], []
         self._state.amid_call = True
-        self._hosts.broadcast(calls)
         try:
+            self._hosts.broadcast(calls)
             result = call(*arguments, **options)
+            self._hosts.check()  # what a GPU has gone on with without another one is no result
         except InputError:  # which all ranks have raised
             self._state.amid_call = False
             raise
-        self._hosts.check()  # what a GPU has gone on with without another one is no result
+        except EngineError as error:
+            self._state.reason = str(error)
+            raise
         self._state.amid_call = False
         return result
 

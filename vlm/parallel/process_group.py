@@ -28,10 +28,10 @@ GONE = "another rank has ended or cannot be reached, so this one cannot go on; s
 class ProcessGroup:
     """The collectives of one process in a group of them. Raises EngineError where another one has gone."""
 
-    def __init__(self, group: Any, size: int, peers: PeerMemory | None = None):
-        """`group`: of torch's, of one kind of device; `peers`: sums what is small."""
+    def __init__(self, group: Any, size: int, device: torch.device, peers: PeerMemory | None = None):
+        """`group`: of torch's, for this kind of device; `peers`: sums what is small."""
         self._group: Any = group
-        self.size, self._peers, self._is_aborted = size, peers, False
+        self.size, self.device, self._peers, self._is_aborted = size, device, peers, False
 
     def all_reduce(self, x: Tensor) -> Tensor:
         x = x.contiguous()
@@ -63,13 +63,13 @@ class ProcessGroup:
     def abort(self) -> None:
         if self._peers is not None:
             self._peers.abort()
-        if not self._is_aborted and hasattr(self._group, "abort"):  # gloo finds out by itself
+        if self.device.type == "cuda" and not self._is_aborted:  # gloo finds out by itself
             self._is_aborted = True
             self._group.abort()
 
     def close(self) -> None:
-        if not self._is_aborted and hasattr(self._group, "abort"):
-            torch.cuda.synchronize()  # the others' GPUs have the same passes under way
+        if self.device.type == "cuda" and not self._is_aborted:
+            torch.cuda.synchronize(self.device)  # the others' GPUs have the same passes under way
             self._group.abort()  # without a word to the others, who may have gone
         self._group = self._peers = None
 
@@ -151,10 +151,10 @@ def _group(
     if size == 1:
         return OneRank()
     if device.type != "cuda":
-        return ProcessGroup(_gloo(store, place, size, local=local), size)
+        return ProcessGroup(_gloo(store, place, size, local=local), size, device)
     group = dist.ProcessGroupNCCL(store, place, size, TIMEOUT)
     group.eager_connect_single_device(device)  # pairs use the connection of the group
-    return ProcessGroup(group, size, peers)
+    return ProcessGroup(group, size, device, peers)
 
 
 def _first_calls(ranks: Ranks, stage: Shard, device: torch.device) -> None:
