@@ -22,7 +22,8 @@ COMMAND = re.compile(r"\bvlm ([a-z]+(?:-[a-z]+)?)\b((?:\\\n|[^\n`;|&])*)")  # up
 FOREIGN = set(
     "--short --porcelain --untracked-files --upgrade --requeue --job-name --gpus-per-node --cpus-per-task --time"
     " --array --head --address --neutral-500 --text-sm --spacing-xl --spacing-xxl"
-    " --query-gpu --id --loop-ms --allow-run-as-root --nproc-per-node --no-python".split()
+    " --query-gpu --id --loop-ms --allow-run-as-root --nproc-per-node --no-python --nodes --ntasks-per-node"
+    " --gpus-per-task".split()
 )
 LOADING_VERBS = {
     "run", "generate", "translate", "summarize", "eval", "eval pages", "encode", "ocr", "estimate", "serve", "demo",

@@ -205,6 +205,8 @@ def _memory(engine: EngineDir, weights: int) -> dict[str, int]:
 def _stages(engine: EngineDir) -> dict[str, Any]:
     """Returns of each stage of a pipeline its layers of the decoder (first, last) and the weights of each of its
     ranks."""
+    if engine.build.pp_size == 1:
+        return {}
     from vlm.registry.catalogs import configs_of
     from vlm.registry.networks import mapping_of
 
@@ -214,7 +216,7 @@ def _stages(engine: EngineDir) -> dict[str, Any]:
         layers = None if decoder is None else mapping.layers(decoder.num_layers)
         sizes = [_rank_bytes(engine, rank) for rank in mapping.stage_ranks]
         stages.append({"layers": layers and [layers[0], layers[-1]], "weights": sizes})
-    return {"stages": stages} if len(stages) > 1 else {}
+    return {"stages": stages}
 
 
 def _rank_bytes(engine: EngineDir, rank: int) -> int:
