@@ -240,6 +240,16 @@ def test_a_process_that_is_ready_is_replaced_by_one_that_is_prepared():
         assert run(pool, pid) == prepared and not pool.failures
 
 
+def test_the_environment_stays_as_it_is(monkeypatch):
+    """A process that another thread starts meanwhile would be given what has been freed."""
+    changes = []
+    monkeypatch.setattr(os, "putenv", lambda *change: changes.append(change))
+    monkeypatch.setattr(os, "unsetenv", changes.append)
+    with closing(MediaPool(MediaConfig(1, budget=ENDLESS, preload=CALLS))) as pool:
+        pool.prepare(prepare)
+        assert run(pool, preparers) and not changes
+
+
 WARMED_UP = """
 pool = RenderPool(1, PageImages(ProcessorSource(None, (NOUGAT_IMAGES,), (96, 64))))
 print(pool._pool.submit(lambda worker: worker.run(warmed_up)).result())

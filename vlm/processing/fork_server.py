@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import multiprocessing
-import os
 import pickle
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, SpawnContext
 
 Preparation = Callable[[], object]  # a function of a module, or a partial of one
 
-_VARIABLE = "VLM_FORK_SERVER_PREPARATIONS"  # of the environment: what a fork server is told is the names of modules
+# A fork server is told names of modules alone, and passes over those that it cannot import; this one is of no module.
+# The environment would be the other way: a process that another thread starts while it changes cannot be executed.
+_MARK = "vlm-preparations-"
 _lock = threading.Lock()
 
 
@@ -28,27 +30,20 @@ def start_fork_server(preload: str, preparations: Sequence[Preparation]) -> Fork
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", preload])
-    with _lock, _told(preparations):
+    content = base64.urlsafe_b64encode(pickle.dumps(tuple(preparations))).decode()
+    with _lock:
+        context.set_forkserver_preload(["__main__", preload, _MARK + content])
         forkserver.ensure_running()
     return context
-
-
-@contextlib.contextmanager
-def _told(preparations: Sequence[Preparation]) -> Iterator[None]:
-    os.environ[_VARIABLE] = base64.b64encode(pickle.dumps(tuple(preparations))).decode()
-    try:
-        yield
-    finally:
-        del os.environ[_VARIABLE]
 
 
 # --- in the fork server ---
 def run_preparations() -> None:
     """Runs the preparations that this process was started with, if it is a fork server. What fails is left to the
     workers, who run them again and tell."""
-    if (preparations := os.environ.pop(_VARIABLE, None)) is None:
+    _, mark, rest = " ".join(sys.orig_argv).partition(_MARK)
+    if not mark or multiprocessing.parent_process() is not None:  # a worker has the arguments of its fork server
         return
     with contextlib.suppress(Exception):
-        for prepare in pickle.loads(base64.b64decode(preparations)):
+        for prepare in pickle.loads(base64.urlsafe_b64decode(rest.partition("'")[0])):
             prepare()
