@@ -117,14 +117,15 @@ class Front:
 
 
 @contextlib.contextmanager
-def front_of(*answers: Answer, **config) -> Iterator[Front]:
+def front_of(*answers: Answer, unresponsive_seconds: float = 30, **config) -> Iterator[Front]:
     """A front of replicas that answer so."""
     settings, said = ServerConfig(**config), list[str]()
     with contextlib.ExitStack() as stack:
         jobs = stack.enter_context(_jobs(settings, len(answers), said))
         replicas = [FakeReplica(job, answer) for job, answer in zip(jobs, answers, strict=True)]
         stack.enter_context(_sockets(replicas))
-        address, supervisor = stack.enter_context(_listening(replicas, settings, said))
+        supervisor = Supervisor(replicas, said.append, delays=(0, 0), unresponsive_seconds=unresponsive_seconds)
+        address = stack.enter_context(_listening(supervisor, settings))
         yield Front(address, replicas, supervisor, said)
 
 
@@ -136,7 +137,7 @@ def fronted(pipelines: dict[str, Pipeline], **config) -> Iterator[Served]:
         [job] = stack.enter_context(_jobs(settings, 1, []))
         app = create_app(pipelines, job.config)
         stack.enter_context(listening(app, job.config, job.socket))
-        address, _ = stack.enter_context(_listening([FakeReplica(job)], settings, []))
+        address = stack.enter_context(_listening(Supervisor([FakeReplica(job)], print), settings))
         yield Served(address, app)
 
 
@@ -148,13 +149,10 @@ def _jobs(settings: ServerConfig, count: int, said: list[str]) -> Iterator[list[
 
 
 @contextlib.contextmanager
-def _listening(
-    replicas: list[FakeReplica], settings: ServerConfig, said: list[str]
-) -> Iterator[tuple[str, Supervisor]]:
-    supervisor = Supervisor(replicas, said.append, delays=(0, 0))
+def _listening(supervisor: Supervisor, settings: ServerConfig) -> Iterator[str]:
     supervisor.start()
     with listening(create_front(supervisor, settings), settings) as address:
-        yield address, supervisor
+        yield address
 
 
 @contextlib.contextmanager

@@ -100,7 +100,10 @@ def _run_replicas(served: ServedModels, placing: ReplicaConfig, config: ServerCo
     listing = ", ".join([*served.models, *served.urls])
     ready = f"serving {listing} by {len(places)} replicas ({'; '.join(map(str, places))})"
     _end_at_sigterm()
-    return run_replicas(built, places, config, lambda address: print_error(f"{ready} at {address}"), print_error)
+    return run_replicas(
+        built, places, config, lambda address: print_error(f"{ready} at {address}"), print_error,
+        unresponsive_seconds=placing.unresponsive_seconds,
+    )  # fmt: skip
 
 
 def _run_on_ray(served: ServedModels, placing: ReplicaConfig, config: ServerConfig) -> None:

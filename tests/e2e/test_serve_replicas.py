@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -174,6 +175,21 @@ def test_the_last_replica_that_is_gone_is_said(served, client):
         get(f"{served}/v2/health/ready")
     until(lambda: all(row["ready"] for row in replicas(served)))
     assert client.chat.completions.create(model="mini-t5", **chat(TEXT)).choices[0].finish_reason == "stop"
+
+
+@pytest.mark.slow
+def test_a_replica_that_hangs_is_started_again_and_nothing_is_lost():
+    with command("mini-t5", "--replicas", "2", "--unresponsive-seconds", "3") as (_, address):
+        url, body = f"http://{address}", json.dumps({"model": "mini-t5"} | chat(TEXT)).encode()
+        stopped = replicas(url)[0]
+        os.kill(stopped["pid"], signal.SIGSTOP)
+        with ThreadPoolExecutor(4) as pool:
+            answers = [*pool.map(lambda _: json.loads(get(f"{url}/v1/chat/completions", body)), range(4))]
+        own = alone("mini-t5").generate(text=TEXT).text
+        assert [answer["choices"][0]["message"]["content"] for answer in answers] == [own] * 4
+        until(lambda: replicas(url)[0]["ready"])
+        row = replicas(url)[0]
+        assert row["restarts"] == 1 and row["pid"] != stopped["pid"]
 
 
 # --- the end ---

@@ -246,6 +246,33 @@ def test_a_replica_that_ends_is_started_again():
         assert metric(front, "vlm_replica_restarts_total", replica="0") == 1
 
 
+def test_a_replica_that_hangs_is_started_again_and_its_requests_go_to_another():
+    hung = threading.Event()
+
+    async def hangs(asked: Asked):
+        """One that answers nothing any more once it is asked for work, until it is started again."""
+        if asked.target not in BESIDE:
+            hung.set()
+        while hung.is_set() and not front.replicas[0].restarts:
+            await asyncio.sleep(0.01)
+        yield BESIDE.get(asked.target, b"")
+
+    with front_of(hangs, well, unresponsive_seconds=1.8) as front:
+        assert call(front)[0] == 200
+        until(lambda: front.replicas[0].is_ready)
+        assert front.said == [
+            "replica 0 (cpu): it lives and has not answered for 1.8 s; it is started again in 0 s.",
+            "replica 0 (cpu) is ready again.",
+        ]
+        assert len(work(front)[1]) == 1
+
+
+def test_a_replica_that_says_that_it_is_not_well_does_not_hang():
+    with front_of(saying(b"", health=whole(b"{}", 503)), unresponsive_seconds=1.2) as front:
+        until(lambda: len(front.replicas[0].asked) > 4)
+        assert front.said == [] and front.replicas[0].is_ready
+
+
 def test_the_front_is_well_while_one_replica_is():
     broken = saying(b"", health=whole(b"{}", 503))
     with front_of(well, broken) as front:

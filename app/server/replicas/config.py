@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from vlm.errors import InputError
 from vlm.options import check_limits, option
-from vlm.ranges import at_least
+from vlm.ranges import at_least, positive
 from vlm_app.core.devices import devices_of
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -23,6 +23,10 @@ class ReplicaConfig:
         default="none: the server itself", allowed=at_least(1),
     )  # fmt: skip
     devices: str | None = option(None, "A replica on each: cuda:0,cuda:1, or all.", default="--device")
+    unresponsive_seconds: float = option(
+        30.0, "A replica that lives and does not answer for so long is started again.", default="30",
+        allowed=positive("it must be a number above 0"),
+    )  # fmt: skip
 
     ray: bool = option(False, "By Ray Serve, on the cluster of $RAY_ADDRESS, or one started on this machine.")
     max_replicas: int | None = option(

@@ -128,9 +128,9 @@ class Replica:
         options: dict[str, Any] = {"data": io.BytesIO(request.body)} if request.body else {}  # sent in pieces
         return self._session.request(request.method, url, headers=request.headers, allow_redirects=False, **options)
 
-    async def get(self, path: str) -> tuple[int, bytes]:
+    async def get(self, path: str, seconds: float = HEALTH_SECONDS) -> tuple[int, bytes]:
         """Returns the status and the body of what must not take long. Raises FAILURES."""
-        async with asyncio.timeout(HEALTH_SECONDS), self.ask(UpstreamRequest("GET", path)) as answer:
+        async with asyncio.timeout(seconds), self.ask(UpstreamRequest("GET", path)) as answer:
             return answer.status, await answer.read()
 
     async def health(self) -> bytes | None:
@@ -142,3 +142,11 @@ class Replica:
         except FAILURES:
             return None
         return body if status == HTTPStatus.OK else None
+
+    async def answers(self, seconds: float) -> bool:
+        """Says whether it tells of its health within so long, well or not."""
+        try:
+            await self.get("/health", seconds)
+        except FAILURES:
+            return False
+        return True

@@ -29,9 +29,11 @@ def run_replicas(
     config: ServerConfig,
     announce: Callable[[str], None],
     say: Callable[[str], object],
+    *,
+    unresponsive_seconds: float,
 ) -> str | None:
     """Serves these models by a process in each place, until SIGTERM or SIGINT. `announce` is told the address, `say`,
-    a function of a module, what becomes of replicas.
+    a function of a module, what becomes of replicas. One that does not answer for so many seconds is started again.
 
     Returns why it ended where no replica could be started any more. Raises what a replica raises that cannot load its
     models, InputError when it cannot listen there, KeyboardInterrupt when SIGINT ended it.
@@ -40,7 +42,7 @@ def run_replicas(
     bound = listener(config.host, config.port)
     with bound, tempfile.TemporaryDirectory(prefix="vlm-replicas-", ignore_cleanup_errors=True) as folder:
         jobs = replica_jobs(models, places, config, Path(folder), say)
-        supervisor = Supervisor([Replica(job) for job in jobs], say)
+        supervisor = Supervisor([Replica(job) for job in jobs], say, unresponsive_seconds=unresponsive_seconds)
         supervisor.start()
         try:
             lifetime = Lifetime(config)

@@ -1,4 +1,4 @@
-"""Starts the replicas, and starts again those that end."""
+"""Starts the replicas, and starts again those that end or hang."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from vlm.errors import VlmError
+from vlm.errors import EngineError, VlmError
+from vlm_app.server.replicas.config import ReplicaConfig
 from vlm_app.server.replicas.replica import FAILURES, Replica
 
 DELAYS = (1, 2, 4, 8, 16)  # seconds before each attempt to start a replica again; then it is given up
 STABLE_SECONDS = 60  # as a replica that runs so long, it has earned all attempts again
+QUESTIONS = 3  # that a replica leaves unanswered in a row where it hangs; one alone may be the front's own delay
 
 Prepare = Callable[[Replica], Awaitable[None]]
 
@@ -24,6 +26,7 @@ class Supervisor:
     say: Callable[[str], object]  # to people
     on_end: Callable[[str], object] = lambda reason: None  # is told why, when none is left
     delays: Sequence[float] = DELAYS
+    unresponsive_seconds: float = ReplicaConfig.unresponsive_seconds
     _given_up: set[str] = field(default_factory=set)
 
     @property
@@ -45,7 +48,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def running(self, prepare: Prepare, forget: Callable[[str], None]) -> AsyncIterator[None]:
-        """Starts again, meanwhile, those that end, and ends all afterwards. Before one is ready again it is
+        """Starts again, meanwhile, those that end or hang, and ends all afterwards. Before one is ready again it is
         `prepare`d, which makes it ready; `forget` is told of each that has ended."""
         for replica in self.replicas:
             replica.connect()
@@ -90,10 +93,23 @@ class Supervisor:
                 await replica.received()
                 await prepare(replica)
                 self.say(f"{replica} is ready again.")
-            await replica.received()  # nothing but its end
+            await self._end(replica)
         except (VlmError, *FAILURES) as error:
             return f"{error}".splitlines()[0].rstrip(".")
         return "it has been told to end"
+
+    async def _end(self, replica: Replica) -> None:
+        """Waits for a replica's end. Raises EngineError where it hangs."""
+        ended, unanswered = asyncio.ensure_future(replica.received()), 0
+        pause = self.unresponsive_seconds / (2 * QUESTIONS)  # before each question, and for its answer
+        try:
+            while not (await asyncio.wait([ended], timeout=pause))[0]:
+                unanswered = 0 if await replica.answers(pause) else unanswered + 1
+                if unanswered == QUESTIONS:
+                    raise EngineError(f"it lives and has not answered for {self.unresponsive_seconds:g} s")
+            await ended
+        finally:
+            ended.cancel()
 
     def _give_up(self, replica: Replica) -> None:
         self.say(f"{replica}: {replica.trouble}; it is not started again, restart the server.")
