@@ -96,6 +96,19 @@ def test_health_names_the_replicas(served):
     assert json.loads(get(f"{served}/v2/health/ready"))["ready"]
 
 
+def test_statistics_and_the_index_are_those_of_one_server(served, client):
+    def succeeded() -> int:
+        [row] = json.loads(get(f"{served}/v2/models/mini-t5/stats"))["model_stats"]
+        return row["inference_stats"]["success"]["count"]
+
+    before = succeeded()
+    for _ in range(4):  # that go round
+        client.chat.completions.create(model="mini-t5", **chat(TEXT), max_tokens=2)
+    assert succeeded() - before == 4
+    index = json.loads(get(f"{served}/v2/repository/index", b"{}"))
+    assert [(row["name"], row["state"]) for row in index] == [("mini-t5", "READY"), ("mini-llava", "READY")]
+
+
 # --- while a replica is killed ---
 def load_of(count: int) -> list[tuple[str, dict]]:
     """Requests of both models, and what is alone to them."""

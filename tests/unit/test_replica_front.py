@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.replica_kit import END, STREAM, Asked, Front, chunk, front_of, whole
 from tests.server_kit import until
+from vlm_app.server.repository.statistics import Statistics
 
 OK = whole(b'{"status": "ok"}')
 BESIDE = {"/health": OK, "/metrics": whole(b"", kind="text/plain")}  # of work
@@ -308,14 +309,14 @@ def test_a_replica_that_ends_again_and_again_is_given_up():
 
 # --- what goes to all ---
 def test_control_goes_to_all_and_to_those_that_come_back():
-    load, unload, index = (f"/v2/repository/{verb}" for verb in ("models/a/load", "models/b/unload", "index"))
+    load, unload = (f"/v2/repository/models/{verb}" for verb in ("a/load", "b/unload"))
     with front_of(well, well) as front:
-        for path in (load, unload, index, load):
+        for path in (load, unload, load):
             assert call(front, path, b"{}")[0] == 200
-        assert [[each.target for each in asked] for asked in work(front)] == [[load, unload, index, load]] * 2
+        assert [[each.target for each in asked] for asked in work(front)] == [[load, unload, load]] * 2
         front.replicas[1].end()
         until(lambda: front.replicas[1].restarts == 1 and front.replicas[1].is_ready)
-        assert [each.target for each in work(front)[1]][4:] == [unload, load]
+        assert [each.target for each in work(front)[1]][3:] == [unload, load]
 
 
 def test_a_refusal_of_one_is_the_answer():
@@ -326,6 +327,52 @@ def test_a_refusal_of_one_is_the_answer():
         front.replicas[1].end()
         until(lambda: front.replicas[1].restarts == 1 and front.replicas[1].is_ready)
         assert len(work(front)[1]) == 1  # nothing has changed that it is to be told
+
+
+def test_the_index_has_a_model_ready_where_all_replicas_do():
+    def row(name: str, reason: str = "") -> dict[str, str]:
+        return {"name": name, "version": "1", "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
+
+    first, second = [row("a"), row("b"), row("c"), row("new")], [row("a"), row("c", "no memory"), row("b", "unloaded")]
+    with front_of(*(saying(whole(json.dumps(rows).encode())) for rows in (first, second))) as front:
+        status, _, body = call(front, "/v2/repository/index", b'{"ready": false}')
+        assert (status, json.loads(body)) == (200, [row("a"), row("b", "unloaded"), row("c", "no memory")])
+        assert [asked.body for [asked] in work(front)] == [b'{"ready": false}'] * 2
+
+
+def test_statistics_are_of_all_replicas_together():
+    def counted(requests: int, *sizes: int) -> Statistics:
+        statistics = Statistics()
+        for _ in range(requests):
+            with statistics.request(2):
+                pass
+        for size in sizes:
+            statistics.step(size, 0.5)
+        return statistics
+
+    def answer(*own: Statistics) -> bytes:
+        rows = [statistics.as_json(name, "1") for statistics, name in zip(own, "mn", strict=False)]
+        return whole(json.dumps({"model_stats": rows}).encode())
+
+    first, second, other = counted(3, 1, 4), counted(2, 4, 8, 8), counted(1)
+    with front_of(saying(answer(first, other)), saying(answer(second))) as front:
+        for path in ("/v2/models/stats", "/v2/models/m/stats", "/v2/models/m/versions/1/stats"):
+            m, n = json.loads(call(front, path, None)[2])["model_stats"]
+    rows = [statistics.as_json("m", "1") for statistics in (first, second)]
+    assert (m["name"], m["version"], m["inference_count"], m["execution_count"]) == ("m", "1", 10, 5)
+    assert m["last_inference"] == max(row["last_inference"] for row in rows)
+    parts = [row["inference_stats"]["success"] for row in rows]
+    assert m["inference_stats"]["success"] == {"count": 5, "ns": sum(part["ns"] for part in parts)}
+    steps = [(batch["batch_size"], *batch["compute_infer"].values()) for batch in m["batch_stats"]]
+    assert steps == [(1, 1, 5 * 10**8), (4, 2, 10**9), (8, 2, 10**9)]
+    assert n == other.as_json("n", "1")
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v2/models/gone/stats", None), ("/v2/repository/index", b"[]")])
+def test_what_a_replica_refuses_of_its_state_is_refused(path, body):
+    with front_of(saying(whole(b'{"error": "not here."}', 404)), gone) as front:
+        status, _, answer = call(front, path, body)
+        assert (status, sentence(answer)) == (404, "not here.")
 
 
 def test_metrics_have_the_replica_as_a_label():

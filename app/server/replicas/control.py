@@ -1,20 +1,23 @@
-"""KServe's model repository extension, of all replicas at once."""
+"""KServe's model repository and statistics, of all replicas at once."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from http import HTTPStatus
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from vlm.errors import EngineError
 from vlm_app.server.replicas.forwarding import NONE_READY, read_request
 from vlm_app.server.replicas.replica import FAILURES, Replica, UpstreamRequest
 from vlm_app.server.replicas.supervisor import Supervisor
-
-CHANGES = ("load", "unload")  # how the paths end that change what is served
+from vlm_app.server.repository.control import merged_index
+from vlm_app.server.repository.statistics import merged_statistics
 
 
 class ModelControl:
@@ -24,21 +27,35 @@ class ModelControl:
         self._supervisor, self._lock = supervisor, asyncio.Lock()
         self._changes: dict[str, UpstreamRequest] = {}  # of each model the last one
 
-    async def tell(self, http: Request) -> Response:
+    async def change(self, http: Request) -> Response:
         """Answers with the first refusal, or as the first replica does."""
         request = await read_request(http)
-        path, _, verb = http.url.path.rpartition("/")
+        path = http.url.path.rpartition("/")[0]
         async with self._lock:
-            replicas = self._supervisor.ready.values()
-            answers = await asyncio.gather(*(_told(replica, request) for replica in replicas))
-            responses = [answer for answer in answers if answer is not None]
-            if not responses:
-                raise EngineError(NONE_READY)
-            refusal = next((response for response in responses if response.status_code != HTTPStatus.OK), None)
-            if refusal is None and verb in CHANGES:
+            answers = await self._answers(request)
+            if (refusal := _refusal(answers)) is None:
                 self._changes.pop(path, None)  # the order is that of the last changes
                 self._changes[path] = request
-        return refusal or responses[0]
+        return refusal or answers[0]
+
+    async def index(self, http: Request) -> Response:
+        return await self._merged(http, merged_index)
+
+    async def statistics(self, http: Request) -> Response:
+        return await self._merged(http, merged_statistics)
+
+    async def _merged(self, http: Request, merge: Callable[[list[Any]], Any]) -> Response:
+        """Answers with the first refusal, or what is made of all replicas' answers."""
+        answers = await self._answers(await read_request(http))
+        return _refusal(answers) or JSONResponse(merge([json.loads(answer.body) for answer in answers]))
+
+    async def _answers(self, request: UpstreamRequest) -> list[Response]:
+        """Returns the answers of all replicas that are ready. Raises EngineError where there is none."""
+        replicas = self._supervisor.ready.values()
+        answers = await asyncio.gather(*(_told(replica, request) for replica in replicas))
+        if not (found := [answer for answer in answers if answer is not None]):
+            raise EngineError(NONE_READY)
+        return found
 
     async def prepare(self, replica: Replica) -> None:
         """Tells a replica that has been started again what was changed before, and makes it ready."""
@@ -46,6 +63,10 @@ class ModelControl:
             for request in self._changes.values():
                 await _told(replica, request)
             replica.is_ready = True
+
+
+def _refusal(answers: Sequence[Response]) -> Response | None:
+    return next((answer for answer in answers if answer.status_code != HTTPStatus.OK), None)
 
 
 async def _told(replica: Replica, request: UpstreamRequest) -> Response | None:

@@ -34,7 +34,12 @@ def create_front(supervisor: Supervisor, config: ServerConfig) -> Starlette:
         Route("/metrics", metrics.page),
         Route("/v2/health/live", health.live),
         Route("/v2/health/ready", health.ready),
-        Route("/v2/repository/{verb:path}", control.tell, methods=["POST"]),
+        Route("/v2/repository/index", control.index, methods=["POST"]),
+        Route("/v2/repository/models/{name}/load", control.change, methods=["POST"]),
+        Route("/v2/repository/models/{name}/unload", control.change, methods=["POST"]),
+        Route("/v2/models/stats", control.statistics),
+        Route("/v2/models/{name}/stats", control.statistics),
+        Route("/v2/models/{name}/versions/{version}/stats", control.statistics),
         Route("/{path:path}", forwarding),
     ]
     app = Starlette(routes=routes, lifespan=lifespan)

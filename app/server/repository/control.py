@@ -127,3 +127,12 @@ class Control:
 def _row(name: str, version: str, ready: bool, reason: str) -> dict[str, str]:
     state, reason = ("READY", "") if ready else ("UNAVAILABLE", reason)
     return {"name": name, "version": version, "state": state, "reason": reason}
+
+
+def merged_index(indexes: Sequence[list[dict[str, str]]]) -> list[dict[str, str]]:
+    """Returns the index of several servers: what all of them list, a model as the first does that has it not READY."""
+    by_name = [{row["name"]: row for row in index} for index in indexes]
+    names = [name for name in by_name[0] if all(name in rows for rows in by_name)]
+    return [
+        next((rows[name] for rows in by_name if rows[name]["state"] != "READY"), by_name[0][name]) for name in names
+    ]

@@ -6,7 +6,7 @@ https://github.com/triton-inference-server/server: docs/protocol/extension_stati
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -105,3 +105,31 @@ class Statistics:
         self._parts["queue"].add(times.queue)
         self._parts["compute_infer"].add(compute_end - times.began - times.input - times.queue)
         self._parts["compute_output"].add(now - compute_end)
+
+
+def merged_statistics(servers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Returns what several servers of the same models tell of them as if one had done the work of all."""
+    models: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in (row for server in servers for row in server["model_stats"]):
+        models.setdefault((row["name"], row["version"]), []).append(row)
+    return {"model_stats": [_merged_model(rows) for rows in models.values()]}
+
+
+def _merged_model(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    sizes: dict[int, list[dict[str, Any]]] = {}
+    for batch in (batch for row in rows for batch in row["batch_stats"]):
+        sizes.setdefault(batch["batch_size"], []).append(batch)
+    counted = ("inference_count", "execution_count", "inference_stats")
+    return {
+        **rows[0],
+        "last_inference": max(row["last_inference"] for row in rows),
+        **{name: _sum([row[name] for row in rows]) for name in counted},
+        "batch_stats": [_sum(batches) | {"batch_size": size} for size, batches in sorted(sizes.items())],
+    }
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """Returns the sum of numbers, or of dicts of the same keys a dict of their sums."""
+    if isinstance(values[0], dict):
+        return {key: _sum([value[key] for value in values]) for key in values[0]}
+    return sum(values)
