@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,8 +18,10 @@ from tests.server_kit import alone, is_empty
 from vlm.api.async_pipeline import AsyncPipeline
 from vlm.backends.graphs.io import BATCH, CACHED, GraphIO, Port
 from vlm.config import RuntimeConfig
+from vlm.engine.leading import follow
 from vlm.errors import EngineError, InputError, OutOfMemoryError
 from vlm.executor.slot_cache import SlotCache
+from vlm.parallel.collectives import OneHost
 from vlm.processing.media_pool import MediaConfig, MediaPool
 
 TEXT = "translate English to German: The old ship is small."
@@ -268,3 +271,16 @@ def test_a_pool_that_is_not_whole_breaks_the_engine(monkeypatch):
     asyncio.run(ask())
     [(text, thread)] = heard
     assert "not whole" in text and thread == "MainThread"
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+def test_a_rank_that_follows_says_why_it_ends(error):
+    class Hosts(OneHost):
+        def broadcast(self, value=None):
+            return [("add", (), {}), ("step", (), {})]
+
+    engine = SimpleNamespace(add=raising(InputError("it is refused on all ranks")), step=raising(error))
+    with pytest.raises(
+        OutOfMemoryError, match="it ran out of memory, and all the others, which wait for it, end with it"
+    ):
+        follow(engine, Hosts())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vlm.engine.encoder_engine import EncoderEngine
 from vlm.engine.llm_engine import LLMEngine
 from vlm.errors import EngineError, InputError
+from vlm.executor.memory import is_out_of_memory, memory_errors
 from vlm.requests.request import Request
 from vlm.requests.token_update import TokenUpdate
 
@@ -25,11 +26,9 @@ if TYPE_CHECKING:
     from vlm.requests.image import Image
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]  # a method's name and its arguments
-OUT_OF_MEMORY = (
-    "the first of several ranks ran out of memory, and the others wait for what it had begun: start again with a"
-    " smaller --max-batch-size or --kv-cache-free-gpu-memory-fraction."
-)
-
+_SMALLER = "start again with a smaller --max-batch-size or --kv-cache-free-gpu-memory-fraction."
+OUT_OF_MEMORY = f"the first of several ranks ran out of memory, and the others wait for what it had begun: {_SMALLER}"
+FOLLOWER_OUT_OF_MEMORY = f"it ran out of memory, and all the others, which wait for it, end with it: {_SMALLER}"
 BROKEN_OFF = "a call has broken off on the first of several ranks, and the others wait for it; start them again."
 
 
@@ -65,10 +64,6 @@ class LeadingEngine:
     def step(self) -> list[TokenUpdate]:
         return self._with_others("step", self._engine.step)
 
-    def recover(self) -> list[TokenUpdate]:
-        """Raises EngineError: see OUT_OF_MEMORY."""
-        raise EngineError(OUT_OF_MEMORY)
-
     def free_cached_memory(self) -> None:
         self._with_others("free_cached_memory", self._engine.free_cached_memory)
 
@@ -97,6 +92,11 @@ class LeadingEngine:
         except EngineError as error:
             self._state.reason = str(error)
             raise
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            self._state.reason = OUT_OF_MEMORY
+            raise EngineError(OUT_OF_MEMORY) from error
         self._state.amid_call = False
         return result
 
@@ -112,8 +112,10 @@ Engine = LLMEngine | EncoderEngine | LeadingEngine
 
 
 def follow(engine: LLMEngine | EncoderEngine, hosts: Hosts) -> None:
-    """Makes the calls of the first rank on another one's engine, until that one lets it end."""
+    """Makes the calls of the first rank on another one's engine, until that one lets it end. Raises OutOfMemoryError,
+    which ends all ranks."""
     while (calls := hosts.broadcast()) is not None:
         for name, arguments, options in calls:
-            with contextlib.suppress(InputError):  # a request that is refused is refused on all ranks
+            # a request that is refused is refused on all ranks
+            with contextlib.suppress(InputError), memory_errors(FOLLOWER_OUT_OF_MEMORY):
                 getattr(engine, name)(*arguments, **options)

@@ -47,7 +47,7 @@ class ModelControl:
     async def _merged(self, http: Request, merge: Callable[[list[Any]], Any]) -> Response:
         """Answers with the first refusal, or what is made of all replicas' answers."""
         answers = await self._answers(await read_request(http))
-        return _refusal(answers) or JSONResponse(merge([json.loads(answer.body) for answer in answers]))
+        return _refusal(answers) or JSONResponse(merge([json.loads(bytes(answer.body)) for answer in answers]))
 
     async def _answers(self, request: UpstreamRequest) -> list[Response]:
         """Returns the answers of all replicas that are ready. Raises EngineError where there is none."""
