@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.checkpoint import Checkpoint
+from vlm.artifacts.checkpoint import Checkpoint, check_output, scratch_beside
 from vlm.build.from_model import checkpoint_of
 from vlm.build.store import Source, locate
 from vlm.convert.quantized.export import export_compressed_tensors
 from vlm.errors import InputError
 from vlm.quantize.calibration import Calibration, forced
 from vlm.quantize.config import QuantizeConfig
-from vlm.quantize.model import check_output, layers_of, quantize_checkpoint, scratch_beside
+from vlm.quantize.model import layers_of, quantize_checkpoint
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.quantize.config import InputsConfig
 from vlm_app.quantize.engines import Engines

@@ -12,6 +12,10 @@ from tests.families import MODELS
 from tests.rank_cases import CPU, FEW_BLOCKS, SHORT, WAYS, check_equal, come_and_go, encoded, image_features, outputs
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.builder import build_engine
+from vlm.build.from_model import convert_model
+from vlm.config import BuildConfig
 from vlm.errors import ConfigError, EngineError, VlmError
 from vlm.executor.torch_encoders import TorchEncoders
 from vlm.layers.quant.methods import METHODS
@@ -79,6 +83,18 @@ def test_each_rank_encodes_its_share_of_the_images(tmp_path, monkeypatch, cached
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     if not cached:
         assert sorted(passes) == [1] * 3 + [2] * 3  # one image by each rank; and five, two by each
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+@pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"tp_size": 2, "pp_size": 2}], ids=str)
+def test_a_checkpoint_that_is_split_on_disk(tmp_path, name, sizes):
+    engine = engine_dir(MODELS[name](), tmp_path, max_batch_size=8)
+    expected = [outputs(Pipeline(engine, CPU), **way) for way in WAYS.values()]
+    checkpoint = Checkpoint.open(convert_model(tmp_path / "checkpoint", tmp_path / "split", **sizes))
+    split = build_engine(checkpoint, tmp_path / "ranks", BuildConfig(max_batch_size=8, **sizes), workers=2)
+    found = with_followers(split, CPU, lambda pipe: [outputs(pipe, **way) for way in WAYS.values()])
+    for ours, theirs in zip(found, expected, strict=True):
+        check_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -1,17 +1,23 @@
 """Our checkpoint: per role a config.json and its weights in safetensors, the processor's files beside them.
 
 config.json  visual/config.json  visual/rank0.safetensors  decoder/...  processor/...
+
+One that is split among ranks has a file for each: decoder/rank0.safetensors  decoder/rank1.safetensors  ...
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlm.artifacts.files import atomic_dir, canonical_json, load_json, read_json
+from vlm.artifacts.files import atomic_dir, canonical_json, check_replaceable, load_json, read_json
+from vlm.artifacts.manifest import is_mapping
 from vlm.errors import CheckpointError, listed
 
 if TYPE_CHECKING:
@@ -22,6 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 1
 WHAT = "checkpoint of vlm"
+REPLICATED = ("visual",)  # roles that each rank runs whole
 Progress = Callable[[str, int, int], None]  # description, bytes done, bytes in all
 
 
@@ -62,7 +69,10 @@ class Checkpoint:
                 f"{path} has format version {version}, this vlm reads {FORMAT_VERSION}; convert it again."
             )
         checkpoint = cls(path, manifest)
-        files = [p for role in checkpoint.roles for p in (path / role / "config.json", checkpoint.weight_file(role))]
+        if not is_mapping(checkpoint.mapping, len(list(path.glob("*/rank*.safetensors"))) or 1):
+            raise CheckpointError(f"{path} lacks files of the ranks that its config.json names; convert it again.")
+        files = [path / role / "config.json" for role in checkpoint.roles]
+        files += [checkpoint.weight_file(role, rank) for role, rank in checkpoint.parts]
         if absent := [str(p.relative_to(path)) for p in files if not p.is_file()]:
             raise CheckpointError(f"{path} lacks {listed(absent)}; convert it again.")
         return checkpoint
@@ -75,6 +85,25 @@ class Checkpoint:
     def roles(self) -> dict[str, str]:
         """Role -> model name."""
         return self.manifest["roles"]
+
+    @property
+    def mapping(self) -> dict[str, int]:
+        """Returns the ranks that its weights are split among: {"tp", "pp"}."""
+        return self.manifest.get("mapping", {"tp": 1, "pp": 1})
+
+    @property
+    def is_split(self) -> bool:
+        return math.prod(self.mapping.values()) > 1
+
+    @property
+    def split_options(self) -> list[str]:
+        """Returns the words after `vlm convert` and `vlm build` that ask for the same ranks."""
+        return [word for axis, size in self.mapping.items() if size > 1 for word in (f"--{axis}-size", str(size))]
+
+    @property
+    def parts(self) -> list[tuple[str, int]]:
+        """Returns role and rank of each file of weights."""
+        return parts_of(self.roles, math.prod(self.mapping.values()))
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -138,22 +167,49 @@ def write_checkpoint(
         "quantization": quantization,
         **({"quantization_options": dict(quantization_options)} if quantization_options else {}),
     }
+    parts = {(role, 0): weights for role, weights in roles.items()}
+    return write_parts(out, manifest, parts, processor_files=processor_files, progress=progress)
+
+
+def write_parts(
+    out: Path,
+    manifest: Mapping[str, Any],
+    parts: Mapping[tuple[str, int], RoleWeights],
+    *,
+    processor_files: Sequence[Path] = (),
+    progress: Progress | None = None,
+) -> Checkpoint:
+    """Writes a checkpoint of the weights of each (role, rank) as `write_checkpoint` does; `manifest`: its
+    config.json."""
     with atomic_dir(out, is_checkpoint, WHAT, CheckpointError) as draft:
-        parts = {(role, 0): weights for role, weights in roles.items()}
         write_roles(draft, parts, "Writing the checkpoint", progress)
-        for role, weights in roles.items():
+        for (role, _), weights in parts.items():
             (draft / role / "config.json").write_text(canonical_json(weights.config), encoding="utf-8")
         copy_processor(processor_files, draft)
         (draft / "config.json").write_text(canonical_json(manifest), encoding="utf-8")
     return Checkpoint.open(out)
 
 
+def part_of(role: str, rank: int) -> int:
+    """Returns the number of the part of a role's weights that a rank loads."""
+    return 0 if role in REPLICATED else rank
+
+
+def parts_of(roles: Iterable[str], size: int) -> list[tuple[str, int]]:
+    """Returns role and part of everything that `size` ranks load."""
+    return list(dict.fromkeys((role, part_of(role, rank)) for rank in range(size) for role in roles))
+
+
 def write_roles(
-    draft: Path, parts: Mapping[tuple[str, int], RoleWeights], description: str, progress: Progress | None
+    draft: Path,
+    parts: Mapping[tuple[str, int], RoleWeights],
+    description: str,
+    progress: Progress | None,
+    workers: int = 1,
 ) -> dict[str, dict[str, Any]]:
-    """Writes `<role>/rank<rank>.safetensors` for every (role, rank) -> relative path to {sha256, size}. Progress counts
-    bytes."""
-    from vlm.artifacts.weights import write_tensors
+    """Writes `<role>/rank<rank>.safetensors` for every (role, rank), `workers` of them at the same time -> relative
+    path to {sha256, size}. Progress counts bytes."""
+    from vlm.artifacts.weights import write_files
 
     num_bytes, total = 0, sum(weights.source.nbytes for weights in parts.values())
 
@@ -163,12 +219,10 @@ def write_roles(
         if progress:
             progress(description, num_bytes, total)
 
-    files = {}
-    for (role, rank), weights in parts.items():
+    for role, _ in parts:
         (draft / role).mkdir(exist_ok=True)
-        name = f"{role}/rank{rank}.safetensors"
-        files[name] = write_tensors(draft / name, weights.source, advance)
-    return files
+    sources = {f"{role}/rank{rank}.safetensors": weights.source for (role, rank), weights in parts.items()}
+    return write_files(draft, sources, advance, workers)
 
 
 def copy_processor(files: Sequence[Path], draft: Path) -> list[Path]:
@@ -179,6 +233,24 @@ def copy_processor(files: Sequence[Path], draft: Path) -> list[Path]:
     for file, copy in zip(files, copies, strict=True):
         shutil.copyfile(file, copy)
     return copies
+
+
+def check_output(out: Path) -> None:
+    """Raises CheckpointError for a place that no checkpoint can be written to: said before long work."""
+    check_replaceable(out.resolve(), is_checkpoint, WHAT, CheckpointError)
+
+
+@contextlib.contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """Gives a folder that vanishes, on the disk where `out` goes: the temporary directory of the system may be small.
+    Raises CheckpointError where nothing can be written there."""
+    parent = next(folder for folder in out.resolve().parents if folder.is_dir())
+    try:
+        scratch = tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=parent)
+    except OSError as reason:
+        raise CheckpointError(f"the {WHAT} {out} cannot be written: {reason.strerror}.") from None
+    with scratch as folder:
+        yield Path(folder)
 
 
 def dtype_of(roles: Mapping[str, RoleWeights]) -> str:

@@ -94,7 +94,7 @@ class Manifest(Config):
         texts = ("family", "backend", "dtype", "source")
         errors += [name for name in texts if not isinstance(getattr(self, name), str)]
         fine = {"roles": _is_role, "files": _is_file_entry, "limits": _is_limit, "built_for": _is_built_for}
-        if not {"mapping", "files"} & set(errors) and not _is_mapping(self.mapping, len(self.files)):
+        if not {"mapping", "files"} & set(errors) and not is_mapping(self.mapping, len(self.files)):
             errors.append("mapping")
         fields = {name: is_fine for name, is_fine in fine.items() if name not in errors}
         return errors + [
@@ -114,9 +114,10 @@ def _is_file_entry(name: str, entry: Any) -> bool:
     return fine and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
-def _is_mapping(mapping: dict[str, Any], num_files: int) -> bool:
+def is_mapping(mapping: Any, num_files: int) -> bool:
     """Says whether a mapping has ranks, and each at least a file: as many processes would be started."""
-    fine = mapping.keys() == {"tp", "pp"} and all(isinstance(size, int) and size >= 1 for size in mapping.values())
+    fine = isinstance(mapping, dict) and mapping.keys() == {"tp", "pp"}
+    fine = fine and all(isinstance(size, int) and size >= 1 for size in mapping.values())
     return fine and math.prod(mapping.values()) <= num_files
 
 

@@ -15,11 +15,15 @@ THREADS = min(8, os.cpu_count() or 1)  # torch frees the GIL
 AHEAD_BYTES = 512 << 20  # of results that wait, but that the next one is always under way
 
 
+def settle_threads() -> None:
+    """Makes torch's threads, which a forked process lacks: several threads must not be the first at once."""
+    torch.set_num_threads(torch.get_num_threads())
+
+
 def read_ahead(read: Callable[[str], T], sizes: Iterable[tuple[str, int]]) -> Iterator[T]:
     """Yields read(name) for each (name, bytes of the result), in order. A call's error is raised in its turn."""
     coming, waiting, size = iter(sizes), deque[tuple[Future[T], int]](), 0
-    # in a forked process torch makes its own threads again at this call; several threads must not be the first at once
-    torch.set_num_threads(torch.get_num_threads())
+    settle_threads()
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="read-ahead")
     try:
         following = next(coming, None)

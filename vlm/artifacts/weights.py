@@ -9,10 +9,11 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Event, Lock
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vlm.artifacts.files import open_regular
-from vlm.artifacts.read_ahead import read_ahead
+from vlm.artifacts.read_ahead import read_ahead, settle_threads
 from vlm.errors import CheckpointError, VlmError
 
 CODES = {
@@ -165,6 +166,30 @@ def write_tensors(path: Path, source: TensorSource, on_bytes: Callable[[int], No
             hashed.result()
             size += len(chunk)
     return {"sha256": digest.hexdigest(), "size": size}
+
+
+def write_files(
+    folder: Path, sources: Mapping[str, TensorSource], on_bytes: Callable[[int], None], workers: int
+) -> dict[str, dict[str, Any]]:
+    """Writes a file for each path below a folder as `write_tensors` does, `workers` of them at the same time -> path to
+    {sha256, size}."""
+    lock, stopped = Lock(), Event()
+
+    def advance(count: int) -> None:
+        if stopped.is_set():  # an interrupt does not wait for files as large as a model
+            raise CancelledError
+        with lock:
+            on_bytes(count)
+
+    settle_threads()
+    with ThreadPoolExecutor(workers, thread_name_prefix="write") as pool:
+        written = {name: pool.submit(write_tensors, folder / name, source, advance) for name, source in sources.items()}
+        try:
+            return {name: future.result() for name, future in written.items()}
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _place(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[int, str]:

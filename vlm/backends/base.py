@@ -45,13 +45,24 @@ class BuildJob:
     """What an engine's files are built of, and where they go."""
 
     folder: Path
-    roles: Mapping[str, RoleWeights]  # the weights, in the engine's type
+    parts: Mapping[tuple[str, int], RoleWeights]  # the weights by role and rank, in the engine's type; whole ones: 0's
     configs: RoleConfigs
     build: BuildConfig
     limits: EngineLimits
     progress: Progress | None = None
     # of build.quantization: the build's, or those of weights that are quantized already
     quantization_options: Mapping[str, Any] = field(default_factory=dict)
+    workers: int = 1  # ranks' files that are written at the same time
+
+    @property
+    def is_split(self) -> bool:
+        """Says whether ranks have parts of the weights already, for a backend that `splits` alone."""
+        return any(rank for _, rank in self.parts)
+
+    @property
+    def roles(self) -> dict[str, RoleWeights]:
+        """Returns the weights of whole networks by role."""
+        return {role: weights for (role, rank), weights in self.parts.items() if rank == 0}
 
 
 @dataclass(frozen=True)

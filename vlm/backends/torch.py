@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from vlm.artifacts.checkpoint import RoleWeights
     from vlm.artifacts.engine_dir import EngineDir
     from vlm.parallel.collectives import Ranks
 
@@ -34,14 +35,9 @@ class TorchBackend(Backend):
     def write(self, job: BuildJob) -> BuiltFiles:
         """Writes <role>/rank<rank>.safetensors; of networks that every rank runs whole rank 0's alone."""
         from vlm.artifacts.checkpoint import write_roles
-        from vlm.layers.quant.methods import quantization_of
-        from vlm.registry.quantized_weights import quantized
-        from vlm.registry.sharded_weights import sharded_by_rank
 
-        kept = quantization_of(job.build.quantization, job.quantization_options)
-        roles = {role: quantized(weights, kept.of_role(role)) for role, weights in job.roles.items()}
-        parts = sharded_by_rank(roles, kept, tp_size=job.build.tp_size, pp_size=job.build.pp_size)
-        files = write_roles(job.folder, parts, "Building the engine", job.progress)
+        parts = job.parts if job.is_split else _cut(job)
+        files = write_roles(job.folder, parts, "Building the engine", job.progress, job.workers)
         return BuiltFiles(files, {"devices": list(self.devices)})
 
     def load(self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> dict[str, nn.Module]:
@@ -52,8 +48,8 @@ class TorchBackend(Backend):
     def load_part(
         self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device, ranks: Ranks
     ) -> dict[str, nn.Module]:
+        from vlm.artifacts.checkpoint import part_of
         from vlm.registry.networks import load_network
-        from vlm.registry.sharded_weights import part_of
 
         check_fp8(engine, runtime, device)
         networks = {}
@@ -61,6 +57,17 @@ class TorchBackend(Backend):
             tensors = engine.weights(role, device=device, rank=part_of(role, ranks.rank))
             networks[role] = load_network(engine, role, tensors, device, ranks)
         return networks
+
+
+def _cut(job: BuildJob) -> dict[tuple[str, int], RoleWeights]:
+    """Returns what each rank keeps of whole networks, which are quantized before they are cut."""
+    from vlm.layers.quant.methods import quantization_of
+    from vlm.registry.quantized_weights import quantized
+    from vlm.registry.sharded_weights import sharded_by_rank
+
+    kept = quantization_of(job.build.quantization, job.quantization_options)
+    roles = {role: quantized(weights, kept.of_role(role)) for role, weights in job.roles.items()}
+    return sharded_by_rank(roles, kept, tp_size=job.build.tp_size, pp_size=job.build.pp_size)
 
 
 def check_fp8(engine: EngineDir, runtime: RuntimeConfig, device: torch.device) -> None:

@@ -19,25 +19,24 @@ from vlm.backends.base import Backend, BuildJob, BuiltFiles
 from vlm.backends.installed import checked_backend
 from vlm.build.limits import resolve_limits
 from vlm.config import BuildConfig, Config, EngineLimits
-from vlm.convert.roles import module_layout
+from vlm.convert.role_weights import role_weights
 from vlm.convert.values import invalid_values
 from vlm.errors import CheckpointError, ConfigError, EngineError, listed
-from vlm.layers.context import ModelContext
-from vlm.layers.quant.methods import METHODS, quantization_of
-from vlm.registry.catalogs import configs_of, family, model_spec
-from vlm.registry.quantized_weights import own_types, quantized_layers
+from vlm.registry.catalogs import configs_of, family
 from vlm.registry.spec import FamilySpec
 
 
 def build_engine(
-    checkpoint: Checkpoint, out: Path, build: BuildConfig, *, progress: Progress | None = None
+    checkpoint: Checkpoint, out: Path, build: BuildConfig, *, workers: int = 1, progress: Progress | None = None
 ) -> EngineDir:
     """Builds a checkpoint -> an engine at `out`, written whole or not at all; an older engine there is replaced.
 
-    A checkpoint that is quantized stays as it is. Raises ConfigError for limits beyond what the model allows and for
-    another quantization, CheckpointError for weights that are damaged or that `build.dtype` cannot hold.
+    A checkpoint that is quantized or split stays as it is. `workers`: ranks' files that are written at the same time.
+    Raises ConfigError for limits beyond what the model allows, for another quantization and for other ranks,
+    CheckpointError for weights that are damaged or that `build.dtype` cannot hold.
     """
     spec, build = family(checkpoint.family), _with_quantization(build, checkpoint)
+    _check_mapping(build, checkpoint)
     with invalid_values(checkpoint.path):
         configs = configs_of(checkpoint)
         limits = resolve_limits(build, configs)
@@ -47,13 +46,14 @@ def build_engine(
             f"the backend {backend.name} quantizes what it builds from unquantized weights, {checkpoint.path} holds"
             f" {checkpoint.quantization}; build with backend torch, or from the unquantized model."
         )
-    roles = {role: _cast(checkpoint, role, configs[role], build.dtype) for role in configs}
+    parts = {(role, rank): _cast(checkpoint, role, rank, configs[role], build) for role, rank in checkpoint.parts}
     options = checkpoint.quantization_options or build.quantization_options
     with atomic_dir(Path(out), is_engine, WHAT, EngineError) as draft:
-        output = backend.write(BuildJob(draft, roles, configs, build, limits, progress, options))
+        job = BuildJob(draft, parts, configs, build, limits, progress, options, workers)
+        output = backend.write(job)
         others = file_entries(draft, copy_processor(checkpoint.processor_files, draft))
         files = BuiltFiles(output.files | others, output.built_for)
-        _manifest(checkpoint, spec, roles, build=build, limits=limits, output=files).write(draft)
+        _manifest(checkpoint, spec, job.roles, build=build, limits=limits, output=files).write(draft)
     return EngineDir.open(out, verify=False)
 
 
@@ -86,52 +86,42 @@ def _with_quantization(build: BuildConfig, checkpoint: Checkpoint) -> BuildConfi
     return replace(build, **own)
 
 
-def _cast(checkpoint: Checkpoint, role: str, config: Config, dtype: str) -> RoleWeights:
-    """Returns the role's weights in the engine's dtype, each cast when it is written."""
-    kind: torch.dtype = getattr(torch, dtype)
-    model, weights = checkpoint.roles[role], checkpoint.weights(role)
-    own_dtypes, model_shapes = _expected(checkpoint, role, config)
-    file_layout = TensorSource.from_tensors(weights).layout
-    if mismatches := sorted(
-        n
-        for n in model_shapes.keys() | file_layout.keys()
-        if n not in file_layout or file_layout[n][1] != model_shapes.get(n)
-    ):
-        raise CheckpointError(
-            f"{checkpoint.weight_file(role)} does not fit its config.json in {listed(mismatches)}; convert it again."
+def _check_mapping(build: BuildConfig, checkpoint: Checkpoint) -> None:
+    """Raises ConfigError for a split checkpoint that the build would have to put together, to cut it otherwise or to
+    quantize it."""
+    if not checkpoint.is_split:
+        return
+    options = " ".join(checkpoint.split_options)
+    if {"tp": build.tp_size, "pp": build.pp_size} != checkpoint.mapping:
+        words = f"tp_size {build.tp_size}, pp_size {build.pp_size}"
+        raise ConfigError(
+            f"{checkpoint.path} is split for {options}, the build asks for {words}; run vlm build with {options}, or"
+            " build from the whole model."
         )
-    if mismatches := [name for name, own in own_dtypes.items() if file_layout[name][0] != own]:
-        raise CheckpointError(
-            f"{checkpoint.weight_file(role)} does not hold {listed(mismatches)} as {checkpoint.quantization} keeps"
-            " them; convert it again."
+    if build.quantization != checkpoint.quantization:
+        raise ConfigError(
+            f"{checkpoint.path} is split for {options}, and weights are quantized ({build.quantization}) before they"
+            " are cut; build from the whole model."
         )
+
+
+def _cast(checkpoint: Checkpoint, role: str, rank: int, config: Config, build: BuildConfig) -> RoleWeights:
+    """Returns the weights of one file in the engine's dtype, each cast when it is written."""
+    kind: torch.dtype = getattr(torch, build.dtype)
+    weights, file = role_weights(checkpoint, role, rank, config), checkpoint.weight_file(role, rank)
+    source = weights.source
     layout = {
-        n: (kind if old.is_floating_point and n not in own_dtypes else old, shape)
-        for n, (old, shape) in file_layout.items()
+        name: (kind if old.is_floating_point and name not in weights.quantized else old, shape)
+        for name, (old, shape) in source.layout.items()
     }
 
     def read(name: str) -> Tensor:
-        tensor = weights[name].to(layout[name][0])
+        tensor = source.read(name).to(layout[name][0])
         if tensor.is_floating_point() and not _is_finite(tensor):
-            raise CheckpointError(_not_finite(checkpoint, role, name, dtype, weights[name]))
+            raise CheckpointError(_not_finite(file, name, build.dtype, source.read(name)))
         return tensor
 
-    return RoleWeights(model, checkpoint.config(role), TensorSource(layout, read), frozenset(own_dtypes))
-
-
-def _expected(
-    checkpoint: Checkpoint, role: str, config: Config
-) -> tuple[dict[str, torch.dtype], dict[str, tuple[int, ...]]]:
-    """Returns the types of what is quantized, and the shapes of all tensors, by their names."""
-    spec, kind = model_spec(checkpoint.roles[role]), checkpoint.quantization
-    if kind is not None and kind not in METHODS:
-        raise CheckpointError(
-            f"{checkpoint.path} keeps its weights as {kind}, which this vlm does not know; convert it again."
-        )
-    with invalid_values(checkpoint.path):
-        quantization = quantization_of(kind, checkpoint.quantization_options).of_role(role)
-        layout = module_layout(spec, config, ModelContext(quantization=quantization))
-        return own_types(quantized_layers(spec, config, quantization)), {n: shape for n, (_, shape) in layout.items()}
+    return replace(weights, source=TensorSource(layout, read))
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -140,12 +130,11 @@ def _is_finite(tensor: Tensor) -> bool:
     return not wide.numel() or all(bool(extreme.isfinite()) for extreme in wide.aminmax())
 
 
-def _not_finite(checkpoint: Checkpoint, role: str, name: str, dtype: str, tensor: Tensor) -> str:
+def _not_finite(file: Path, name: str, dtype: str, tensor: Tensor) -> str:
     if _is_finite(tensor):
+        role = file.parent.name
         return f"{role} weight {name} holds values that {dtype} cannot; build with dtype bfloat16 or float32."
-    return (
-        f"{checkpoint.weight_file(role)} holds NaN or infinity in {name}; the model it was converted from is damaged."
-    )
+    return f"{file} holds NaN or infinity in {name}; the model it was converted from is damaged."
 
 
 def _manifest(

@@ -5,34 +5,55 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from vlm.artifacts.checkpoint import Checkpoint, Progress
+from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, scratch_beside
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
 from vlm.convert.folder import convert_folder
+from vlm.convert.split import split_checkpoint
 from vlm.errors import InputError
 
 
 def convert_model(
-    model: str | Path, out: str | Path, *, tokenizer: str | None = None, progress: Progress | None = None
+    model: str | Path,
+    out: str | Path,
+    *,
+    tokenizer: str | None = None,
+    tp_size: int = 1,
+    pp_size: int = 1,
+    progress: Progress | None = None,
 ) -> Path:
     """Converts a packaged name, a Hub id, a folder or an archive into a checkpoint at `out`, and returns its path.
 
     It is written whole or not at all. `tokenizer`: what splits a FairSeq model's texts before BPE, "moses" or "none";
-    None: as the model was trained. Raises a VlmError with one sentence.
+    None: as the model was trained. `tp_size`, `pp_size`: as a build has them; with several ranks the checkpoint is
+    split among them, and may be made of one that is whole. Raises a VlmError with one sentence.
     """
-    source = locate(model, progress=progress)
-    if source.kind in ("engine", "checkpoint"):
+    build = BuildConfig(tp_size=tp_size, pp_size=pp_size)
+    source, out = locate(model, progress=progress), Path(out)
+    is_whole = source.kind == "checkpoint" and build.num_ranks > 1
+    if source.kind in ("engine", "checkpoint") and not is_whole:
         raise InputError(f"{model} is converted already ({source.kind}); give a model's folder or Hub id.")
-    return convert_folder(source.path, Path(out), progress=progress, tokenizer=tokenizer).path
+    if build.num_ranks == 1:
+        return convert_folder(source.path, out, progress=progress, tokenizer=tokenizer).path
+    check_output(out)
+    with scratch_beside(out) as scratch:
+        whole = checkpoint_of(source, scratch, progress, tokenizer)
+        return split_checkpoint(whole, out, tp_size=tp_size, pp_size=pp_size, progress=progress).path
 
 
 def build_model(
-    model: str | Path, out: str | Path, config: BuildConfig | None = None, *, progress: Progress | None = None
+    model: str | Path,
+    out: str | Path,
+    config: BuildConfig | None = None,
+    *,
+    workers: int = 1,
+    progress: Progress | None = None,
 ) -> Path:
     """Builds what `convert_model` takes, or a checkpoint, into an engine directory at `out`, and returns its path.
 
-    It is written whole or not at all; an older engine there is replaced. Raises a VlmError with one sentence.
+    It is written whole or not at all; an older engine there is replaced. `workers`: files of ranks that are written at
+    the same time. Raises a VlmError with one sentence.
     """
     config = config or BuildConfig()
     check_backend(config)
@@ -41,11 +62,13 @@ def build_model(
         raise InputError(f"{model} is an engine already; build from its checkpoint or model folder.")
     with tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
         checkpoint = checkpoint_of(source, Path(scratch), progress)
-        return build_engine(checkpoint, Path(out), config, progress=progress).path
+        return build_engine(checkpoint, Path(out), config, workers=workers, progress=progress).path
 
 
-def checkpoint_of(source: Source, scratch: Path, progress: Progress | None = None) -> Checkpoint:
+def checkpoint_of(
+    source: Source, scratch: Path, progress: Progress | None = None, tokenizer: str | None = None
+) -> Checkpoint:
     """Returns the checkpoint that a source is, or one below `scratch` that a model's folder is converted to."""
-    if source.kind == "checkpoint":
+    if source.kind == "checkpoint" and tokenizer is None:
         return Checkpoint.open(source.path)
-    return convert_folder(source.path, scratch / "checkpoint", progress=progress)
+    return convert_folder(source.path, scratch / "checkpoint", progress=progress, tokenizer=tokenizer)

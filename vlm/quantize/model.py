@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from vlm.artifacts.checkpoint import WHAT, Checkpoint, Progress, is_checkpoint, write_checkpoint
-from vlm.artifacts.files import check_replaceable
-from vlm.errors import CheckpointError, InputError
+from vlm.artifacts.checkpoint import Checkpoint, Progress, scratch_beside, write_checkpoint
+from vlm.errors import InputError
 from vlm.layers.quant.methods import quantization_of
 from vlm.quantize.calibration import Calibration
 from vlm.quantize.config import QuantizeConfig
@@ -21,34 +18,18 @@ from vlm.quantize.statistics import Needs, Statistics
 
 
 def layers_of(checkpoint: Checkpoint, config: QuantizeConfig) -> list[Layer]:
-    """Returns the layers that a configuration quantizes. Raises InputError for a checkpoint that is quantized and where
-    there is no such layer, ConfigError for a layer that the method cannot keep."""
+    """Returns the layers that a configuration quantizes. Raises InputError for a checkpoint that is quantized or split
+    and where there is no such layer, ConfigError for a layer that the method cannot keep."""
     if checkpoint.quantization is not None:
         raise InputError(
             f"the model is quantized already ({checkpoint.quantization}); give the one that it was made of."
         )
+    if checkpoint.is_split:
+        raise InputError("the model is split among ranks already; give the whole one that it was made of.")
     layers = layers_to_quantize(checkpoint, quantization_of(config.quantization, config.quantization_options))
     if not layers:
         raise InputError("--ignore names every layer of the model, so there is nothing to quantize; name fewer.")
     return layers
-
-
-def check_output(out: Path) -> None:
-    """Raises CheckpointError for a place that no checkpoint can be written to: said before a long calibration."""
-    check_replaceable(out.resolve(), is_checkpoint, WHAT, CheckpointError)
-
-
-@contextmanager
-def scratch_beside(out: Path) -> Iterator[Path]:
-    """Gives a folder that vanishes, on the disk where `out` goes: the temporary directory of the system may be small.
-    Raises CheckpointError where nothing can be written there."""
-    parent = next(folder for folder in out.resolve().parents if folder.is_dir())
-    try:
-        scratch = tempfile.TemporaryDirectory(prefix=f".{out.name}.", suffix=".tmp", dir=parent)
-    except OSError as reason:
-        raise CheckpointError(f"the {WHAT} {out} cannot be written: {reason.strerror}.") from None
-    with scratch as folder:
-        yield Path(folder)
 
 
 def quantize_checkpoint(

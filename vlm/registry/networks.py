@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping as Tensors
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,7 +15,7 @@ from vlm.layers.quant.methods import METHODS, quantization_of
 from vlm.parallel.collectives import ALONE, Ranks
 from vlm.parallel.mapping import Mapping
 from vlm.registry.catalogs import model_spec
-from vlm.registry.sharded_weights import REPLICATED
+from vlm.registry.sharded_weights import part_context
 
 if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
@@ -29,11 +30,10 @@ def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE) -> ModelConte
             f"{engine.path} keeps its weights as {kind}, which modules of this version do not; rebuild the engine with"
             " vlm build."
         )
-    quantization = quantization_of(kind, options).of_role(role)
-    if role in REPLICATED:
-        return ModelContext(quantization=quantization)
-    mapping = mapping_of(engine, ranks.rank)
-    return ModelContext(mapping, quantization, collectives=ranks.stage, pipeline=ranks.pipeline)
+    context = part_context(role, mapping_of(engine, ranks.rank), quantization_of(kind, options))
+    if context.mapping.size == 1:
+        return context
+    return replace(context, collectives=ranks.stage, pipeline=ranks.pipeline)
 
 
 def mapping_of(engine: EngineDir, rank: int = 0) -> Mapping:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from vlm.artifacts.checkpoint import RoleWeights
+from vlm.artifacts.checkpoint import REPLICATED, RoleWeights, parts_of
 from vlm.artifacts.weights import TensorSource
 from vlm.errors import ConfigError
 from vlm.layers.blocks import Blocks
@@ -20,33 +20,30 @@ from vlm.layers.relative_bias import RelativeBias
 from vlm.parallel import mapping as ranks
 from vlm.registry.catalogs import model_spec
 
-REPLICATED = ("visual",)  # roles that each rank runs whole
-
-
-def part_of(role: str, rank: int) -> int:
-    """Returns the number of the part of a role's weights that a rank loads."""
-    return 0 if role in REPLICATED else rank
-
 
 def sharded_by_rank(
     roles: Mapping[str, RoleWeights], quantization: Quantization, *, tp_size: int, pp_size: int
 ) -> dict[tuple[str, int], RoleWeights]:
     """Returns what each rank keeps of each role's weights, by role and rank; what all run whole is rank 0's. Raises
     ConfigError for a network that so many ranks cannot split."""
-    parts = {(role, 0): weights for role, weights in roles.items()}
-    if tp_size * pp_size == 1:
-        return parts
-    for rank in range(tp_size * pp_size):
-        mapping = ranks.Mapping(tp_size, pp_size, rank)
-        for role, weights in roles.items():
-            if role not in REPLICATED:
-                parts[role, rank] = sharded(weights, ModelContext(mapping, quantization.of_role(role)))
-    return parts
+    contexts = {
+        (role, rank): part_context(role, ranks.Mapping(tp_size, pp_size, rank), quantization)
+        for role, rank in parts_of(roles, tp_size * pp_size)
+    }
+    return {(role, rank): sharded(roles[role], context) for (role, rank), context in contexts.items()}
+
+
+def part_context(role: str, mapping: ranks.Mapping, quantization: Quantization) -> ModelContext:
+    """Returns what the part of a role's network that a rank keeps is made in."""
+    own = ranks.Mapping() if role in REPLICATED else mapping
+    return ModelContext(own, quantization.of_role(role))
 
 
 def sharded(weights: RoleWeights, context: ModelContext) -> RoleWeights:
     """Returns what one rank keeps of a network's weights, each tensor cut when it is written. Raises ConfigError for a
     network that so many ranks cannot split."""
+    if context.mapping.size == 1:
+        return weights
     spec, source = model_spec(weights.model), weights.source
     config = spec.config.from_dict(weights.config)
     network = spec.skeleton(config, context)

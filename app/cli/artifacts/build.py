@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from vlm.config import BuildConfig
 from vlm.errors import InputError
+from vlm.options import check_limits, option
+from vlm.ranges import at_least
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
-from vlm_app.cli.options.groups import BUILD, takes
+from vlm_app.cli.options.groups import BUILD, Group, takes
 from vlm_app.core.architecture import read_arch
 
 
+@dataclass(frozen=True)
+class FileOptions:
+    """How an engine's files are written."""
+
+    workers: int = option(1, "Files of ranks (--tp-size, --pp-size) that are written at once.", allowed=at_least(1))
+
+    def __post_init__(self) -> None:
+        check_limits(self, flags=True)
+
+
 @command
-@takes(config=BUILD)
+@takes(config=BUILD, files=Group.making(FileOptions))
 def build(
     *,
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the engine goes.")],
@@ -32,6 +45,7 @@ def build(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of the random weights.")] = 0,
     config: BuildConfig,
+    files: FileOptions,
 ) -> None:
     """Build an engine directory: self-contained, checked on loading. Its path goes to stdout.
 
@@ -42,11 +56,13 @@ def build(
       vlm build mini-t5 -o mini-t5.engine --backend onnxruntime
       vlm build mini-t5 -o small.engine --backend onnxruntime --quantization int8
       vlm build --random-weights --arch nougat-base -o random.engine --dtype bfloat16
+      vlm build flan-t5-xxl-tp2.ckpt -o flan-t5-xxl.engine --dtype bfloat16 --tp-size 2 --workers 2
       vlm build t5-small -o t5.engine --backend tensorrt --target sm80,sm86,sm89 --dtype float16
     """
     _check(source, random_weights, arch)
     with Progress() as progress:
-        path = _build(source, arch, out, config, seed=seed, progress=progress)
+        write = {"workers": files.workers, "progress": progress}
+        path = _build_random(arch, out, config, seed, write) if arch is not None else _build(source, out, config, write)
     print(path)
 
 
@@ -57,23 +73,19 @@ def _check(source: str | None, random_weights: bool, arch: str | None) -> None:
         raise InputError("--random-weights and --arch go together: vlm build --random-weights --arch nougat-base.")
 
 
-def _build(
-    source: str | None, arch: str | None, out: Path, config: BuildConfig, *, seed: int, progress: Progress
-) -> Path:
-    if arch is not None:
-        return _build_random(arch, out, config, seed=seed, progress=progress)
+def _build(source: str | None, out: Path, config: BuildConfig, write: dict[str, Any]) -> Path:
     if source is None:
         raise InputError("there is nothing to build from; give a model, or --random-weights --arch NAME.")
     from vlm.build.from_model import build_model
 
-    return build_model(source, out, config, progress=progress)
+    return build_model(source, out, config, **write)
 
 
-def _build_random(arch: str, out: Path, config: BuildConfig, *, seed: int, progress: Progress) -> Path:
+def _build_random(arch: str, out: Path, config: BuildConfig, seed: int, write: dict[str, Any]) -> Path:
     from vlm.build.builder import build_engine, check_backend
     from vlm.build.random_checkpoint import random_checkpoint
 
     check_backend(config)
     with tempfile.TemporaryDirectory(prefix="vlm-build-") as scratch:
         checkpoint = random_checkpoint(read_arch(arch), Path(scratch) / "checkpoint", seed=seed, dtype=config.dtype)
-        return build_engine(checkpoint, out, config, progress=progress).path
+        return build_engine(checkpoint, out, config, **write).path

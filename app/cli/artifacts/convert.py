@@ -7,16 +7,26 @@ from typing import Annotated
 
 import typer
 
+from vlm.config import BuildConfig
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import command
+from vlm_app.cli.options.groups import Group, takes
+
+SPLIT = Group.making(BuildConfig).only("tp_size", "pp_size").changed(
+    tp_size={"help": "Split it for so many GPUs that split each layer, a file each."},
+    pp_size={"help": "Split it for so many pipeline stages that share the layers, each of tp_size GPUs."},
+)  # fmt: skip
 
 
 @command
+@takes(split=SPLIT)
 def convert(
+    *,
     source: Annotated[
         str,
         typer.Argument(
-            help="A Hugging Face or FairSeq folder, a FairSeq or .nemo archive, a Hub id or a packaged name."
+            help="A Hugging Face or FairSeq folder, a FairSeq or .nemo archive, a Hub id or a packaged name; to split,"
+            " a checkpoint, too."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the checkpoint goes.")],
@@ -24,11 +34,13 @@ def convert(
         str | None,
         typer.Option(help="FairSeq: what splits texts before BPE, moses or none. [default: as the model was trained]"),
     ] = None,
+    split: BuildConfig,
 ) -> None:
     """Convert a model into a checkpoint.
 
     Every tensor must be used or known to be superfluous, and every weight filled with the exact shape; otherwise
-    nothing is written. The checkpoint's path goes to stdout.
+    nothing is written. With --tp-size or --pp-size each rank's weights lie in a file of their own, and vlm build takes
+    them with the same options. The checkpoint's path goes to stdout.
 
     \b
     Examples:
@@ -36,9 +48,11 @@ def convert(
       vlm convert ./my-finetuned-nougat -o nougat.ckpt
       vlm convert wmt14.en-fr.joined-dict.transformer.tar.bz2 -o en-fr.ckpt
       vlm convert GPT-2B-001_bf16_tp1.nemo -o gpt-next.ckpt
+      vlm convert google/flan-t5-xxl -o flan-t5-xxl-tp2.ckpt --tp-size 2
     """
     from vlm.build.from_model import convert_model
 
     with Progress() as progress:
-        path = convert_model(source, out, tokenizer=tokenizer, progress=progress)
+        sizes = {"tp_size": split.tp_size, "pp_size": split.pp_size}
+        path = convert_model(source, out, tokenizer=tokenizer, progress=progress, **sizes)
     print(path)

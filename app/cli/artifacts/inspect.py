@@ -84,7 +84,7 @@ def describe_checkpoint(path: Path) -> dict[str, Any]:
         "source": checkpoint.source,
         "mapping": checkpoint.manifest["mapping"],
         "quantization": checkpoint.manifest["quantization"],
-        "next": f"vlm build {path} -o {path.name}.engine",
+        "next": " ".join(["vlm build", str(path), "-o", f"{path.name}.engine", *checkpoint.split_options]),
     }
 
 
@@ -147,10 +147,14 @@ def _role(model: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _checkpoint_role(checkpoint: Checkpoint, role: str) -> dict[str, Any]:
-    described = _role(checkpoint.roles[role], checkpoint.weights(role))
-    if checkpoint.quantization is None:
+    from vlm.artifacts.weights import MergedView
+
+    files = {f"{rank}.": checkpoint.weights(role, rank) for owner, rank in checkpoint.parts if owner == role}
+    tensors = MergedView(files)
+    described = _role(checkpoint.roles[role], tensors)
+    if checkpoint.quantization is None and not checkpoint.is_split:
         return described
-    return described | _stored(checkpoint.weights(role)) | {"parameters": _parameters(checkpoint, role)}
+    return described | _stored(tensors) | {"parameters": _parameters(checkpoint, role)}
 
 
 def _stored(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -221,7 +225,7 @@ def _stages(engine: EngineDir) -> dict[str, Any]:
 
 def _rank_bytes(engine: EngineDir, rank: int) -> int:
     """Returns the bytes of the files that a rank loads."""
-    from vlm.registry.sharded_weights import part_of
+    from vlm.artifacts.checkpoint import part_of
 
     names = [f"{role}/rank{part_of(role, rank)}.safetensors" for role in engine.roles]
     return sum(engine.manifest.files[name]["size"] for name in names)
