@@ -242,6 +242,9 @@ class RuntimeConfig(Config):
     """How an engine is run."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+    devices: str | None = option(
+        None, "Of an engine for several ranks, each one's, in their order: cuda:0,cuda:1, or all.", default="--device"
+    )
     block_size: int = option(16, "Tokens a block of the KV cache.", cli=False, allowed=at_least(1))
     burst: int = option(16, "Decode steps between two looks of the host.", cli=False, allowed=at_least(1))
     kv_cache_free_gpu_memory_fraction: float = option(
@@ -282,7 +285,10 @@ class RuntimeConfig(Config):
     )
 
     def __post_init__(self) -> None:
-        if errors := [*errors_of(self, ",")]:
+        errors = [*errors_of(self, ",")]
+        if self.devices is not None and self.device != type(self).device:
+            errors.append("device and devices are both given, leave one of the two out")
+        if errors:
             raise ConfigError("; ".join(errors) + ".")
 
     def on(self, device_type: str) -> RuntimeConfig:

@@ -42,6 +42,7 @@ class SubjectConfig(Config):
         flags=("--backend",), default="as built, or torch", read=names,
     )  # fmt: skip
     device: str = same_option(RuntimeConfig, "device")
+    devices: str | None = same_option(RuntimeConfig, "devices")
     threads: int | None = same_option(RuntimeConfig, "threads")  # of every system on the CPU
     tp_size: int = same_option(BuildConfig, "tp_size")  # of ours; Hugging Face runs on one device
     pp_size: int = same_option(BuildConfig, "pp_size")
@@ -62,6 +63,11 @@ class SubjectConfig(Config):
         if unknown := [name for name in self.backends if not is_measured(name)]:
             allowed = listed(measured_names())
             raise InputError(f"--backend holds {listed(unknown)}; allowed are {allowed}, apart by ','.")
+
+    @property
+    def runtime(self) -> RuntimeConfig:
+        """Returns how engines of ours are run. Raises ConfigError for `device` and `devices`."""
+        return RuntimeConfig(device=self.device, devices=self.devices, threads=self.threads)
 
     @property
     def beside_others(self) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vlm.backends.devices import first_device
 from vlm_app.bench.clock import Turns
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
@@ -28,7 +29,7 @@ def text(config: TextBenchConfig, progress: Progress | None = None) -> Results:
     """Measures all rows, Hugging Face's first; each model is loaded once. Raises InputError where CTranslate2 is to
     take part and cannot."""
     if config.ctranslate2 is not None:
-        check_rival(config.device)
+        check_rival(first_device(config.runtime))
     with prepare_session(config, "text", progress, config.limits) as session:
         speed = session.bandwidth()
         ours, theirs = session.compare(_others(session), lambda pipeline: _measure(pipeline, session))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vlm.artifacts.engine_dir import EngineDir, is_engine
 from vlm.backends.cuda_context import start_context
+from vlm.backends.devices import devices_of
 from vlm.backends.installed import checked_backend
 from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
@@ -44,6 +45,9 @@ class LoadOptions:
 
     @property
     def device(self) -> str:
+        """Returns the name of the device, of several the first."""
+        if (devices := self.runtime.get("devices")) is not None:
+            return devices_of(devices)[0]
         return self.runtime.get("device", RuntimeConfig.device)
 
     @property
@@ -72,7 +76,7 @@ class LoadOptions:
         if self._backend(model) == "torch":
             start_context(self.device)
         fields = {"runtime": self.runtime_config(**defaults), "encoder_only": self.encoder_only}
-        return vlm.load(model, device=self.device, progress=progress, **fields, **self.build)
+        return vlm.load(model, progress=progress, **fields, **self.build)
 
     def _backend(self, model: str | Path) -> str:
         """Returns what runs a model, as far as that is known before anything is read but an engine's manifest."""

@@ -19,10 +19,11 @@ from tests import tiny
 from tests.engines import engine_dir, rebuilt
 from tests.families import inputs_of
 from tests.media_kit import children
-from tests.prompted_kit import call
+from tests.prompted_kit import call, saved
 from tests.ranks import on_ranks
 from tests.server_kit import free_port, until
 from vlm.api.pipeline import Pipeline
+from vlm.backends.devices import of_rank
 from vlm.config import RuntimeConfig
 from vlm.errors import EngineError, InputError
 from vlm.parallel.agreement import check_agreement
@@ -111,7 +112,9 @@ def test_devices_that_are_not_there(whole, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     with pytest.raises(InputError, match="the engine is built for 2 GPUs, 1 are visible; build it for fewer, or give"):
         Pipeline(split, RuntimeConfig(device="cuda"))
-    with pytest.raises(InputError, match="device is cuda:0, 2 ranks take a GPU each; give cuda or cpu"):
+    with pytest.raises(
+        InputError, match="device is cuda:0, 2 ranks take a GPU each; give cuda, cpu, or each one's with"
+    ):
         Pipeline(split, RuntimeConfig(device="cuda:0"))
 
 
@@ -257,3 +260,68 @@ def test_a_number_that_the_engine_is_not_built_for(t5):
     done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode
     assert "torchrun has started 3 processes" in done.stderr and "is built for 2 ranks; start 2, or" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["translate", "--src-lang", "en", "--tgt-lang", "de", "The house is small."],
+        ["run", "--text", "translate English to German: The house is small."],
+    ],
+    ids=lambda line: line[0],
+)
+def test_a_device_for_each_rank(t5, line):
+    found = call(*line, "--model", t5, "--devices", "cpu, cpu")
+    assert found.exit_code == 0 and found.stdout.strip() == "Das Haus ist klein."
+
+
+def test_a_decoder_that_was_split_on_disk(tmp_path):
+    saved("llama", tmp_path / "hf")
+    for line in (
+        ("convert", tmp_path / "hf", "-o", tmp_path / "checkpoint", "--tp-size", 2),
+        ("build", tmp_path / "checkpoint", "-o", tmp_path / "ranks", "--tp-size", 2, "--workers", 2),
+        ("build", tmp_path / "hf", "-o", tmp_path / "whole"),
+    ):
+        assert call(*line).exit_code == 0
+    line = ("generate", "w1 w5 w9", "--raw-prompt", "--max-new-tokens", 12, "--json")
+    expected = json.loads(call(*line, "--model", tmp_path / "whole", "--device", "cpu").stdout)
+    found = json.loads(call(*line, "--model", tmp_path / "ranks", "--devices", "cpu,cpu").stdout)
+    assert found["token_ids"] == expected["token_ids"] and len(found["token_ids"]) > 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--devices", "cpu"], "--devices names 1 device, the engine is built for 2 ranks; name 2, or build it for 1"),
+        (["--devices", "cpu,cpu,cpu"], "names 3 devices, the engine is built for 2 ranks; name 2, or build it for 3"),
+        (["--devices", "cuda:0,cpu"], "--devices is cuda:0,cpu; give the CPU alone, or GPUs alone"),
+        (["--devices", "cuda:1,cuda:1"], "--devices is cuda:1,cuda:1; name each GPU once"),
+        (["--devices", "cuda:0,cuda:2"], "device cuda:2 is not there: 2 CUDA devices are visible"),
+        (["--devices", "cpu,tpu"], "device is 'tpu'; allowed are auto, cpu, cuda and cuda:N"),
+        (["--devices", ""], "device is ''; allowed are auto"),
+        (["--devices", "cpu,cpu", "--device", "cpu"], "device and devices are both given, leave one of the two out"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_devices_that_do_not_suit(t5, monkeypatch, options, words):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("vlm_app.core.load_options.start_context", lambda device: None)
+    found = call("run", "--text", "two", "--model", t5, *options)
+    assert found.exit_code == 2 and words in " ".join(found.stderr.split())
+
+
+def test_devices_of_an_engine_that_one_process_runs(whole):
+    expected = tokens(Pipeline(whole, CPU))
+    assert tokens(Pipeline(whole, RuntimeConfig(devices="cpu"))) == expected
+    with pytest.raises(
+        InputError, match="names 2 devices, the engine is built for 1 rank; name 1, or build it for 2: "
+    ):
+        Pipeline(whole, RuntimeConfig(devices="cpu,cpu"))
+
+
+def test_the_ranks_devices_are_their_own_in_order(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    listed = [of_rank(RuntimeConfig(devices="cuda:3,cuda:1"), rank, 2) for rank in range(2)]
+    assert listed == [RuntimeConfig(device="cuda:3"), RuntimeConfig(device="cuda:1")]
+    every = [of_rank(RuntimeConfig(devices="all"), rank, 4).device for rank in range(4)]
+    assert every == [f"cuda:{number}" for number in range(4)]

@@ -150,11 +150,17 @@ def test_an_engine_that_ranks_split_is_measured(arch, tmp_path, capsys):
 
 def test_an_engine_says_how_many_ranks_run_it(tmp_path, capsys):
     engine = build_engine(random_checkpoint(T5, tmp_path / "c"), tmp_path / "e", BuildConfig(tp_size=2))
-    options = ("text", "--model", engine.path, "--input-output-len", "6,8", "--device", "cpu", "--no-hf")
-    assert not bench(*options, "--json", tmp_path / "text.json"), capsys.readouterr().err
-    assert json.loads((tmp_path / "text.json").read_text())["config"]["tp_size"] == 2
-    assert bench(*options, "--tp-size", "3") == 2
-    assert "is built for 2 ranks; for --tp-size 3 give what it was built from." in capsys.readouterr().err
+    options = ("text", "--model", engine.path, "--input-output-len", "6,8", "--no-hf")
+    assert not bench(*options, "--devices", "cpu,cpu", "--json", tmp_path / "text.json"), capsys.readouterr().err
+    config = json.loads((tmp_path / "text.json").read_text())["config"]
+    assert (config["tp_size"], config["devices"]) == (2, "cpu,cpu")
+    for others, says in (
+        (("--device", "cpu", "--tp-size", "3"), "is built for 2 ranks; for --tp-size 3 give what it was built from."),
+        (("--devices", "cpu,cpu,cpu"), "--devices names 3 devices, the engine is built for 2 ranks; name 2"),
+        (("--devices", "cpu,cpu", "--device", "cpu"), "device and devices are both given"),
+    ):
+        assert bench(*options, *others) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_where_ctranslate2_cannot_take_part(arch, capsys, monkeypatch):

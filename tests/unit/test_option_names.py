@@ -36,6 +36,7 @@ OF_SOME = {
     "--model": LOADING_VERBS - {"serve", "demo", "export-triton"},
     "--target": {"build"},
     "--tokenizer": {"convert"},
+    "--devices": LOADING_VERBS - {"eval pages", "demo", "export-triton"},
     "--calibrate": {"quantize"},
     "--format": {"quantize"},
     "--ignore": {"quantize", "build"},

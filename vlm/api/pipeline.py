@@ -18,7 +18,7 @@ from vlm.api.loader import load_engine
 from vlm.api.outputs import Encoding, Output, OutputReader, text_stream
 from vlm.api.prefetch import Prefetch
 from vlm.artifacts.engine_dir import EngineDir
-from vlm.backends.devices import resolve_device
+from vlm.backends.devices import first_device, of_rank
 from vlm.build.store import resolve
 from vlm.config import ModelConfig, RuntimeConfig
 from vlm.engine.admission import check_encoder_input
@@ -68,7 +68,7 @@ def load(
     runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
     limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
     options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
-    path = resolve(model, on=resolve_device(runtime.device).type, progress=progress, **options, **limits)
+    path = resolve(model, on=first_device(runtime).type, progress=progress, **options, **limits)
     engine = EngineDir.open(path).limited(**limits)
     return Pipeline(engine.without_decoder() if encoder_only else engine, runtime)
 
@@ -91,6 +91,8 @@ class Pipeline:
 
             self._others = rank_processes.begin(engine, runtime)
             ranks, runtime = self._others.ranks, self._others.runtime
+        elif ranks is None:
+            runtime = of_rank(runtime, 0, 1)
         self.llm: Engine = self._loaded(runtime, ranks or ALONE)
         self.loop = EngineLoop(self.llm)
         self.processor = Processor.from_engine(engine)

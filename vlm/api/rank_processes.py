@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,9 +21,9 @@ from vlm import __version__
 from vlm.api.following import follow_first_rank
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.manifest import MANIFEST
-from vlm.backends.devices import resolve_device
+from vlm.backends.devices import of_rank, resolve_device
 from vlm.config import RuntimeConfig
-from vlm.errors import EngineError, InputError, VlmError
+from vlm.errors import EngineError, VlmError
 from vlm.parallel.agreement import check_agreement
 from vlm.parallel.collectives import Ranks
 from vlm.parallel.environment import launched_rank
@@ -67,7 +67,7 @@ def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
             f"{own.starter} has started {own.size} processes, {engine.path} is built for {size} ranks; start {size}, or"
             f" build it for {own.size}."
         )
-    runtime = _on_device(runtime, own.local_rank, own.size)
+    runtime = of_rank(runtime, own.local_rank, own.size)
     ranks = _connected(own.store(), engine, own.rank, runtime, local=False)
     if own.rank:
         follow_first_rank(engine, runtime, ranks)
@@ -76,7 +76,7 @@ def begin(engine: EngineDir, runtime: RuntimeConfig) -> RankProcesses:
 
 
 def _with_own_processes(engine: EngineDir, runtime: RuntimeConfig, size: int) -> RankProcesses:
-    devices = [_on_device(runtime, rank, size) for rank in range(size)]
+    devices = [of_rank(runtime, rank, size) for rank in range(size)]
     with tempfile.TemporaryDirectory(prefix="vlm-ranks-") as folder:
         meeting = str(Path(folder) / "ranks")
         processes: list[subprocess.Popen[bytes]] = []
@@ -107,18 +107,6 @@ def _connected(store: Any, engine: EngineDir, rank: int, runtime: RuntimeConfig,
     manifest = hashlib.sha256((engine.path / MANIFEST).read_bytes()).hexdigest()[:12]  # it has the hashes of all files
     check_agreement(ranks.hosts, {"vlm": __version__, "torch": str(torch.__version__), "the engine": manifest})
     return ranks
-
-
-def _on_device(runtime: RuntimeConfig, local_rank: int, size: int) -> RuntimeConfig:
-    """Returns the runtime of one rank: each has a GPU of its own. Raises InputError where there are fewer."""
-    device = resolve_device(runtime.device)
-    if device.type == "cpu":
-        return replace(runtime, device="cpu")
-    if device.index is not None:
-        raise InputError(f"device is {runtime.device}, {size} ranks take a GPU each; give cuda or cpu.")
-    if (count := torch.cuda.device_count()) <= local_rank:
-        raise InputError(f"the engine is built for {size} GPUs, {count} are visible; build it for fewer, or give cpu.")
-    return replace(runtime, device=f"cuda:{local_rank}")
 
 
 def _start(arguments: Any) -> subprocess.Popen[bytes]:

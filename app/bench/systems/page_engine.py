@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from vlm.backends.devices import resolve_device
+from vlm.backends.devices import devices_of, resolve_device
 from vlm.build.builder import build_engine
 from vlm.build.kinds import family_of
 from vlm.build.limits import resolve_limits
@@ -23,7 +23,6 @@ from vlm_app.bench.ocr_config import OcrBenchConfig
 from vlm_app.bench.systems.session import default_dtype
 from vlm_app.bench.systems.subject import VERBS, Progress, kind_of
 from vlm_app.core.architecture import hf_config, read_arch
-from vlm_app.core.devices import devices_of
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.readers.engines import EngineConfig
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from vlm.backends.devices import resolve_device
 from vlm.errors import InputError
 
 
@@ -42,10 +41,10 @@ class CTranslate2:
         return tokens
 
 
-def check_rival(device: str) -> None:
+def check_rival(device: torch.device) -> None:
     """Raises InputError where CTranslate2 is not there, or others run on a GPU: before minutes are spent."""
-    if (found := resolve_device(device)).type != "cpu":
-        raise InputError(f"--ctranslate2 is measured on the CPU, the device is {found}; add --device cpu.")
+    if device.type != "cpu":
+        raise InputError(f"--ctranslate2 is measured on the CPU, the device is {device}; add --device cpu.")
     _module()
 
 

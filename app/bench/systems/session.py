@@ -15,7 +15,7 @@ import torch
 
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.base import Layout
-from vlm.backends.devices import resolve_device
+from vlm.backends.devices import first_device, of_rank
 from vlm.backends.installed import backend
 from vlm.config import RuntimeConfig
 from vlm.errors import InputError, listed
@@ -43,7 +43,8 @@ class Session(Generic[C]):
     """Engines that are built and, where others take part, a folder with the same weights."""
 
     config: C  # with the device and dtype that are used
-    device: torch.device
+    runtime: RuntimeConfig
+    device: torch.device  # of several the first
     dtype: str
     engines: Mapping[str, EngineDir]  # by backend
     engine_bytes: Mapping[str, int]
@@ -79,7 +80,7 @@ class Session(Generic[C]):
 
     def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
         kept = MeasuredName.read(name).kv_cache_dtype
-        runtime = RuntimeConfig(device=str(self.device), threads=self.config.threads, kv_cache_dtype=kept)
+        runtime = dataclasses.replace(self.runtime, kv_cache_dtype=kept)
         with open_pipeline(self.engines[name], runtime) as pipeline:
             return (yield from ours(pipeline))
 
@@ -101,7 +102,7 @@ def prepare_session(
     config: C, takes: str, progress: Progress | None = None, limits: LimitsOf | None = None
 ) -> Iterator[Session[C]]:
     """Builds in a scratch folder that goes with the session."""
-    device = resolve_device(config.device)
+    device = first_device(config.runtime)
     _check_device(config, device)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -112,11 +113,15 @@ def prepare_session(
         )
         engines = {name: EngineDir.open(path) for name, path in subject.engines.items()}
         build = next(iter(engines.values())).build
+        of_rank(config.runtime, 0, build.num_ranks)  # devices that do not suit are said before anything is measured
         own = {"dtype": build.dtype, "tp_size": build.tp_size, "pp_size": build.pp_size, "backends": tuple(engines)}
         session_config = dataclasses.replace(config, device=str(device), **own)
         sizes = {name: _size(path) for name, path in subject.engines.items()}
         folder = subject.folder if config.beside_others else None
-        yield Session(session_config, device, build.dtype, engines, engine_bytes=sizes, folder=folder, say=say)
+        yield Session(
+            session_config, config.runtime, device, build.dtype, engines=engines, engine_bytes=sizes, folder=folder,
+            say=say,
+        )  # fmt: skip
 
 
 def _size(engine: Path) -> int:

@@ -13,7 +13,7 @@ import torch
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
 from vlm.artifacts.hf_folder import HFFolder
-from vlm.backends.devices import resolve_device
+from vlm.backends.devices import first_device
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.kinds import kind_of as folder_kind
 from vlm.build.limits import resolve_limits
@@ -166,7 +166,7 @@ def _random_source(config: SubjectConfig, arch: str, dtype: str, scratch: Path) 
         checkpoint = random_checkpoint(read_arch(arch), scratch / "random", seed=config.seed, dtype=dtype)
         return Source(config.subject, checkpoint.path, "checkpoint")
     folder = scratch / "hf"
-    save_random(hf, folder, config.seed, dtype=getattr(torch, dtype), device=resolve_device(config.device))
+    save_random(hf, folder, config.seed, dtype=getattr(torch, dtype), device=first_device(config.runtime))
     kind = folder_kind(folder)
     assert kind is not None, folder
     return Source(config.subject, folder, kind)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from vlm.backends.devices import devices_of
 from vlm.errors import InputError
 from vlm.options import check_limits, option, same_option
 from vlm.ranges import Range, at_least
@@ -20,7 +21,6 @@ from vlm_app.cli.evaluation.eval_pages_output import print_score
 from vlm_app.cli.inference.ocr import OCR_LOADING
 from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP
 from vlm_app.cli.options.groups import Group, takes
-from vlm_app.core.devices import devices_of
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.checks.check_file import Entry, read_checks, with_baselines
 from vlm_app.ocr.checks.libraries import check_installed

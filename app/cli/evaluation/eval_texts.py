@@ -17,7 +17,7 @@ from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.options import texts as text_options
 from vlm_app.cli.options.common import Model, ReferenceDType, check_reference_dtype
-from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Scoring:
 
 @command
 @takes(
-    scoring=Group.making(Scoring), sampling=SAMPLING, options=LOADING,
+    scoring=Group.making(Scoring), sampling=SAMPLING, options=LOADING_RANKS,
     framing=Group.making(text_options.Framing).changed(src_lang=AS_IN_TRANSLATE, tgt_lang=AS_IN_TRANSLATE),
 )  # fmt: skip
 def texts(

@@ -12,7 +12,7 @@ from vlm.errors import InputError
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options.common import Model
-from vlm_app.cli.options.groups import LOADING, takes
+from vlm_app.cli.options.groups import LOADING_RANKS, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.sources import from_arguments
 
@@ -25,7 +25,7 @@ SUFFIXES = (".npz", ".safetensors")
 
 
 @command
-@takes(options=LOADING)
+@takes(options=LOADING_RANKS)
 def encode(
     *,
     text: Annotated[list[str] | None, typer.Argument(help="Texts; - reads one a line from stdin.")] = None,

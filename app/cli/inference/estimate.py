@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vlm.backends.devices import devices_of
 from vlm.errors import InputError
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.display.progress import Progress
@@ -16,7 +17,6 @@ from vlm_app.cli.errors import command, print_error
 from vlm_app.cli.inference.ocr import OCR_LOADING
 from vlm_app.cli.options.common import DEFAULT_MODEL, Json, Model
 from vlm_app.cli.options.groups import Group, takes
-from vlm_app.core.devices import devices_of
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.ocr.config import EstimateConfig, JobConfig, PlaceConfig
 from vlm_app.ocr.documents.naming import Document, name_all

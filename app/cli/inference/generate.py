@@ -12,7 +12,7 @@ from vlm.options import by_flag
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import decoding, texts
 from vlm_app.cli.options.common import MODEL_HELP, Json
-from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
 from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
@@ -21,7 +21,7 @@ from vlm_app.text.prompts import prompt_of
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("suffix", "truncate"),
-    sampling=SAMPLING, soft_prompts=SOFT_PROMPTS, options=LOADING,
+    sampling=SAMPLING, soft_prompts=SOFT_PROMPTS, options=LOADING_RANKS,
 )  # fmt: skip
 def generate(
     *,

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import typer
 
+from vlm.backends.devices import devices_of
 from vlm.errors import InputError, listed
 from vlm.requests.sampling_params import SamplingParams
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERRUPTED, PARTLY_FAILED, command, print_error
 from vlm_app.cli.options.common import DEFAULT_MODEL, Model
 from vlm_app.cli.options.groups import LOADING, Group, takes
-from vlm_app.core.devices import devices_of
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.core.storage import is_remote, location, regular_file_state
 from vlm_app.ocr.config import JobConfig, PlaceConfig

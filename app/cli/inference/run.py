@@ -17,7 +17,7 @@ from vlm_app.cli.errors import USER_ERROR, command
 from vlm_app.cli.inference.run_inputs import RunInputs, RunSources
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP, ReferenceDType, check_reference_dtype
-from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
 from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, prepend
 from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing
 from vlm_app.core.load_options import LoadOptions
@@ -35,7 +35,7 @@ class DisplayOptions:
 @command
 @takes(
     sources=Group.making(RunSources), framing=Group.making(Framing).only("suffix", "truncate"), sampling=SAMPLING,
-    soft_prompts=SOFT_PROMPTS, display=Group.making(DisplayOptions), options=LOADING,
+    soft_prompts=SOFT_PROMPTS, display=Group.making(DisplayOptions), options=LOADING_RANKS,
 )  # fmt: skip
 def run(
     *,

@@ -8,7 +8,7 @@ from vlm.options import by_flag
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import texts
 from vlm_app.cli.options.common import Json, Model
-from vlm_app.cli.options.groups import LOADING, SAMPLING, Group, takes
+from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
 from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
 from vlm_app.core.load_options import LoadOptions
 
@@ -16,7 +16,7 @@ from vlm_app.core.load_options import LoadOptions
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing), sampling=SAMPLING,
-    soft_prompts=SOFT_PROMPTS, options=LOADING,
+    soft_prompts=SOFT_PROMPTS, options=LOADING_RANKS,
 )  # fmt: skip
 def translate(
     *,

@@ -167,12 +167,13 @@ _when_unset = {
     "max_encoder_input_len": "as built, or what the model takes",
     "backend": "as built, or torch",
 }
-LOADING = (
+LOADING_RANKS = (  # of verbs that run one engine
     Group.from_fields("Engine", LoadOptions.from_dict, RuntimeConfig, BuildConfig)
-    .only("device", *load_options.BUILD, *load_options.RUNTIME[1:])
+    .only("device", "devices", *load_options.BUILD, *load_options.RUNTIME[2:])
     .changed(**{name: {"default": words} for name, words in _when_unset.items()})
     .changed(
         dtype={"help": BUILD.options["dtype"].help.replace(", and that of the weights", "")},
         backend={"help": f"What runs it: {described_backends()}, or auto: what suits this machine."},
     )
 )
+LOADING = LOADING_RANKS.without("devices")

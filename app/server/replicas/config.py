@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vlm.backends.devices import resolve_device, separate_devices
 from vlm.errors import InputError
 from vlm.options import check_limits, option
 from vlm.ranges import at_least, positive
-from vlm_app.core.devices import devices_of
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -77,7 +77,8 @@ def placements(config: ReplicaConfig, device: str | None, ranks: int = 1) -> lis
     """Places each replica, whose largest engine runs on so many `ranks`; `device`: of all, as the command line has it.
     Raises InputError for devices that are not there, and for counts that disagree."""
     names = _named(config, device) if config.devices is not None else _counted(config.replicas or 1, device, ranks)
-    size = ranks if _on_gpus(names, config) else 1  # ranks on the CPU share it
+    kinds = {resolve_device(name).type for name in names}
+    size = ranks if "cuda" in kinds else 1  # ranks on the CPU share it
     if len(names) % size:
         raise InputError(
             f"--devices names {len(names)} GPUs, and each replica takes {size}, for its engine is built so; give a"
@@ -91,31 +92,15 @@ def placements(config: ReplicaConfig, device: str | None, ranks: int = 1) -> lis
     return found
 
 
-def _on_gpus(names: Sequence[str], config: ReplicaConfig) -> bool:
-    """Says whether these devices are GPUs. Raises InputError for one that is not there, or is there twice, or where
-    they are of both kinds."""
-    from vlm.backends.devices import resolve_device
-
-    cuda = [name for name in names if resolve_device(name).type == "cuda"]
-    if cuda and len(cuda) < len(names):
-        raise InputError(f"--devices is {config.devices}; give the CPU alone, or GPUs alone.")
-    if len(set(cuda)) < len(cuda):
-        raise InputError(f"--devices is {config.devices}; name each GPU once.")
-    return bool(cuda)
-
-
 def _named(config: ReplicaConfig, device: str | None) -> Sequence[str]:
     if device is not None:
         raise InputError("--device and --devices are both given; leave one of the two out.")
     assert config.devices is not None
-    names = devices_of(config.devices)
-    return ["cuda:0" if name == "cuda" else name for name in names]
+    return separate_devices(config.devices)
 
 
 def _counted(replicas: int, device: str | None, ranks: int) -> Sequence[str]:
     """Returns the devices of so many replicas: the first GPUs, or the CPU again and again."""
-    from vlm.backends.devices import resolve_device
-
     kind = resolve_device(device or "auto")
     if kind.type == "cpu":
         return ["cpu"] * replicas

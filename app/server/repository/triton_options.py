@@ -18,7 +18,7 @@ CONFIG = "config.pbtxt"  # in a model's folder
 ENGINE_FOLDER, FRONTEND_FOLDER = "engine", "frontend"  # in that of a version
 KINDS = {"auto": "KIND_AUTO", "cpu": "KIND_CPU", "cuda": "KIND_GPU"}
 
-_TRITONS = ("device", "max_batch_size")  # which Triton has words of its own for
+_TRITONS = ("device", "devices", "max_batch_size")  # which Triton has words of its own for
 # what an engine's configuration says of its loading, as parameters: how it is run, and limits below its own
 PARAMETERS = tuple(name for name in (*RUNTIME, *LIMITS) if name not in _TRITONS)
 _WORDS = {"true": True, "false": False}
