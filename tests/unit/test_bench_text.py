@@ -169,7 +169,7 @@ def test_where_ctranslate2_cannot_take_part(arch, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     assert bench(*options, "int8") == 2
     assert "pip install 'vlm-runtime[bench]'" in capsys.readouterr().err
-    monkeypatch.setattr("vlm_app.bench.systems.rival.resolve_device", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr("vlm_app.bench.text.first_device", lambda runtime: torch.device("cuda:0"))
     assert bench(*options, "int8") == 2
     assert "is measured on the CPU, the device is cuda:0; add --device cpu." in capsys.readouterr().err
 

@@ -150,7 +150,7 @@ def test_run_prints_text_in_order(cli, loads):
     code, out, err = cli("run", "--image", "a.png", "--image", "b.png", "--seed", 3, "--max-new-tokens", 9)
     assert (code, out) == (0, "text of a.png\ntext of b.png\n")
     assert "6 tokens (eos)" in err and "12 tokens/s" in err
-    assert loads[0].model == "mini-nougat" and loads[0].options["device"] == "auto"
+    assert loads[0].model == "mini-nougat" and loads[0].options["runtime"].device == "auto"
     assert loads[0].pipeline.calls == [{"seed": 3, "max_new_tokens": 9}], "the others are the model's own"
 
 
