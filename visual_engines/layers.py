@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
+from vlm.layers.quant.producer import Producer
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -78,6 +79,7 @@ class Mlp(nn.Module):
         self.fc1 = Linear(width, {"up": inner}, axis="column", context=context)
         self.fc2 = Linear(inner, width, axis="row", context=context)
         self.activation = ACTIVATIONS[activation]
+        self.producers = {"fc2": Producer("fc1", "up")} if activation == "relu" else {}
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., width] -> the same"""

@@ -14,7 +14,8 @@ from vlm.convert.quantized.export import export_compressed_tensors
 from vlm.errors import InputError
 from vlm.quantize.calibration import Calibration, forced
 from vlm.quantize.config import QuantizeConfig
-from vlm.quantize.model import layers_of, quantize_checkpoint
+from vlm.quantize.model import quantize_checkpoint
+from vlm.quantize.plan import Plan, plan_of
 from vlm_app.core.load_options import LoadOptions, Progress
 from vlm_app.quantize.config import InputsConfig
 from vlm_app.quantize.engines import Engines
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from vlm.api.pipeline import Pipeline
 
 
+# what compressed-tensors has no place for -> how a model is quantized without it
+REMEDIES = {"pre_quant_scale": "with --scales folded", "input_order": "without --act-order"}
 WARM_UP = 2  # inputs before the speed of the quantized model is taken; the dense one has the calibration's
 
 
@@ -50,7 +53,7 @@ class QuantizeJob:
         samples, source = self._samples(), self._source()
         with scratch_beside(self.out) as scratch:
             checkpoint = checkpoint_of(source, scratch, self.progress)
-            layers_of(checkpoint, self.config)
+            self._check_plan(plan_of(checkpoint, self.config))
             if samples is None:
                 quantized = quantize_checkpoint(checkpoint, self.out, self.config, progress=self.progress)
                 result = self.figures(checkpoint, quantized)
@@ -85,16 +88,19 @@ class QuantizeJob:
         """Raises InputError for an export that there is no form for."""
         if source.kind != "hf":
             raise InputError(f"--export is made like a Hugging Face folder, and {self.model} is none; leave it out.")
-        if names := self.config.input_parameters:
+
+    def _check_plan(self, plan: Plan) -> None:
+        """Raises InputError for an export of layers whose inputs are scaled or ordered in front of them."""
+        if self.export is not None and (names := [name for name in REMEDIES if plan.options.get(name)]):
             raise InputError(
-                f"--export writes compressed-tensors, which has no place for {names[0]}; leave it out, or take a format"
-                " without: int8, int4, fp8, w8a8 or gptq."
+                f"--export writes compressed-tensors, which has no place for {names[0]}; leave it out, or quantize"
+                f" {REMEDIES[names[0]]}."
             )
 
     def figures(self, dense: Checkpoint, quantized: Checkpoint) -> dict[str, Any]:
         """Returns what is known without a run."""
         sizes = {"dense": _nbytes(dense), "quantized": _nbytes(quantized)}
-        own = {"quantization": self.config.quantization, "quantization_options": self.config.quantization_options}
+        own = {"quantization": quantized.quantization, "quantization_options": quantized.quantization_options}
         return {"model": self.model, "out": str(self.out), "format": self.config.format, **own, "bytes": sizes}
 
 

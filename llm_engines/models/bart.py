@@ -28,6 +28,7 @@ from vlm.layers.feed_forward import FeedForward
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.norm import LayerNorm
+from vlm.layers.quant.producer import Producer
 from vlm.registry.spec import ModelSpec
 
 EMBEDDINGS = ("model.shared.weight", "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight")
@@ -115,6 +116,8 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
+        norms = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
+        self.producers = norms if config.pre_norm else {}  # the residual stream reads a norm that comes after
         self.attention = EncoderAttention(config.hidden_size, config.num_heads, context=context)
         self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)
 
@@ -135,6 +138,12 @@ class DecoderBlock(nn.Module):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.self_norm, self.cross_norm, self.ffn_norm = _norm(config), _norm(config), _norm(config)
+        norms = {
+            "self_attention.qkv": Producer("self_norm"),
+            "cross_attention.q": Producer("cross_norm"),
+            "ffn.up": Producer("ffn_norm"),
+        }
+        self.producers = norms if config.pre_norm else {}
         self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, context=context)
         self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, context=context)
         self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)

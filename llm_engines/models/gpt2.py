@@ -26,6 +26,7 @@ from vlm.layers.feed_forward import FeedForward
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.norm import LayerNorm
+from vlm.layers.quant.producer import Producer
 from vlm.layers.rotary import Rotary, RotaryConfig
 from vlm.registry.spec import ModelSpec
 
@@ -125,6 +126,7 @@ class Block(nn.Module):
     def __init__(self, config: GPT2Config, layer: int, context: ModelContext):
         super().__init__()
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
+        self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
         self.attention = SelfAttention(
             config.hidden_size, config.num_heads, layer, num_kv_heads=config.kv_heads, bias=config.bias,
             scale=config.attention_scale(layer), context=context,

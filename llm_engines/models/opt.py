@@ -24,6 +24,7 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
+from vlm.layers.quant.producer import Producer
 from vlm.registry.spec import ModelSpec
 
 HEAD, EMBEDDING = "lm_head.weight", "model.decoder.embed_tokens.weight"
@@ -91,6 +92,8 @@ class Block(nn.Module):
         super().__init__()
         self.pre_norm = config.pre_norm
         self.attention_norm, self.ffn_norm = LayerNorm(config.hidden_size), LayerNorm(config.hidden_size)
+        norms = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
+        self.producers = norms if config.pre_norm else {}  # the residual stream reads a norm that comes after
         self.attention = SelfAttention(config.hidden_size, config.num_heads, layer, bias=config.bias, context=context)
         self.ffn = FeedForward(
             config.hidden_size, config.ffn_size, config.activation, bias=config.bias, context=context

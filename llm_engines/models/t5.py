@@ -26,6 +26,7 @@ from vlm.layers.feed_forward import FeedForward
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.norm import RmsNorm
+from vlm.layers.quant.producer import Producer
 from vlm.layers.relative_bias import RelativeBias
 from vlm.registry.spec import ModelSpec
 
@@ -136,6 +137,7 @@ class EncoderBlock(nn.Module):
     def __init__(self, config: T5Config, context: ModelContext):
         super().__init__()
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
+        self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
         self.attention = EncoderAttention(
             config.hidden_size, config.num_heads, head_dim=config.d_kv, bias=False, scale=1.0, context=context
         )
@@ -153,6 +155,11 @@ class DecoderBlock(nn.Module):
     def __init__(self, config: T5Config, layer: int, context: ModelContext):
         super().__init__()
         self.self_norm, self.cross_norm, self.ffn_norm = _norm(config), _norm(config), _norm(config)
+        self.producers = {
+            "self_attention.qkv": Producer("self_norm"),
+            "cross_attention.q": Producer("cross_norm"),
+            "ffn.up": Producer("ffn_norm"),
+        }
         kind = {"head_dim": config.d_kv, "bias": False, "scale": 1.0, "context": context}
         self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, **kind)
         self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, **kind)

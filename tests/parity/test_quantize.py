@@ -3,6 +3,9 @@ does, and the checkpoint's engine stays near the dense model."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -17,7 +20,8 @@ from vlm.quantize.algorithm import output_error
 from vlm.quantize.calibration import Calibration, forced, recording
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.create import create_algorithm
-from vlm.quantize.model import layers_of, quantize_checkpoint
+from vlm.quantize.model import quantize_checkpoint
+from vlm.quantize.plan import plan_of
 from vlm.quantize.statistics import Needs
 
 MODELS = {
@@ -106,7 +110,7 @@ def test_what_is_calibrated_is_nearer_than_rounding(model, name):
     config = CONFIGS[name]
     same = {"group_size": config.group_size, "asymmetric": config.asymmetric, "ignore": config.ignore}
     plain = QuantizeConfig(PLAIN[name], **same)
-    layers = list(zip(layers_of(checkpoint, config), layers_of(checkpoint, plain), strict=True))
+    layers = list(zip(plan_of(checkpoint, config).layers, plan_of(checkpoint, plain).layers, strict=True))
     recorded = Calibration(dense, requests).statistics([ours for ours, _ in layers], Needs(rows=512, hessian=True))
     errors, others = [], []
     for (ours, theirs), (layer, found) in zip(layers, recorded, strict=True):
@@ -118,3 +122,44 @@ def test_what_is_calibrated_is_nearer_than_rounding(model, name):
     if name != "gptq":  # whose groups and order are others
         assert all(one <= other for one, other in zip(errors, others, strict=True))
     assert sum(errors) < sum(others)
+
+
+# the layers whose scales stay with them, their numbers as *
+CROSS, GELU, GROUPS, HEAD = (
+    f"decoder.{name}" for name in ("blocks.*.cross_attention.kv", "blocks.*.ffn.down", "blocks.*.attention.out", "head")
+)
+QFORMER = {
+    *(f"visual.layers.*.{name}" for name in ("attention.q", "attention.kv", "cross_attention.q", "cross_attention.kv")),
+    *("visual.layers.*.up", "visual.layers.*.down", "visual.projection", "visual.tower.blocks.*.mlp.fc2"),
+}
+POST_NORM = {
+    *("encoder.blocks.*.attention.qkv", "encoder.blocks.*.ffn.up", "decoder.blocks.*.self_attention.qkv"),
+    *("decoder.blocks.*.cross_attention.q", "decoder.blocks.*.ffn.up"),
+}
+SEPARATE = {
+    "nougat": {CROSS, GELU, "visual.stages.*.blocks.*.mlp.fc2"},
+    "t5": {CROSS},
+    "mbart": {CROSS, GELU, "encoder.blocks.*.ffn.down"},
+    "opt": set(),
+    "llama": {GROUPS, HEAD},
+    "starcoder": {GROUPS, GELU},
+    "llava": {GROUPS, HEAD, "visual.up", "visual.down", "visual.tower.blocks.*.mlp.fc2"},
+    "blip2-opt": QFORMER,
+    "blip2-t5": {CROSS, *QFORMER},
+    "vila": {HEAD, "visual.linears.*", "visual.tower.blocks.*.mlp.fc2"},
+    "fairseq": {CROSS, HEAD, *POST_NORM},
+}
+
+
+def test_folded_scales_change_nothing_but_where_they_stand(model, request, tmp_path):
+    checkpoint, dense, requests = model
+    found, folded = {}, checkpoint
+    for scales in ("separate", None):
+        config, folder = replace(CONFIGS["awq"], scales=scales), tmp_path / f"scales {scales}"
+        folded = quantize_checkpoint(checkpoint, folder, config, calibration=Calibration(dense, requests))
+        engine = build_engine(folded, tmp_path / f"engine {scales}", BuildConfig(max_batch_size=4))
+        found[scales] = logits(Pipeline(engine, RuntimeConfig(device="cpu")), requests)
+    torch.testing.assert_close(found[None], found["separate"], atol=1e-4, rtol=1e-4)
+    names = folded.quantization_options.get("pre_quant_scale", [])
+    name = request.node.callspec.params["model"]
+    assert {re.sub(r"\.\d+\b", ".*", each) for each in names} == SEPARATE[name]

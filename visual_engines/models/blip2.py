@@ -19,6 +19,7 @@ from vlm.convert.rules import Apply, Drop, Fuse, Rename
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
+from vlm.layers.quant.producer import Producer
 from vlm.registry.spec import ModelSpec
 
 PREFIXES = ("", "model.")
@@ -98,6 +99,7 @@ class Attention(nn.Module):
         self.q = Linear(width, {"q": width}, axis="column", context=context)
         self.kv = Linear(source or width, {"k": width, "v": width}, axis="column", context=context)
         self.out = Linear(width, width, axis="row", context=context)
+        self.producers = {"out": Producer("kv", "v")}
         self.norm = LayerNorm(width, eps=config.norm_eps)
 
     def forward(self, x: Tensor, features: Tensor) -> Tensor:
@@ -121,6 +123,7 @@ class QueryLayer(nn.Module):
         self.up = Linear(width, {"up": config.ffn_size}, axis="column", context=context)
         self.down = Linear(config.ffn_size, width, axis="row", context=context)
         self.activation, self.norm = ACTIVATIONS[config.activation], LayerNorm(width, eps=config.norm_eps)
+        self.producers = {"down": Producer("up", "up")} if config.activation == "relu" else {}
 
     def forward(self, x: Tensor, image: Tensor) -> Tensor:
         x = self.attention(x, x)

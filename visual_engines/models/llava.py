@@ -15,6 +15,7 @@ from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Rename
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
+from vlm.layers.quant.producer import Producer
 from vlm.registry.spec import ModelSpec
 
 # LLaVA's own defaults of its tower: CLIP ViT-L/14 at 336 pixels
@@ -75,6 +76,7 @@ class LlavaVision(nn.Module):
         self.up = Linear(config.tower.hidden_size, {"up": width}, bias=config.bias, axis="column", context=context)
         self.activation = ACTIVATIONS[config.activation]
         self.down = Linear(width, width, bias=config.bias, axis="row", context=context)
+        self.producers = {"down": Producer("up", "up")} if config.activation == "relu" else {}
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """[n, channels, H, W] -> [n, num_features, text_width]"""

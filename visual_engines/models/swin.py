@@ -20,6 +20,7 @@ from vlm.convert.config_reader import ConfigReader
 from vlm.convert.rules import Drop, Fuse, Rename
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
+from vlm.layers.quant.producer import Producer
 from vlm.ops.add_layer_norm import add_layer_norm
 from vlm.registry.spec import ModelSpec
 
@@ -139,6 +140,7 @@ class WindowAttention(nn.Module):
         parts = {"q": width, "k": width, "v": width}
         self.qkv = Linear(width, parts, bias=config.qkv_bias, context=context)
         self.proj = Linear(width, width, context=context)
+        self.producers = {"proj": Producer("qkv", "v")}
         self.register_buffer("bias", None, persistent=False)
 
     def init_buffers(self, device: torch.device) -> None:
@@ -216,6 +218,7 @@ class Block(nn.Module):
         self.attention = WindowAttention(config, stage, shift, context)
         self.norm2 = LayerNorm(width, eps=config.layer_norm_eps)
         self.mlp = Mlp(width, int(width * config.mlp_ratio), config.activation, context=context)
+        self.producers = {"attention.qkv": Producer("norm1"), "mlp.fc1": Producer("norm2")}
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """x [images, rows, columns, C] and what is still to be added to it -> the same"""
@@ -232,6 +235,7 @@ class PatchMerging(nn.Module):
         # the norm's eps is not the configuration's
         self.norm = LayerNorm(4 * width)
         self.reduction = Linear(4 * width, 2 * width, bias=False, context=context)
+        self.producers = {"reduction": Producer("norm")}
 
     def forward(self, x: Tensor) -> Tensor:
         """x [images, rows, columns, C] -> [images, ceil(rows / 2), ceil(columns / 2), 2 C]"""

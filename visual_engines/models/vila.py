@@ -20,6 +20,7 @@ from vlm.convert.rules import Rename
 from vlm.errors import ConfigError
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
+from vlm.layers.quant.producer import Producer
 from vlm.registry.spec import ModelSpec
 
 DOWNSAMPLE = "mlp_downsample"
@@ -93,6 +94,7 @@ class VilaVision(nn.Module):
         if config.projector == DOWNSAMPLE:
             width *= 4
             self.norm = nn.LayerNorm(width)
+            self.producers = {"linears.0": Producer("norm")}
         sizes = [width] + [config.text_width] * config.linears
         self.linears = nn.ModuleList(Linear(a, b, context=context) for a, b in itertools.pairwise(sizes))
 

@@ -20,6 +20,7 @@ from vlm.convert.rules import Apply, Drop, Fuse, Rename
 from vlm.layers.context import ModelContext
 from vlm.layers.linear import Linear
 from vlm.layers.norm import LayerNorm
+from vlm.layers.quant.producer import Producer
 
 KINDS = ("clip_vision_model", "siglip_vision_model", "blip_2_vision_model")
 
@@ -123,6 +124,7 @@ class Attention(nn.Module):
         parts = {"q": width, "k": width, "v": width}
         self.qkv = Linear(width, parts, bias=config.qkv_bias, axis="column", context=context)
         self.proj = Linear(width, width, axis="row", context=context)
+        self.producers = {"proj": Producer("qkv", "v")}
 
     def forward(self, x: Tensor) -> Tensor:
         """x [n, T, C] -> the same"""
@@ -137,6 +139,7 @@ class Block(nn.Module):
         self.norm1, self.norm2 = (LayerNorm(config.width, eps=config.norm_eps) for _ in range(2))
         self.attention = Attention(config, context)
         self.mlp = Mlp(config.width, config.ffn_size, config.activation, context=context)
+        self.producers = {"attention.qkv": Producer("norm1"), "mlp.fc1": Producer("norm2")}
 
     def forward(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """Returns the residual stream [n, T, C] and the last sublayer's output, which the next norm adds."""

@@ -8,6 +8,7 @@ from vlm.errors import ConfigError
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
+from vlm.layers.quant.producer import Producer
 
 
 class Attention(nn.Module):
@@ -62,6 +63,7 @@ class EncoderAttention(Attention):
         self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
+        self.producers = {"out": Producer("qkv", "v")}
 
     def forward(self, x: Tensor, batch: ForwardBatch, bias: Tensor | None = None) -> Tensor:
         """Attends to all rows of the same sequence: x [R, hidden], bias [H, 2 M + 1] by distance -> [R, hidden]"""
@@ -98,6 +100,8 @@ class SelfAttention(Attention):
         self.qkv = Linear(hidden, parts, bias=bias, axis="column", units=units, context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.qkv_heads = self.heads(self.qkv)
+        # a head of values that several of queries share would need one scale for all of theirs
+        self.producers = {"out": Producer("qkv", "v")} if kv == inner else {}
 
     def forward(
         self, x: Tensor, batch: ForwardBatch, *, bias: Tensor | None = None, angles: Tensor | None = None
@@ -135,6 +139,7 @@ class CrossAttention(Attention):
         self.kv = Linear(hidden, {"k": inner, "v": inner}, bias=bias, axis="column", units=units, context=context)
         self.out = Linear(inner, hidden, bias=bias, axis="row", units=units, context=context)
         self.kv_heads = self.heads(self.kv)
+        self.producers = {"out": Producer("kv", "v")}
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Attends to the encoder's output: x [R, hidden] -> [R, hidden]"""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
+from vlm.layers.quant.producer import Producer
 from vlm.ops.gated import ACTIVATIONS, gated
 
 
@@ -33,6 +34,8 @@ class FeedForward(nn.Module):
         self.up = Linear(hidden, parts, bias=bias, axis="column", context=context)
         self.down = Linear(inner, hidden, bias=bias, axis="row", out_fp32=out_fp32, context=context)
         self.gated = "gate" in self.up.part_sizes
+        # positive scales pass relu, and the product with a gate
+        self.producers = {"down": Producer("up", "up")} if gated or activation == "relu" else {}
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Maps x [R, hidden] -> [R, hidden]"""

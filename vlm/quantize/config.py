@@ -12,6 +12,7 @@ from vlm.ranges import Range, at_least, one_of
 
 FORMATS = ("int8", "int4", "fp8", "w8a8", "awq", "gptq", "smoothquant")
 GROUPS, ACTIVATIONS = ("int4", "awq", "gptq"), ("fp8", "w8a8", "smoothquant")
+SCALED = ("awq", "smoothquant")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class QuantizeConfig:
         None, "smoothquant: how much of the inputs' outliers moves into the weights, 0 to 1.",
         default="the best of a grid for each layer", allowed=Range(0, 1, words="it must lie between 0 and 1"),
     )  # fmt: skip
+    scales: str | None = option(
+        None, f"{', '.join(SCALED)}: folded, only scales that the layers before can take, as --export needs; separate,"
+        " all of them in front of their layers.",
+        default="folded where that is exact, the others separate", allowed=one_of("folded", "separate"),
+    )  # fmt: skip
     static_activations: bool = option(
         False, f"One scale for all inputs of a layer, for {', '.join(ACTIVATIONS)}; needs --calibrate.",
         default="a scale a token, as they come",
@@ -42,8 +48,9 @@ class QuantizeConfig:
 
     def __post_init__(self) -> None:
         check_limits(self, flags=True)
-        only = {"group_size": GROUPS, "asymmetric": GROUPS, "act_order": ("gptq",), "alpha": ("smoothquant",),
-                "static_activations": ACTIVATIONS, "per_tensor_weights": ("int8", *ACTIVATIONS)}  # fmt: skip
+        only = {"group_size": GROUPS, "asymmetric": GROUPS, "act_order": ("gptq",), "scales": SCALED,
+                "alpha": ("smoothquant",), "static_activations": ACTIVATIONS,
+                "per_tensor_weights": ("int8", *ACTIVATIONS)}  # fmt: skip
         for name, formats in only.items():
             if getattr(self, name) not in (None, False) and self.format not in formats:
                 flag = flag_of(QuantizeConfig, name)
@@ -68,7 +75,7 @@ class QuantizeConfig:
     @property
     def input_parameters(self) -> list[str]:
         """Returns what stands in front of each layer: parameters by which its inputs are scaled or ordered."""
-        scale = ["pre_quant_scale"] if self.format in ("awq", "smoothquant") else []
+        scale = ["pre_quant_scale"] if self.format in SCALED else []
         return scale + (["input_order"] if self.act_order else [])
 
     @property

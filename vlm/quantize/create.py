@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from vlm.layers.quant.base import LinearMethod
 from vlm.layers.quant.fp8 import MOST as LARGEST_FP8
+from vlm.layers.quant.inputs import QuantizedMethod
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import MOST as LARGEST_INT8
 from vlm.quantize.algorithm import Algorithm
 from vlm.quantize.awq import Awq
-from vlm.quantize.config import QuantizeConfig
+from vlm.quantize.config import SCALED, QuantizeConfig
 from vlm.quantize.gptq import Gptq
 from vlm.quantize.rtn import RoundToNearest
 from vlm.quantize.smoothquant import SmoothQuant
@@ -23,7 +24,10 @@ def create_algorithm(config: QuantizeConfig, method: LinearMethod) -> Algorithm:
         return Gptq(method, act_order=config.act_order)
     largest = LARGEST_INPUT[config.quantization] if config.static_activations else None
     rounding = RoundToNearest(method, per_tensor=config.per_tensor_weights, largest_input=largest)
-    if config.format == "awq":
-        assert isinstance(method, Int4)
-        return Awq(rounding, Int4(method.group_size, method.symmetric), clip=config.clip)
-    return SmoothQuant(rounding, alpha=config.alpha) if config.format == "smoothquant" else rounding
+    if config.format not in SCALED:
+        return rounding
+    assert isinstance(method, QuantizedMethod)
+    scaled = method.inputs.pre_quant_scale
+    if isinstance(method, Int4):
+        return Awq(rounding, Int4(method.group_size, method.symmetric), clip=config.clip, scaled=scaled)
+    return SmoothQuant(rounding, alpha=config.alpha, scaled=scaled)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ class InputScaling:
     """Takes of several scales of the inputs' channels the one whose products come closest to the dense weight's."""
 
     rounding: RoundToNearest
+    scaled: bool = field(default=True, kw_only=True)  # else all scales are 1
 
     @property
     def method(self) -> LinearMethod:
@@ -37,7 +38,8 @@ class InputScaling:
 
     def parameters(self, weight: Tensor, statistics: Statistics | None) -> Parameters:
         assert statistics is not None  # there are `needs`
-        scales = list(self.scales(weight, statistics))
+        ones = [torch.ones_like(statistics.max_abs)]
+        scales = list(self.scales(weight, statistics)) if self.scaled else ones
         if len(scales) == 1:
             return self._scaled(weight, statistics, scales[0])
         candidates = (self._scaled(weight, statistics, scale) for scale in scales)

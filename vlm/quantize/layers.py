@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from vlm.artifacts.checkpoint import Checkpoint, RoleWeights
 from vlm.artifacts.weights import Layout, TensorFiles, TensorSource, write_tensors
 from vlm.layers.quant.quantization import Quantization
 from vlm.quantize.algorithm import Parameters
+from vlm.quantize.folding import Fold
 from vlm.registry.catalogs import model_spec
 from vlm.registry.quantized_weights import QuantizedLayer, own_types, quantized_layers
 
@@ -61,13 +63,18 @@ class ParameterStore:
         return self.folder / f"{layer.name}.safetensors"
 
 
-def quantized_roles(checkpoint: Checkpoint, layers: list[Layer], store: ParameterStore) -> dict[str, RoleWeights]:
-    """Returns the checkpoint's networks with the store's parameters in place of the layers' weights."""
+def quantized_roles(
+    checkpoint: Checkpoint, layers: list[Layer], store: ParameterStore, folds: Mapping[str, Fold]
+) -> dict[str, RoleWeights]:
+    """Returns the checkpoint's networks with the store's parameters in place of the layers' weights. `folds`: where the
+    store's scales of some layers' inputs go, by the layers' names."""
     by_role = {role: {layer.path: layer for layer in layers if layer.role == role} for role in checkpoint.roles}
-    return {role: _quantized(checkpoint, role, by_path, store) for role, by_path in by_role.items()}
+    return {role: _quantized(checkpoint, role, by_path, store, folds) for role, by_path in by_role.items()}
 
 
-def _quantized(checkpoint: Checkpoint, role: str, layers: dict[str, Layer], store: ParameterStore) -> RoleWeights:
+def _quantized(
+    checkpoint: Checkpoint, role: str, layers: dict[str, Layer], store: ParameterStore, folds: Mapping[str, Fold]
+) -> RoleWeights:
     weights, layout = checkpoint.weights(role), Layout()
     for name, entry in TensorSource.from_tensors(weights).layout.items():
         path, _, part = name.rpartition(".")
@@ -76,10 +83,16 @@ def _quantized(checkpoint: Checkpoint, role: str, layers: dict[str, Layer], stor
         own = {f"{path}.{each}": (spec.dtype or torch.float32, spec.shape) for each, spec in specs.items()}
         layout |= own if is_replaced else {name: entry}
 
+    folded = [(layer, folds[layer.name]) for layer in layers.values() if layer.name in folds]
+
     def read(name: str) -> Tensor:
         path, _, part = name.rpartition(".")
         is_stored = path in layers and part in layers[path].kept.specs
-        return store.get(layers[path], part) if is_stored else weights[name]
+        value = store.get(layers[path], part) if is_stored else weights[name]
+        for layer, fold in folded:
+            if name in fold.tensors:
+                value = fold.multiplied(value, store.get(layer, "pre_quant_scale"))
+        return value
 
     kept = own_types({path: layer.kept for path, layer in layers.items()}).keys()
     return RoleWeights(

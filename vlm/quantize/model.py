@@ -9,27 +9,12 @@ import torch
 
 from vlm.artifacts.checkpoint import Checkpoint, Progress, scratch_beside, write_checkpoint
 from vlm.errors import InputError
-from vlm.layers.quant.methods import quantization_of
 from vlm.quantize.calibration import Calibration
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.create import create_algorithm
-from vlm.quantize.layers import Layer, ParameterStore, layers_to_quantize, quantized_roles
+from vlm.quantize.layers import Layer, ParameterStore, quantized_roles
+from vlm.quantize.plan import plan_of
 from vlm.quantize.statistics import Needs, Statistics
-
-
-def layers_of(checkpoint: Checkpoint, config: QuantizeConfig) -> list[Layer]:
-    """Returns the layers that a configuration quantizes. Raises InputError for a checkpoint that is quantized or split
-    and where there is no such layer, ConfigError for a layer that the method cannot keep."""
-    if checkpoint.quantization is not None:
-        raise InputError(
-            f"the model is quantized already ({checkpoint.quantization}); give the one that it was made of."
-        )
-    if checkpoint.is_split:
-        raise InputError("the model is split among ranks already; give the whole one that it was made of.")
-    layers = layers_to_quantize(checkpoint, quantization_of(config.quantization, config.quantization_options))
-    if not layers:
-        raise InputError("--ignore names every layer of the model, so there is nothing to quantize; name fewer.")
-    return layers
 
 
 def quantize_checkpoint(
@@ -42,19 +27,19 @@ def quantize_checkpoint(
 ) -> Checkpoint:
     """Writes a checkpoint whose layers are quantized at `out`, whole or not at all, and returns it. An older checkpoint
     there is replaced. `calibration` may be None where the configuration needs no inputs."""
-    layers = layers_of(checkpoint, config)
+    plan = plan_of(checkpoint, config)
     with scratch_beside(out) as scratch:
         store = ParameterStore(scratch)
-        _fill(store, checkpoint, layers, config=config, calibration=calibration, progress=progress)
+        _fill(store, checkpoint, plan.layers, config=config, calibration=calibration, progress=progress)
         return write_checkpoint(
             out,
             family=checkpoint.family,
-            roles=quantized_roles(checkpoint, layers, store),
+            roles=quantized_roles(checkpoint, plan.written, store, plan.folds),
             generation=checkpoint.generation,
             source=checkpoint.source,
             processor_files=checkpoint.processor_files,
             quantization=config.quantization,
-            quantization_options=config.quantization_options,
+            quantization_options=plan.options,
             progress=progress,
         )
 

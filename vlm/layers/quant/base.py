@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class ParameterSpec:
 
 class LinearMethod(Protocol):
     """Keeps the weights of Linear layers in one format and multiplies with them. One object serves all layers."""
+
+    row_scale: ClassVar[str]  # names the floating parameter [out, ...] whose rows those of the weight are multiples of
 
     def layout(self, in_features: int, part_sizes: Mapping[str, int]) -> Mapping[str, ParameterSpec]:
         """Returns the parameters, by the names that they have in the Linear and so in checkpoints, of a weight that

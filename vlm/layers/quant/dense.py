@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -13,6 +13,8 @@ from vlm.ops.linear import linear as matmul
 
 class Dense:
     """Keeps `weight` [out, in]."""
+
+    row_scale: ClassVar[str] = "weight"
 
     def layout(self, in_features: int, part_sizes: Mapping[str, int]) -> Mapping[str, ParameterSpec]:
         return {"weight": ParameterSpec((sum(part_sizes.values()), in_features))}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -68,6 +68,7 @@ class QuantizedMethod:
     """What methods other than Dense have in common. `quantize` returns what is of the weight alone: the parameters of
     the inputs come from who knows them."""
 
+    row_scale: ClassVar[str] = "weight_scale"
     inputs: Inputs = field(default=Inputs(), kw_only=True)
 
     def with_inputs(self, inputs: Inputs) -> Self:
