@@ -16,6 +16,9 @@ from vlm.convert.folder import convert_folder
 from vlm.convert.quantized.export import export_compressed_tensors, packed32
 from vlm.convert.quantized.layer import unpacked
 from vlm.errors import CheckpointError, ConfigError
+from vlm.quantize.calibration import Calibration, forced, recording
+from vlm.quantize.config import QuantizeConfig
+from vlm.quantize.model import quantize_checkpoint
 
 MODELS = {
     "llama": lambda: tiny.llama(seed=3, num_key_value_heads=2),
@@ -48,10 +51,45 @@ def test_an_export_read_back_is_the_same(name, method, tmp_path):
         assert all(before[n].dtype == after[n].dtype and torch.equal(before[n], after[n]) for n in before)
 
 
-@pytest.mark.parametrize("method", ["int8", "int4", "w8a8", "fp8"])
+SCALED = {
+    "awq": QuantizeConfig("awq", group_size=8, scales="folded"),
+    "smoothquant": QuantizeConfig("smoothquant", alpha=0.5, static_activations=True, scales="folded"),
+}
+
+
+def calibrated(name: str, folder, config: QuantizeConfig) -> Checkpoint:
+    """Returns what a model becomes that is calibrated on a few tokens."""
+    MODELS[name]().save_pretrained(folder / "hf")
+    plain = convert_folder(folder / "hf", folder / "plain")
+    engine = build_engine(plain, folder / "dense", BuildConfig(max_batch_size=4))
+    pipe = Pipeline(engine, recording(RuntimeConfig(device="cpu")))
+    field = pipe.capabilities.id_field
+    requests = [forced(pipe.request({field: list(ids)}), [5, 6, 7]) for ids in ((4, 9, 17, 30, 8), (21, 11, 6))]
+    return quantize_checkpoint(plain, folder / "small", config, calibration=Calibration(pipe, requests))
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "t5", "bart"])
+@pytest.mark.parametrize("config", SCALED.values(), ids=SCALED)
+def test_folded_scales_are_exported_and_read_back(name, config, tmp_path):
+    checkpoint = calibrated(name, tmp_path, config)
+    export = export_compressed_tensors(checkpoint, tmp_path / "export", like=tmp_path / "hf")
+    again = convert_folder(export, tmp_path / "again")
+    assert again.quantization == checkpoint.quantization
+    plain, changed = Checkpoint.open(tmp_path / "plain"), set()
+    for role in checkpoint.roles:
+        before, after, dense = (each.weights(role) for each in (checkpoint, again, plain))
+        assert set(before) == set(after) and all(torch.equal(before[n], after[n]) for n in before)
+        changed |= {n for n in dense if "norm.weight" in n and not torch.equal(dense[n], after[n])}
+    assert bool(changed) == (name != "bart")  # whose norms the residual stream reads
+
+
+@pytest.mark.parametrize("method", ["int8", "int4", "w8a8", "fp8", "awq"])
 def test_transformers_computes_the_same_with_an_export(method, tmp_path):
     pytest.importorskip("compressed_tensors")
-    checkpoint = checkpoint_of(tiny.llama(seed=3, num_key_value_heads=2), tmp_path, method)
+    scaled = SCALED.get(method)
+    checkpoint = (
+        checkpoint_of(MODELS["llama"](), tmp_path, method) if scaled is None else calibrated("llama", tmp_path, scaled)
+    )
     export_compressed_tensors(checkpoint, tmp_path / "export", like=tmp_path / "hf")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "export", dtype=torch.float32)
     ids = torch.tensor(tiny.prompts(model, [9]))

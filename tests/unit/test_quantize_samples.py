@@ -78,7 +78,7 @@ def test_what_the_report_is_of_was_not_calibrated_with_where_there_is_enough(ava
 
 
 def test_options_that_do_not_go_with_a_format_are_refused():
-    for wrong in ({"group_size": 32}, {"asymmetric": True}, {"act_order": True}, {"alpha": 0.5}):
+    for wrong in ({"group_size": 32}, {"asymmetric": True}, {"act_order": True}, {"alpha": 0.5}, {"scales": "folded"}):
         with pytest.raises(InputError, match="not fp8; leave it out"):
             QuantizeConfig("fp8", **wrong)
     assert QuantizeConfig("gptq", act_order=True, asymmetric=True).quantization == "int4-asymmetric"

@@ -31,8 +31,8 @@ class QuantizeConfig:
         default="the best of a grid for each layer", allowed=Range(0, 1, words="it must lie between 0 and 1"),
     )  # fmt: skip
     scales: str | None = option(
-        None, f"{', '.join(SCALED)}: folded, only scales that the layers before can take, as --export needs; separate,"
-        " all of them in front of their layers.",
+        None, f"{', '.join(SCALED)}: folded, only scales that norms and layers before can take, as compressed-tensors"
+        " asks for; separate, all of them in front of their layers.",
         default="folded where that is exact, the others separate", allowed=one_of("folded", "separate"),
     )  # fmt: skip
     static_activations: bool = option(

@@ -47,8 +47,8 @@ def quantize(
         Path | None,
         typer.Option(
             "--export",
-            help="Write a Hugging Face folder of compressed-tensors here, too: int8, int4, fp8,"
-            " w8a8 and gptq without --act-order.",
+            help="Write a Hugging Face folder of compressed-tensors here, too: awq and smoothquant with --scales"
+            " folded, gptq without --act-order.",
         ),
     ] = None,
     options: LoadOptions,

@@ -22,6 +22,7 @@ from vlm.layers.feed_forward import FeedForward
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
 from vlm.layers.norm import LayerNorm
+from vlm.layers.quant.producer import Producer
 from vlm.layers.rotary import Rotary, RotaryConfig
 from vlm.registry.spec import ModelSpec
 
@@ -90,6 +91,7 @@ class Block(nn.Module):
             config.hidden_size, config.num_heads, layer, bias=config.attention_bias, context=context
         )
         self.ffn = FeedForward(config.hidden_size, config.ffn_size, config.activation, context=context)
+        self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
 
     def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, angles: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream and what is still to be added to it: the next norm adds it in one pass."""
