@@ -145,6 +145,10 @@ def test_ray_is_not_asked_for_what_it_has_not():
     ("options", "says"),
     [
         ({"ray": True, "devices": "all"}, "--devices is for one machine; with --ray, --replicas says how many."),
+        (
+            {"ray": True, "unresponsive_seconds": 5},
+            "--unresponsive-seconds is for one machine; with --ray, Ray Serve watches its replicas.",
+        ),
         ({"max_replicas": 2}, "--max-replicas is for --ray; on one machine, --replicas says how many."),
         (
             {"ray": True, "replicas": 3, "max_replicas": 2},

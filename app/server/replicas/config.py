@@ -37,6 +37,8 @@ class ReplicaConfig:
         check_limits(self, flags=True)
         if self.ray and self.devices:
             raise InputError("--devices is for one machine; with --ray, --replicas says how many.")
+        if self.ray and self.unresponsive_seconds != type(self).unresponsive_seconds:
+            raise InputError("--unresponsive-seconds is for one machine; with --ray, Ray Serve watches its replicas.")
         if self.max_replicas is not None and not self.ray:
             raise InputError("--max-replicas is for --ray; on one machine, --replicas says how many.")
         if self.max_replicas is not None and self.max_replicas < (self.replicas or 1):
