@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests import tiny
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
@@ -28,6 +29,12 @@ def rebuilt(engine: EngineDir, **build) -> EngineDir:
     """The checkpoint that `engine_dir` left beside the engine, built for other limits."""
     folder = engine.path.parent
     return build_engine(Checkpoint.open(folder / "checkpoint"), folder / "rebuilt", BuildConfig(**build))
+
+
+def grouped_checkpoint(folder: Path) -> Checkpoint:
+    """Returns that of a LLaMA of float32 whose query heads share heads of keys and values."""
+    engine_dir(tiny.llama(seed=3, num_key_value_heads=2), folder)
+    return Checkpoint.open(folder / "checkpoint")
 
 
 def method_options(method: str, group_size: int) -> dict:

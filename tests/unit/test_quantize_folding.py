@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir
+from tests.engines import grouped_checkpoint
 from tests.unit.test_networks import NETWORKS, published, skeletons
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.layers.context import ModelContext
@@ -25,9 +24,7 @@ from vlm.registry.catalogs import model_spec
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> Checkpoint:
-    folder = tmp_path_factory.mktemp("plain")
-    engine_dir(tiny.llama(seed=3, num_key_value_heads=2), folder)
-    return Checkpoint.open(folder / "checkpoint")
+    return grouped_checkpoint(tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests import tiny
-from tests.engines import engine_dir
+from tests.engines import grouped_checkpoint
 from tests.quantized_folders import quantized_checkpoint
 from vlm.artifacts.checkpoint import Checkpoint
 from vlm.artifacts.engine_dir import EngineDir
@@ -29,9 +28,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> Checkpoint:
-    folder = tmp_path_factory.mktemp("plain")
-    engine_dir(tiny.llama(seed=3, num_key_value_heads=2), folder)
-    return Checkpoint.open(folder / "checkpoint")
+    return grouped_checkpoint(tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize("name", METHODS)

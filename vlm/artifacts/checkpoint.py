@@ -183,8 +183,8 @@ def write_parts(
     config.json."""
     with atomic_dir(out, is_checkpoint, WHAT, CheckpointError) as draft:
         write_roles(draft, parts, "Writing the checkpoint", progress)
-        for (role, _), weights in parts.items():
-            (draft / role / "config.json").write_text(canonical_json(weights.config), encoding="utf-8")
+        for role, config in {role: weights.config for (role, _), weights in parts.items()}.items():
+            (draft / role / "config.json").write_text(canonical_json(config), encoding="utf-8")
         copy_processor(processor_files, draft)
         (draft / "config.json").write_text(canonical_json(manifest), encoding="utf-8")
     return Checkpoint.open(out)

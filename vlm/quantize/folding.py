@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -45,12 +44,7 @@ def _fold(network: nn.Module, producer: Producer) -> Fold:
     scale, rows = "weight", slice(None)
     if isinstance(module, Linear):
         assert producer.part is not None
-        scale, rows = module.method.row_scale, _rows(module, producer.part)
+        rows_of = dict(zip(module.part_sizes, module.rows, strict=True))
+        scale, rows = module.method.row_scale, rows_of[producer.part]
     names = (name for name, _ in module.named_parameters() if name in (scale, "bias"))
     return Fold(tuple(f"{producer.path}.{name}" for name in names), rows)
-
-
-def _rows(linear: Linear, part: str) -> slice:
-    """Returns the rows of one part of a Linear's outputs."""
-    ends = dict(zip(linear.part_sizes, itertools.accumulate(linear.part_sizes.values()), strict=True))
-    return slice(ends[part] - linear.part_sizes[part], ends[part])
