@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -29,3 +30,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """`-m gpu` looks into tests/gpu alone: a machine with a GPU need not have what the other tests import."""
     other = collection_path.suffix == ".py" and GPU not in collection_path.parents
     return True if config.getoption("markexpr") == "gpu" and other else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_imports() -> None:
+    """Takes what is imported by now out of the garbage collector's sight: it would go through all of torch and
+    transformers, half a second each time that an engine is closed."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # what is left at the end counts as leaked
