@@ -27,6 +27,11 @@ def outputs(pipe: Pipeline, **options) -> list[tuple]:
     return [(out.token_ids, [each.token_ids for each in out.alternatives], out.generation_logits) for out in found]
 
 
+def all_ways(pipe: Pipeline) -> list[tuple]:
+    """Returns the outputs of every way of choosing tokens, one after the other."""
+    return [out for way in WAYS.values() for out in outputs(pipe, **way)]
+
+
 def check_equal(found: list[tuple], expected: list[tuple]) -> None:
     for (*tokens, logits), (*their_tokens, their_logits) in zip(found, expected, strict=True):
         assert tokens == their_tokens

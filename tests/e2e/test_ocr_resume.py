@@ -38,7 +38,7 @@ def read_with_kills(jobs, source, killed, pages, *, kills, options):
 
 
 def test_a_killed_job_goes_on(jobs, tmp_path):
-    killed, whole = killed_and_whole(jobs, tmp_path, [14, 1, 9], 4, (*SHORT, "--workers", "0"))
+    killed, whole = killed_and_whole(jobs, tmp_path, [14, 1, 9], 2, (*SHORT, "--workers", "0"))
     assert left(killed) == left(whole) and set(left(whole)) == {"0.md", "1.md", "2.md"}
 
 

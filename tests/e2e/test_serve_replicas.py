@@ -178,6 +178,7 @@ def test_nothing_is_lost_or_mixed_when_a_replica_is_killed(served, count):
     check_kill(served, count)
 
 
+@pytest.mark.slow  # the default tests have this front above replicas without processes: test_replica_front
 def test_the_last_replica_that_is_gone_is_said(served, client):
     for row in replicas(served):
         os.kill(row["pid"], signal.SIGKILL)

@@ -12,7 +12,17 @@ from tests import tiny
 from tests.engines import engine_dir, method_options, rebuilt
 from tests.families import MODELS, inputs_of
 from tests.parity.test_vila import Vila
-from tests.rank_cases import CPU, FEW_BLOCKS, SHORT, WAYS, check_equal, come_and_go, encoded, image_features, outputs
+from tests.rank_cases import (
+    CPU,
+    FEW_BLOCKS,
+    SHORT,
+    all_ways,
+    check_equal,
+    come_and_go,
+    encoded,
+    image_features,
+    outputs,
+)
 from tests.ranks import with_followers
 from vlm.api.cache_bytes import CacheBytes
 from vlm.api.pipeline import Pipeline
@@ -42,11 +52,8 @@ DEEP = {
 
 
 def check_all_ways(engine: EngineDir, **sizes: int) -> None:
-    expected = [outputs(Pipeline(engine, CPU), **way) for way in WAYS.values()]
     split = rebuilt(engine, max_batch_size=8, **sizes)
-    found = with_followers(split, CPU, lambda pipe: [outputs(pipe, **way) for way in WAYS.values()])
-    for ours, theirs in zip(found, expected, strict=True):
-        check_equal(ours, theirs)
+    check_equal(with_followers(split, CPU, all_ways), all_ways(Pipeline(engine, CPU)))
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -54,9 +61,15 @@ def engine(request, tmp_path_factory):
     return engine_dir(FAMILIES[request.param](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
 
 
+@pytest.fixture(scope="module")
+def expected(engine):
+    return all_ways(Pipeline(engine, CPU))
+
+
 @pytest.mark.parametrize("tp_size", [1, 2])
-def test_the_tokens_are_those_of_one_process(engine, tp_size):
-    check_all_ways(engine, tp_size=tp_size, pp_size=2)
+def test_the_tokens_are_those_of_one_process(engine, expected, tp_size):
+    split = rebuilt(engine, max_batch_size=8, tp_size=tp_size, pp_size=2)
+    check_equal(with_followers(split, CPU, all_ways), expected)
 
 
 @pytest.mark.parametrize("name", DEEP)

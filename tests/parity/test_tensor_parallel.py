@@ -9,7 +9,17 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir, method_options, rebuilt
 from tests.families import MODELS
-from tests.rank_cases import CPU, FEW_BLOCKS, SHORT, WAYS, check_equal, come_and_go, encoded, image_features, outputs
+from tests.rank_cases import (
+    CPU,
+    FEW_BLOCKS,
+    SHORT,
+    all_ways,
+    check_equal,
+    come_and_go,
+    encoded,
+    image_features,
+    outputs,
+)
 from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
@@ -28,18 +38,20 @@ def engine(request, tmp_path_factory):
     return engine_dir(MODELS[request.param](), tmp_path_factory.mktemp("whole"), max_batch_size=8)
 
 
+@pytest.fixture(scope="module")
+def expected(engine):
+    return all_ways(Pipeline(engine, CPU))
+
+
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_tokens_are_those_of_one_process(engine, size):
-    expected = [outputs(Pipeline(engine, CPU), **way) for way in WAYS.values()]
+def test_the_tokens_are_those_of_one_process(engine, expected, size):
     if size == 3 and (heads := configs_of(engine)["decoder"].num_kv_heads) < 3:
         with pytest.raises(ConfigError, match=f"4 heads of queries and {heads} of keys cannot be split among 3 ranks"):
             rebuilt(engine, tp_size=size)
         return
     split = rebuilt(engine, max_batch_size=8, tp_size=size)
     assert split.manifest.mapping == {"tp": size, "pp": 1} and split.build.tp_size == size
-    found = with_followers(split, CPU, lambda pipe: [outputs(pipe, **way) for way in WAYS.values()])
-    for ours, theirs in zip(found, expected, strict=True):
-        check_equal(ours, theirs)
+    check_equal(with_followers(split, CPU, all_ways), expected)
 
 
 @pytest.fixture(scope="module")
@@ -89,12 +101,10 @@ def test_each_rank_encodes_its_share_of_the_images(tmp_path, monkeypatch, cached
 @pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"tp_size": 2, "pp_size": 2}], ids=str)
 def test_a_checkpoint_that_is_split_on_disk(tmp_path, name, sizes):
     engine = engine_dir(MODELS[name](), tmp_path, max_batch_size=8)
-    expected = [outputs(Pipeline(engine, CPU), **way) for way in WAYS.values()]
+    expected = all_ways(Pipeline(engine, CPU))
     checkpoint = Checkpoint.open(convert_model(tmp_path / "checkpoint", tmp_path / "split", **sizes))
     split = build_engine(checkpoint, tmp_path / "ranks", BuildConfig(max_batch_size=8, **sizes), workers=2)
-    found = with_followers(split, CPU, lambda pipe: [outputs(pipe, **way) for way in WAYS.values()])
-    for ours, theirs in zip(found, expected, strict=True):
-        check_equal(ours, theirs)
+    check_equal(with_followers(split, CPU, all_ways), expected)
 
 
 @pytest.mark.parametrize("method", METHODS)
