@@ -18,6 +18,7 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.config import RuntimeConfig
 from vlm.parallel.collectives import OneHost, OneRank, Ranks
 from vlm.parallel.mapping import Mapping
+from vlm.parallel.recording import Recorded
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -107,7 +108,10 @@ class Hosts(OneHost):
 def ranks_of(world: World, mapping: Mapping) -> Ranks:
     """Returns one thread's place among all, and its groups."""
     groups = {"all": range(mapping.size), "stage": mapping.stage_ranks, "pipeline": mapping.pipeline_ranks}
-    collectives = {name: Threads(world, group, mapping.rank) for name, group in groups.items()}
+    collectives = {
+        name: Recorded(Threads(world, group, mapping.rank)) if len(group) > 1 else OneRank()
+        for name, group in groups.items()
+    }
     hosts = Hosts(world.exchange("hosts", groups["all"]), mapping.rank)
     return Ranks(mapping.rank, mapping.size, hosts, **collectives)
 

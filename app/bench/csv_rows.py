@@ -38,7 +38,9 @@ def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
     """Returns names, then values; nothing stands for what was not measured."""
     header, line = KINDS[result["kind"]]
     parts = [part for row in result.get("rows", [result]) for part in by_backend(result, row)]
-    return [list(header), *(line(result, part) for part in parts)]
+    collectives = [(part["vlm"].get("collectives") or {}).get("ms") for part in parts]  # beside all that a kind has
+    lines = [[*line(result, part), _exact(ms)] for part, ms in zip(parts, collectives, strict=True)]
+    return [[*header, "collectives_ms"], *lines]
 
 
 def _latency_csv_row(result: dict[str, Any], part: dict[str, Any]) -> list[Any]:

@@ -15,6 +15,7 @@ from vlm.artifacts.engine_dir import EngineDir
 from vlm.errors import LimitError, VlmError
 from vlm.registry.catalogs import configs_of
 from vlm_app.bench.clock import Turns, milliseconds, per_token, turns
+from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor
 from vlm_app.bench.systems.baselines import Baseline
@@ -116,6 +117,7 @@ def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> T
         "encode_ms": milliseconds(encode),
         "first_token_ms": milliseconds(first),
         "ms_per_token": per_token(all_tokens, first, config.new_tokens),
+        "collectives": collectives(pipeline, rows=1),
         "seconds": {"first_token": first, "whole": all_tokens},
     }
 
@@ -140,6 +142,7 @@ def _throughput(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -
         "new_tokens": config.new_tokens,
         "pages_per_s": pages_per_s,
         "tokens_per_s": pages_per_s * config.new_tokens,
+        "collectives": collectives(pipeline, config.batch_size),
         "seconds": times,
         "timings": pipeline.timings,
     }

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from vlm_app.bench.clock import Turns, milliseconds, repeated_with_fresh_inputs
+from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import PromptBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
 from vlm_app.bench.systems.inputs import Prompts, as_inputs, random_prompts
@@ -65,6 +66,7 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
         draw_prompts = random_prompts(session, row, number)
         draw = lambda: as_inputs(draw_prompts(), configs)  # noqa: E731
         results = yield from times(draw, generate, row, steps=row.lengths[1], repeats=config.repeats, session=session)
+        results |= {"collectives": collectives(pipeline, row.batch_size)}
         return _row_results(results, encode[-config.repeats :] if config.num_images(configs) else [])
 
     rows = yield from measure_rows(session, "vlm", measure_row)

@@ -66,7 +66,7 @@ def rows(result: dict[str, Any]) -> list[Row]:
     """Returns a result's measures."""
     parts = [one for row in result.get("rows", [result]) for one in by_backend(result, row)]
     if result["kind"] == "text":
-        return [_text_row(result, part) for part in parts]
+        return [line for part in parts for line in _text_rows(result, part)]
     if result["kind"] == "prompt":
         return [line for part in parts for line in _prompt_rows(result, part)]
     if result["kind"] == "ocr":
@@ -75,7 +75,7 @@ def rows(result: dict[str, Any]) -> list[Row]:
         _line_of(part, part, name, field, has_floor=field in part["floor"], more_is_better=more_is_better)
         for field, name, more_is_better in MEASURES[result["kind"]]
         for part in parts
-    ]
+    ] + [line for part in parts for line in _collectives(part, part)]
 
 
 def by_backend(result: dict[str, Any], part: dict[str, Any]) -> list[dict[str, Any]]:
@@ -121,10 +121,14 @@ def workload(result: dict[str, Any]) -> str:
     return f"{subject}, batch {config['batch_size']}, {config['new_tokens']:,} tokens a page"
 
 
-def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
+def _text_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
     beams = "greedy" if row["num_beams"] == 1 else f"{row['num_beams']} beams"
-    measure = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: tokens/s"
-    line = _line_of(result, row, measure, "tokens_per_s", has_floor=True, more_is_better=True)
+    of = f"{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}, {beams}: "
+    return [_text_row(result, row, of), *_collectives(result, row, of)]
+
+
+def _text_row(result: dict[str, Any], row: dict[str, Any], of: str) -> Row:
+    line = _line_of(result, row, f"{of}tokens/s", "tokens_per_s", has_floor=True, more_is_better=True)
     if rival := row.get("ctranslate2"):
         rate = rival["tokens_per_s"]
         beside = (
@@ -139,13 +143,21 @@ def _text_row(result: dict[str, Any], row: dict[str, Any]) -> Row:
 def _prompt_rows(result: dict[str, Any], row: dict[str, Any]) -> list[Row]:
     """Returns of one prompt at a time what a user waits for, of many tokens a second."""
     images = f"{row['images']} image{'s' if row['images'] > 1 else ''} + " if row["images"] else ""
-    of = f"{images}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}"
+    of = f"{images}{row['input_len']} in, {row['output_len']} out, batch {row['batch_size']}: "
     if row["batch_size"] > 1:
-        return [_line_of(result, row, f"{of}: tokens/s", "tokens_per_s", has_floor=True, more_is_better=True)]
-    return [
-        _line_of(result, row, f"{of}: first token, ms", "first_token_ms", has_floor=False, more_is_better=False),
-        _line_of(result, row, f"{of}: a further token, ms", "ms_per_token", has_floor=True, more_is_better=False),
-    ]
+        lines = [_line_of(result, row, f"{of}tokens/s", "tokens_per_s", has_floor=True, more_is_better=True)]
+    else:
+        lines = [
+            _line_of(result, row, f"{of}first token, ms", "first_token_ms", has_floor=False, more_is_better=False),
+            _line_of(result, row, f"{of}a further token, ms", "ms_per_token", has_floor=True, more_is_better=False),
+        ]
+    return [*lines, *_collectives(result, row, of)]
+
+
+def _collectives(result: dict[str, Any], row: dict[str, Any], of: str = "") -> list[Row]:
+    """Returns what ranks take to tell each other what a decode step has them tell; nothing where one process runs."""
+    told = row["vlm"].get("collectives")
+    return [Row(workload(result), f"{of}collectives of a step, ms", vlm=_number(told["ms"]))] if told else []
 
 
 def _job(result: dict[str, Any]) -> str:

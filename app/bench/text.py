@@ -14,6 +14,7 @@ import torch
 
 from vlm.backends.devices import first_device
 from vlm_app.bench.clock import Turns
+from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
 from vlm_app.bench.systems.inputs import random_texts
@@ -59,11 +60,10 @@ def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[lis
             assert all(len(out.token_ids) == new_tokens for out in outputs)
 
         texts = random_texts(session, row)
-        return (
-            yield from times(
-                lambda: texts, generate, row, steps=row.lengths[1], repeats=session.config.repeats, session=session
-            )
+        results = yield from times(
+            lambda: texts, generate, row, steps=row.lengths[1], repeats=session.config.repeats, session=session
         )
+        return results | {"collectives": collectives(pipeline, row.batch_size * row.num_beams)}
 
     return (yield from measure_rows(session, "vlm", measure_row))
 

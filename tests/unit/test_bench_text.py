@@ -143,7 +143,16 @@ def test_an_engine_that_ranks_split_is_measured(arch, tmp_path, capsys):
     ], "stages wait for each other"
     assert 0.5 * whole["floor"]["weight_bytes"] < part["floor"]["weight_bytes"] < 0.6 * whole["floor"]["weight_bytes"]
     assert 2 * part["floor"]["kv_bytes"] == whole["floor"]["kv_bytes"]
-    assert not bench("table", out) and "float32, 2 ranks" in capsys.readouterr().out
+    assert [row["vlm"]["collectives"] is None for row in (whole, staged, part)] == [True, False, False]
+    told = part["vlm"]["collectives"]
+    assert told["calls"] == 2 * 3 + 1 and told["bytes"] == 4 * 2 * (6 * 32 + 30) and told["ms"] > 0
+    capsys.readouterr()
+    assert not bench("table", out)
+    lines = capsys.readouterr().out.splitlines()
+    assert "float32, 2 ranks" in lines[2]
+    assert "|  | 6 in, 8 out, batch 2, greedy: collectives of a step, ms |" in lines[3]
+    header, line = csv_rows(results[2])
+    assert float(line[header.index("collectives_ms")]) == pytest.approx(told["ms"], rel=1e-4)
     assert bench("text", "--arch", arch, "--random-weights", *options, "--tp-size", 8) == 2
     assert "cannot be split among 8 ranks; run the model on fewer GPUs" in capsys.readouterr().err
 

@@ -41,6 +41,7 @@ from vlm.stage_clock import StageClock
 
 if TYPE_CHECKING:
     from vlm.api.rank_processes import RankProcesses
+    from vlm.executor.collective_time import CollectiveTime
 
 
 def load(
@@ -255,6 +256,11 @@ class Pipeline:
         """Returns seconds that the device was at work in the last call, of what it is through with: encode, prefill,
         decode. Waits for nothing."""
         return self.llm.encoders.timer.finished()
+
+    def collective_time(self, rows: int) -> CollectiveTime | None:
+        """Measures what ranks tell each other in a decode step of so many sequences, by itself; None: there is one rank
+        alone. Not while requests are under way."""
+        return self.llm.collective_time(rows) if isinstance(self.llm, LeadingEngine) else None
 
     def usage(self) -> EngineUsage | None:
         """Says how full its engine is; None of an encoder alone. Any thread may ask."""

@@ -21,6 +21,7 @@ from vlm.requests.token_update import TokenUpdate
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vlm.executor.collective_time import CollectiveTime
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.parallel.collectives import Hosts, Ranks
     from vlm.requests.image import Image
@@ -75,6 +76,10 @@ class LeadingEngine:
 
     def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:
         return self._with_others("encode_images", self._engine.encode_images, images, cached=cached)
+
+    def collective_time(self, rows: int) -> CollectiveTime:
+        assert isinstance(self._engine, LLMEngine)  # who measures decodes
+        return self._with_others("collective_time", self._engine.collective_time, rows)
 
     def _with_others(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """Makes a call on all ranks. Raises EngineError after one that has broken off: the others wait amid it."""

@@ -21,6 +21,7 @@ from vlm.requests.token_update import Completion, Hypothesis, TokenUpdate
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vlm.executor.collective_time import CollectiveTime
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.requests.image import Image
 
@@ -135,6 +136,10 @@ class LLMEngine:
     def encode_images(self, images: list[Image], *, cached: bool) -> list[Tensor]:
         """Returns each image's features [rows, hidden]; `cached`: those that are kept are not computed again."""
         return self.encoders.encode_images(images) if cached else self.encoders.encode_pixels(images)
+
+    def collective_time(self, rows: int) -> CollectiveTime:
+        """Measures what ranks tell each other in a decode step of so many slots, by itself."""
+        return self.executor.collective_time(rows)
 
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""

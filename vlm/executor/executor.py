@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vlm.config import ModelConfig
+from vlm.executor.collective_time import CollectiveTime, time_calls
 from vlm.executor.decode_burst import DecodeBurst, hypotheses_of, to_host
 from vlm.executor.encoders import Encoders
 from vlm.executor.memory import memory_errors
@@ -22,6 +23,7 @@ from vlm.executor.packing import batched, batched_by_tokens, bucket_of
 from vlm.executor.runner import Runner
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
+from vlm.parallel.recording import recorded
 from vlm.requests.sequence import PrefillChunk, Sequence
 from vlm.requests.token_update import Hypothesis
 
@@ -97,6 +99,13 @@ class Executor:
         """Returns the rows of a decode step that so many slots take part in: kernels sum in another order in another
         number of rows."""
         return self.state.padding_slot if self.batch_invariant else bucket_of(rows, self.state.padding_slot)
+
+    @torch.inference_mode()
+    def collective_time(self, rows: int) -> CollectiveTime:
+        """Measures what ranks tell each other in a decode step of so many slots, by itself."""
+        with recorded(self.encoders.ranks) as calls:
+            self.runner.dummy_step(self.padded_batch_size(rows))
+        return time_calls(calls, self.device)
 
     @torch.inference_mode()
     def hypotheses(self, sequences: list[Sequence]) -> list[list[Hypothesis]]:

@@ -161,6 +161,10 @@ class PagedRunner:
         for _ in range(steps):
             self.graphs.run(key)
 
+    def dummy_step(self, rows: int) -> None:
+        slots = torch.full((rows,), self.state.padding_slot, dtype=torch.int32, device=self.device)
+        self._step(DecodeRows(slots, slots, None), SamplingPlan(None))
+
     def _layout(self, plan: SamplingPlan) -> tuple[int, ...]:
         """Returns the sizes of the buffers that a step works on and that may be others by the next one."""
         return (*self.state.layout(bool(plan.processing.rules)), *(self.sampler.logits.layout if plan.logits else ()))

@@ -39,5 +39,8 @@ class Runner(Protocol):
     def decode(self, rows: DecodeRows, plan: SamplingPlan, steps: int) -> None:
         """Takes every row `steps` tokens further, without a look at what they are."""
 
+    def dummy_step(self, rows: int) -> None:
+        """Runs a decode step of so many rows, kernel by kernel, that takes no sequence further."""
+
     def free_cached_memory(self) -> None:
         """Gives back what was kept for later. All that the cache holds is computed again."""

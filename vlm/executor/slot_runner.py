@@ -138,6 +138,9 @@ class SlotRunner:
             if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
                 self.cache.reorder_cache(rows.beams.slots, parents)
 
+    def dummy_step(self, rows: int) -> None:
+        self._logits(0, rows)
+
     def _logits(self, first: int, end: int) -> Tensor:
         """Returns the next logits of a run of slots, [end - first, vocabulary] float32."""
         if (first, end) not in self._passes:

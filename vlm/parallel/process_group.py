@@ -17,6 +17,7 @@ from vlm.errors import EngineError, VlmWarning
 from vlm.parallel.collectives import Collectives, OneRank, Ranks
 from vlm.parallel.mapping import Mapping, Shard
 from vlm.parallel.peer_memory import PeerMemory
+from vlm.parallel.recording import Recorded
 from vlm.parallel.stages import Stages
 
 dist: Any = torch.distributed  # which exports its groups' types to no checker
@@ -151,10 +152,10 @@ def _group(
     if size == 1:
         return OneRank()
     if device.type != "cuda":
-        return ProcessGroup(_gloo(store, place, size, local=local), size, device)
+        return Recorded(ProcessGroup(_gloo(store, place, size, local=local), size, device))
     group = dist.ProcessGroupNCCL(store, place, size, TIMEOUT)
     group.eager_connect_single_device(device)  # pairs use the connection of the group
-    return ProcessGroup(group, size, device, peers)
+    return Recorded(ProcessGroup(group, size, device, peers))
 
 
 def _first_calls(ranks: Ranks, stage: Shard, device: torch.device) -> None:
