@@ -52,8 +52,8 @@ def create_app(
 
     def add(name: str, pipeline: Pipeline) -> Service:
         own = entries[name].service_options if name in entries else {}
-        limit = config.max_requests
-        services.add(Service(name, pipeline, media, metrics=metrics, max_requests=limit, on_break=on_break, **own))
+        limits = {"max_requests": config.max_requests, "step_seconds": config.step_seconds}
+        services.add(Service(name, pipeline, media, metrics=metrics, on_break=on_break, **limits, **own))
         return services[name]
 
     for name in list(pipelines):

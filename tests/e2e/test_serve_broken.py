@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,19 @@ def test_the_server_ends_with_its_engine(pipelines):
         until(lambda: addresses)
         asked(addresses[0])
         assert ended.result(60) == "the engine of mini-t5 has broken: device lost"
+
+
+def test_an_engine_that_hangs_has_broken(monkeypatch):
+    """Though the event loop goes on to answer. That the process ends is what lets the thread go."""
+    pipelines, released, addresses = load("mini-t5"), threading.Event(), list[str]()
+    monkeypatch.setattr(pipelines["mini-t5"].llm, "step", lambda: released.wait() and [])
+    config = ServerConfig(port=0, preprocess_workers=0, step_seconds=0.5)
+    with ThreadPoolExecutor() as pool:
+        ended = pool.submit(run, pipelines, config, addresses.append)
+        until(lambda: addresses)
+        asked(addresses[0])
+        assert "the engine of mini-t5 has broken: a step has taken longer than 0.5 s" in ended.result(60)
+        released.set()
 
 
 def test_it_stays_and_says_so(pipelines):

@@ -12,6 +12,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import openai
 import pytest
@@ -204,6 +205,26 @@ def test_a_replica_that_hangs_is_started_again_and_nothing_is_lost():
         until(lambda: replicas(url)[0]["ready"])
         row = replicas(url)[0]
         assert row["restarts"] == 1 and row["pid"] != stopped["pid"]
+
+
+def command_line(child: Child) -> bytes:
+    return Path(f"/proc/{child.pid}/cmdline").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_its_replica_and_no_other(tmp_path):
+    """Its first rank answers for its health all the while."""
+    assert call("build", "mini-t5", "-o", tmp_path / "two", "--tp-size", "2").exit_code == 0
+    with command(str(tmp_path / "two"), "--replicas", "2", "--step-seconds", "3") as (_, address):
+        url, body = f"http://{address}", json.dumps({"model": "two"} | chat(TEXT)).encode()
+        first = replicas(url)[0]
+        [follower] = [child for child in children(first["pid"]) if b"rank_processes" in command_line(child)]
+        os.kill(follower.pid, signal.SIGSTOP)
+        own = alone("mini-t5").generate(text=TEXT).text
+        for _ in range(4):  # of which the first replica gets two, unless it has ended before
+            answer = json.loads(get(f"{url}/v1/chat/completions", body))
+            assert answer["choices"][0]["message"]["content"] == own
+        until(lambda: [(row["ready"], row["restarts"]) for row in replicas(url)] == [(True, 1), (True, 0)])
 
 
 # --- the end ---

@@ -97,6 +97,41 @@ def test_a_broken_engine_is_not_silent(t5, monkeypatch):
     asyncio.run(ask())
 
 
+def test_a_step_that_does_not_end_breaks_the_engine(t5, monkeypatch):
+    """Who waits is told, and who comes; nobody waits for the thread."""
+    begun, released, broken = threading.Event(), threading.Event(), []
+
+    def hang():
+        begun.set()
+        released.wait()
+        return []
+
+    async def ask():
+        model = AsyncPipeline(t5, MediaPool(MediaConfig()), step_seconds=0.2, on_break=broken.append)
+        model.start()
+        request = await model.request({"text": TEXT}, [])
+        with monkeypatch.context() as patch:
+            patch.setattr(t5.llm, "step", hang)
+            calls = [asyncio.create_task(model.generate(request))]
+            await asyncio.to_thread(begun.wait)
+            calls.append(asyncio.create_task(model.engine.run(lambda: 1)))
+            for call in calls:
+                with pytest.raises(EngineError, match=r"has broken: a step has taken longer than 0\.2 s, so its"):
+                    await call
+            with pytest.raises(EngineError, match="has stopped"):
+                await model.generate(request)
+            await model.close()
+            assert broken == [model.engine.error] and model.engine._thread.is_alive()
+            released.set()
+            model.engine._thread.join()
+        assert broken == [model.engine.error]
+
+    asyncio.run(ask())
+    t5.llm.abort(max(t5.llm._sequences))
+    t5.llm.step()
+    assert is_empty(t5)
+
+
 def test_functions_run_in_the_engines_thread(t5):
     async def ask():
         async with running(t5) as model:

@@ -11,6 +11,7 @@ from typing import Any
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
 from vlm.api.pipeline import Pipeline
 from vlm.engine.async_engine import AsyncEngine
+from vlm.engine.step_watch import STEP_SECONDS
 from vlm.processing.media_pool import MediaConfig, MediaPool
 from vlm.processing.media_reading import ImageFile, WarmUp, pixels
 from vlm.processing.text_stream import TextStream
@@ -31,14 +32,21 @@ class TextDelta:
 class AsyncPipeline:
     """A loaded model that serves. It owns its pipeline: nobody else may call that until `close` has returned."""
 
-    def __init__(self, pipeline: Pipeline, media: MediaPool | None = None, **listeners: Callable[..., None]):
-        """`media` reads files of images; None: threads of its own do. `listeners`: on_end, on_break, on_step; see
-        AsyncEngine."""
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        media: MediaPool | None = None,
+        *,
+        step_seconds: float = STEP_SECONDS,
+        **listeners: Callable[..., None],
+    ):
+        """`media` reads files of images; None: threads of its own do. `step_seconds`, and `listeners`: on_end,
+        on_break, on_step; see AsyncEngine."""
         self.pipeline, self._owns_media = pipeline, media is None
         self.media = MediaPool(MediaConfig()) if media is None else media
         if (source := pipeline.processor.processor_source) is not None:
             self.media.prepare(WarmUp(source))
-        self.engine = AsyncEngine(pipeline.llm, **listeners)
+        self.engine = AsyncEngine(pipeline.llm, step_seconds=step_seconds, **listeners)
 
     def start(self) -> None:
         """Starts the engine within the event loop that will use it."""
@@ -46,7 +54,8 @@ class AsyncPipeline:
 
     async def close(self) -> None:
         await self.engine.stop()
-        self.pipeline.close()
+        if not self.engine.hangs:  # else it would wait for the same
+            self.pipeline.close()
         if self._owns_media:
             self.media.close()
 

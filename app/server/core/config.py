@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vlm.backends.threads import usable_cpus
+from vlm.engine.step_watch import STEP_SECONDS
 from vlm.errors import InputError
 from vlm.limits import MAX_PIXELS
 from vlm.options import check_limits, option, same_option
@@ -59,6 +60,10 @@ class ServerConfig(ConnectionLimits):
     )
     exact_pixels: bool = same_option(MediaConfig, "exact_pixels")
     drain_seconds: int = option(30, "For what runs at SIGTERM, or when its model is unloaded.", allowed=NONE_OR_MORE)
+    step_seconds: float = option(
+        STEP_SECONDS, "An engine that takes longer over one step hangs, and has broken.", default=f"{STEP_SECONDS:g}",
+        allowed=SECONDS,
+    )  # fmt: skip
     model_control: bool = option(False, "Clients may load and unload the models of repositories.")
     exit_when_broken: bool = option(  # for a supervisor to start it again
         True, "At an engine's end, exit 70 or answer 503.", flags=("--exit-when-broken/--stay-when-broken",),

@@ -14,6 +14,7 @@ from starlette.requests import HTTPConnection
 from vlm.api.async_pipeline import AsyncPipeline, TextDelta
 from vlm.api.outputs import Encoding, Output
 from vlm.api.pipeline import Pipeline
+from vlm.engine.step_watch import STEP_SECONDS
 from vlm.errors import LimitError, ModelNotFoundError, listed
 from vlm.processing.media_pool import MediaPool
 from vlm_app.server.core.errors import Busy
@@ -40,6 +41,7 @@ class Service:
         version: str = "1",
         on_break: Callable[[str, Exception], None] = lambda name, error: None,
         *,
+        step_seconds: float = STEP_SECONDS,
         decoupled: bool = True,
         datatypes: Mapping[str, str] | None = None,
     ):
@@ -54,6 +56,7 @@ class Service:
         self.model = AsyncPipeline(
             pipeline,
             media,
+            step_seconds=step_seconds,
             on_end=partial(metrics.ended, name),
             on_break=partial(on_break, name),
             on_step=self.statistics.step,
