@@ -125,7 +125,8 @@ def front_of(*answers: Answer, unresponsive_seconds: float = 30, **config) -> It
         replicas = [FakeReplica(job, answer) for job, answer in zip(jobs, answers, strict=True)]
         stack.enter_context(_sockets(replicas))
         supervisor = Supervisor(replicas, said.append, delays=(0, 0), unresponsive_seconds=unresponsive_seconds)
-        address = stack.enter_context(_listening(supervisor, settings))
+        supervisor.start()
+        address = stack.enter_context(listening(create_front(supervisor, settings), settings))
         yield Front(address, replicas, supervisor, said)
 
 
@@ -137,8 +138,9 @@ def fronted(pipelines: dict[str, Pipeline], **config) -> Iterator[Served]:
         [job] = stack.enter_context(_jobs(settings, 1, []))
         app = create_app(pipelines, job.config)
         stack.enter_context(listening(app, job.config, job.socket))
-        address = stack.enter_context(_listening(Supervisor([FakeReplica(job)], print), settings))
-        yield Served(address, app)
+        front = create_front(supervisor := Supervisor([FakeReplica(job)], print), settings)
+        supervisor.start()
+        yield Served(stack.enter_context(listening(front, settings)), app, front)
 
 
 @contextlib.contextmanager
@@ -146,13 +148,6 @@ def _jobs(settings: ServerConfig, count: int, said: list[str]) -> Iterator[list[
     served, places = ServedModels({}, [], LoadOptions()), [Placement(("cpu",))] * count
     with tempfile.TemporaryDirectory() as folder:
         yield replica_jobs(served, places, settings, Path(folder), said.append)
-
-
-@contextlib.contextmanager
-def _listening(supervisor: Supervisor, settings: ServerConfig) -> Iterator[str]:
-    supervisor.start()
-    with listening(create_front(supervisor, settings), settings) as address:
-        yield address
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 import vlm
@@ -37,6 +38,7 @@ class Served:
 
     address: str  # host:port
     app: FastAPI
+    front: Starlette | None = None  # before it
 
     @property
     def url(self) -> str:
@@ -44,7 +46,7 @@ class Served:
 
     @property
     def grpc_address(self) -> str:
-        return f"127.0.0.1:{self.app.state.grpc.port}"
+        return f"127.0.0.1:{(self.front or self.app).state.grpc.port}"
 
     def service(self, name: str) -> Service:
         return self.app.state.services[name]

@@ -61,8 +61,10 @@ def serve(
         raise InputError("two models have one name; give them as NAME=MODEL.")
     if not names and not model_repository:
         raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
-    if placing.has_replicas and config.grpc_port is not None:
-        raise InputError("--grpc-port is for one server, and replicas are asked over HTTP; leave one of the two out.")
+    if placing.ray and config.grpc_port is not None:
+        raise InputError(
+            "--grpc-port is for one machine, Ray's replicas are asked over HTTP; leave one of the two out."
+        )
     if placing.ray and config.model_control:
         raise InputError("--model-control changes one replica of Ray's, not the others; leave one of the two out.")
     _check_packages("vlm_app.server.replicas.run" if placing.has_replicas else "vlm_app.server.run")

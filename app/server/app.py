@@ -82,7 +82,7 @@ def _lifespan(config: ServerConfig) -> Callable[[FastAPI], AbstractAsyncContextM
         services.start()  # a loop here would hold the last one
         if any(service.pipeline.capabilities.takes_images for service in services):
             media.start()
-        if config.grpc_port is not None:
+        if config.grpc_address is not None:
             app.state.grpc = await _grpc(services, app.state.control, config)
         yield
         if app.state.grpc is not None:
@@ -99,7 +99,7 @@ async def _grpc(services: Services, control: Control, config: ServerConfig) -> G
     from vlm_app.server.kserve.grpc.server import GrpcServer
     from vlm_app.server.kserve.grpc.servicer import Servicer
 
-    server = GrpcServer(Servicer(services, control, config.max_body_mb * 2**20), config)
+    server = GrpcServer(Servicer(services, control, config.max_body_mb * 2**20).register, config)
     await server.start()
     return server
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
 
 from vlm.api.pipeline import Pipeline
 from vlm_app.core.listening import address, listener, reserve_files
@@ -41,10 +41,15 @@ class Lifetime:
             if self._watchdog:
                 self._watchdog.end(EXIT_BROKEN)
 
-    def serve(self, app: ASGIApp, bound: socket.socket, on_drain: Callable[[], object] = lambda: None) -> str | None:
-        """Serves at this socket. Returns why it ended where something has broken. Raises KeyboardInterrupt when SIGINT
-        ended it."""
-        self._server = Server(app, self._config, self._config.drain_seconds, on_drain=on_drain)
+    def serve(self, app: Starlette, bound: socket.socket) -> str | None:
+        """Serves at this socket, and by `app.state.grpc` where that is something. Returns why it ended where something
+        has broken. Raises KeyboardInterrupt when SIGINT ended it."""
+
+        def drain_grpc() -> None:
+            if app.state.grpc is not None:
+                app.state.grpc.drain()
+
+        self._server = Server(app, self._config, self._config.drain_seconds, on_drain=drain_grpc)
         self._server.run(sockets=[bound])
         if self._server.interrupted:
             raise KeyboardInterrupt
@@ -64,10 +69,8 @@ def run(
     KeyboardInterrupt when SIGINT ended it.
     """
     bound = listener(config.host, config.port)
-    config, addresses = _with_grpc_port(config), [address(config.host, bound.getsockname()[1])]
-    if config.grpc_port is not None:
-        addresses.append(address(config.host, config.grpc_port, "grpc"))
-    return run_at(bound, pipelines, config, lambda: announce(" and ".join(addresses)), repositories)
+    config, addresses = settle_addresses(bound, config)
+    return run_at(bound, pipelines, config, lambda: announce(addresses), repositories)
 
 
 def run_at(
@@ -83,14 +86,18 @@ def run_at(
     app = create_app(
         pipelines, config, repositories, lambda name, error: lifetime.end(f"the engine of {name} has broken: {error}")
     )
-
-    def drain_grpc() -> None:
-        if app.state.grpc is not None:
-            app.state.grpc.drain()
-
     bound.listen()  # who is told of it may ask at once
     announce()
-    return lifetime.serve(app, bound, drain_grpc)
+    return lifetime.serve(app, bound)
+
+
+def settle_addresses(bound: socket.socket, config: ServerConfig) -> tuple[ServerConfig, str]:
+    """Returns the configuration with the port of gRPC that is used, and all addresses in words. Raises InputError for a
+    port that is taken."""
+    config, addresses = _with_grpc_port(config), [address(config.host, bound.getsockname()[1])]
+    if config.grpc_port is not None:
+        addresses.append(address(config.host, config.grpc_port, "grpc"))
+    return config, " and ".join(addresses)
 
 
 def _with_grpc_port(config: ServerConfig) -> ServerConfig:

@@ -21,6 +21,7 @@ from tritonclient.grpc import service_pb2_grpc
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.prompted_kit import call
+from tests.replica_kit import fronted
 from tests.server_kit import EXAMPLES, aborts, alone, command, free_port, is_empty, load, serving, until
 
 TEXT = "translate English to German: The old ship is small."
@@ -29,9 +30,13 @@ MODELS = ("mini-llava", "mini-t5")
 FINAL = "triton_final_response"
 
 
-@pytest.fixture(scope="module")
-def served():
-    with serving(load(*MODELS), grpc_port=0, max_body_mb=4) as found:
+# by replicas: the default tests ask them all this over HTTP, and by gRPC what test_serve_replicas does
+PLACES = [pytest.param(serving, id="alone"), pytest.param(fronted, id="replicas", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def served(request):
+    with request.param(load(*MODELS), grpc_port=0, max_body_mb=4) as found:
         yield found
         for service in map(found.service, MODELS):
             until(lambda service=service: service.num_outputs == 0 and is_empty(service.pipeline))

@@ -14,13 +14,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import openai
 import pytest
+import tritonclient.grpc as triton_grpc
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.media_kit import Child, children
 from tests.prompted_kit import call
-from tests.server_kit import EXAMPLES, alone, asked, command, until
+from tests.server_kit import EXAMPLES, alone, asked, command, free_port, until
 
 TEXT = "translate English to German: The old ship is small."
 QUESTIONS = ("Read the sign.", "How many objects are there?", "Which shape is pink?")
@@ -31,9 +33,22 @@ LOST = "the replica that worked on the request has ended; send it again."
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[str]:
-    with command("mini-t5", "mini-llava", "--replicas", "2", "--preprocess-workers", "2") as (_, address):
+def grpc_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="module")
+def served(grpc_port) -> Iterator[str]:
+    options = ("--replicas", "2", "--preprocess-workers", "2", "--grpc-port", str(grpc_port))
+    with command("mini-t5", "mini-llava", *options) as (_, address):
         yield f"http://{address}"
+
+
+@pytest.fixture(scope="module")
+def triton(served, grpc_port):
+    """Triton's own client of the same server."""
+    with triton_grpc.InferenceServerClient(f"127.0.0.1:{grpc_port}") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +125,32 @@ def test_statistics_and_the_index_are_those_of_one_server(served, client):
     assert [(row["name"], row["state"]) for row in index] == [("mini-t5", "READY"), ("mini-llava", "READY")]
 
 
+# --- over gRPC ---
+def infer(triton) -> str:
+    text = triton_grpc.InferInput("text_input", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[TEXT.encode()]], object))
+    return triton.infer("mini-t5", [text]).as_numpy("text_output").item().decode()
+
+
+def test_grpc_is_spoken_as_by_one_server(served, triton):
+    def succeeded() -> int:
+        statistics = triton.get_inference_statistics("mini-t5", as_json=True)
+        return int(statistics["model_stats"][0]["inference_stats"]["success"]["count"])
+
+    assert triton.is_server_live() and triton.is_server_ready() and triton.is_model_ready("mini-t5")
+    before = succeeded()
+    assert [infer(triton) for _ in range(4)] == [alone("mini-t5").generate(text=TEXT).text] * 4
+    assert succeeded() - before == 4
+    models = triton.get_model_repository_index(as_json=True)["models"]
+    assert [(row["name"], row["state"]) for row in models] == [("mini-t5", "READY"), ("mini-llava", "READY")]
+    with pytest.raises(triton_grpc.InferenceServerException, match="'gone' is not served here") as caught:
+        triton.infer("gone", [])
+    assert "NOT_FOUND" in caught.value.status()
+    with pytest.raises(triton_grpc.InferenceServerException, match="--model-control") as caught:
+        triton.unload_model("mini-t5")
+    assert "PERMISSION_DENIED" in caught.value.status()
+
+
 # --- while a replica is killed ---
 def load_of(count: int) -> list[tuple[str, dict]]:
     """Requests of both models, and what is alone to them."""
@@ -146,23 +187,27 @@ async def told(
             broken += 1
 
 
-def check_kill(url: str, count: int) -> None:
-    """Asks so much at once, kills a replica once streams have begun, and compares every answer with the model's own."""
+def check_kill(url: str, triton, count: int) -> None:
+    """Asks so much at once, and a little over gRPC, kills a replica once streams have begun, and compares every answer
+    with the model's own."""
 
     async def run() -> list[tuple[str, int]]:
         begun = asyncio.Event()
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
             asks = [told(client, model, ask, i % 4 > 1, begun) for i, (model, ask) in enumerate(load_of(count))]
             answers = asyncio.gather(*asks)
+            others = asyncio.gather(*(asyncio.to_thread(infer, triton) for _ in range(4)))
             await begun.wait()
             busiest = max(await asyncio.to_thread(replicas, url), key=lambda row: row["outstanding"])
             assert busiest["outstanding"] > 0
             os.kill(busiest["pid"], signal.SIGKILL)
+            assert {*await others, await asyncio.to_thread(infer, triton)} == {own}
             return await answers
 
     def retried() -> float:
         return sum(float(line.split()[1]) for line in get(f"{url}/metrics").splitlines() if line.startswith(RETRIED))
 
+    own = alone("mini-t5").generate(text=TEXT).text
     before, retried_before = {row["replica"]: row["restarts"] for row in replicas(url)}, retried()
     found = asyncio.run(run())
     assert [text for text, _ in found] == [
@@ -175,8 +220,9 @@ def check_kill(url: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [16, pytest.param(120, marks=pytest.mark.slow)])
-def test_nothing_is_lost_or_mixed_when_a_replica_is_killed(served, count):
-    check_kill(served, count)
+def test_nothing_is_lost_or_mixed_when_a_replica_is_killed(served, triton, count):
+    check_kill(served, triton, count)
+    assert len({infer(triton) for _ in range(4)}) == 1  # of both, one of them a new process
 
 
 @pytest.mark.slow  # the default tests have this front above replicas without processes: test_replica_front
@@ -304,7 +350,7 @@ def test_the_command_says_what_is_wrong(tmp_path):
     assert refused("--replicas", "0") == "vlm: --replicas is 0; it must be at least 1."
     assert "--replicas is 3, and --devices has room for 2" in refused("--replicas", "3", "--devices", "cpu,cpu")
     assert "--device and --devices are both given" in refused("--device", "cpu", "--devices", "cpu,cpu")
-    assert "--grpc-port is for one server" in refused("--replicas", "2", "--grpc-port", "0")
+    assert "--grpc-port is for one machine" in refused("--ray", "--grpc-port", "0")
     assert "--model-control changes one replica" in refused("--ray", "--model-control")
     assert "--devices is for one machine" in refused("--ray", "--devices", "cpu")
     assert "device is 'tpu'" in refused("--devices", "tpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from vlm.backends.threads import usable_cpus
 from vlm.engine.step_watch import STEP_SECONDS
@@ -72,6 +73,7 @@ class ServerConfig(ConnectionLimits):
     grpc_port: int | None = option(
         None, "Serve KServe's protocol over gRPC, too; Triton's is 8001, 0: any that is free."
     )
+    grpc_socket: Path | None = None  # instead, of a replica
     allowed_hosts: tuple[str, ...] = option(  # a loopback has no others
         (), "A name that clients may have for this server, or *; again for more.", flags=("--allowed-host",),
         default="its own",
@@ -90,6 +92,14 @@ class ServerConfig(ConnectionLimits):
         check_names(self.allowed_hosts, self.allowed_origins)
         if self.api_key is not None and not (self.api_key and self.api_key.isascii()):
             raise InputError("the API key must be a non-empty ASCII text.")
+
+    @property
+    def grpc_address(self) -> str | None:
+        """Returns where gRPC is spoken; None: nowhere."""
+        if self.grpc_socket is not None:
+            return f"unix:{self.grpc_socket}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return None if self.grpc_port is None else f"{host}:{self.grpc_port}"
 
     @property
     def media(self) -> MediaConfig:

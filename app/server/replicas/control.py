@@ -28,9 +28,17 @@ class ModelControl:
         self._changes: dict[str, UpstreamRequest] = {}  # of each model the last one
 
     async def change(self, http: Request) -> Response:
+        return await self.changed(await read_request(http))
+
+    async def index(self, http: Request) -> Response:
+        return await self.common_index(await read_request(http))
+
+    async def statistics(self, http: Request) -> Response:
+        return await self.all_statistics(await read_request(http))
+
+    async def changed(self, request: UpstreamRequest) -> Response:
         """Answers with the first refusal, or as the first replica does."""
-        request = await read_request(http)
-        path = http.url.path.rpartition("/")[0]
+        path = request.target.partition("?")[0].rpartition("/")[0]
         async with self._lock:
             answers = await self._answers(request)
             if (refusal := _refusal(answers)) is None:
@@ -38,15 +46,15 @@ class ModelControl:
                 self._changes[path] = request
         return refusal or answers[0]
 
-    async def index(self, http: Request) -> Response:
-        return await self._merged(http, merged_index)
+    async def common_index(self, request: UpstreamRequest) -> Response:
+        return await self._merged(request, merged_index)
 
-    async def statistics(self, http: Request) -> Response:
-        return await self._merged(http, merged_statistics)
+    async def all_statistics(self, request: UpstreamRequest) -> Response:
+        return await self._merged(request, merged_statistics)
 
-    async def _merged(self, http: Request, merge: Callable[[list[Any]], Any]) -> Response:
+    async def _merged(self, request: UpstreamRequest, merge: Callable[[list[Any]], Any]) -> Response:
         """Answers with the first refusal, or what is made of all replicas' answers."""
-        answers = await self._answers(await read_request(http))
+        answers = await self._answers(request)
         return _refusal(answers) or JSONResponse(merge([json.loads(bytes(answer.body)) for answer in answers]))
 
     async def _answers(self, request: UpstreamRequest) -> list[Response]:

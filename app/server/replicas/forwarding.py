@@ -51,7 +51,7 @@ class Forwarding:
         """Returns the answer of the first replica that gives one; the connection and the place at the replica of one
         that is still to come are `held`. Generation may be done again: nothing is changed by it."""
         keys, tried, refusal = affinity_keys(request.body), set[str](), None
-        while len(tried) < ATTEMPTS and (among := self._ready_but(tried)):
+        while len(tried) < ATTEMPTS and (among := self.ready_but(tried)):
             async with AsyncExitStack() as attempt:
                 name = attempt.enter_context(self._router.assigned(keys, among))
                 self.retried += bool(tried)
@@ -65,7 +65,8 @@ class Forwarding:
             raise EngineError(LOST if tried else NONE_READY)
         return refusal
 
-    def _ready_but(self, tried: set[str]) -> dict[str, Replica]:
+    def ready_but(self, tried: set[str]) -> dict[str, Replica]:
+        """Returns the replicas that can be asked and have not been tried."""
         return {name: replica for name, replica in self._supervisor.ready.items() if name not in tried}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -13,9 +14,13 @@ from vlm_app.server.core import errors
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.control import ModelControl
 from vlm_app.server.replicas.forwarding import Forwarding
+from vlm_app.server.replicas.replica import Replica
 from vlm_app.server.replicas.router import Router
 from vlm_app.server.replicas.status import Health, Metrics
 from vlm_app.server.replicas.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from vlm_app.server.replicas.grpc_front import GrpcFront
 
 
 def create_front(supervisor: Supervisor, config: ServerConfig) -> Starlette:
@@ -23,11 +28,21 @@ def create_front(supervisor: Supervisor, config: ServerConfig) -> Starlette:
     router = Router([replica.name for replica in supervisor.replicas])
     forwarding, control = Forwarding(supervisor, router), ModelControl(supervisor)
     health, metrics = Health(supervisor.replicas, router), Metrics(supervisor, router, forwarding)
+    grpc = None if config.grpc_address is None else _grpc(supervisor, router, forwarding, control, config)
+
+    async def prepare(replica: Replica) -> None:
+        if grpc is not None:
+            await grpc.connect(replica)
+        await control.prepare(replica)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with supervisor.running(control.prepare, router.forget):
+        async with supervisor.running(prepare, router.forget):
+            if grpc is not None:
+                app.state.grpc = await grpc.start()
             yield
+            if grpc is not None:
+                await grpc.close()
 
     routes = [
         Route("/health", health.health),
@@ -44,6 +59,16 @@ def create_front(supervisor: Supervisor, config: ServerConfig) -> Starlette:
     ]
     app = Starlette(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False  # what a path means is for the replicas to say
+    app.state.grpc = None
     errors.install(app)
     add_guards(app, config)
     return app
+
+
+def _grpc(
+    supervisor: Supervisor, router: Router, forwarding: Forwarding, control: ModelControl, config: ServerConfig
+) -> GrpcFront:
+    from vlm_app.server.replicas.grpc_forwarding import GrpcForwarding
+    from vlm_app.server.replicas.grpc_front import GrpcFront
+
+    return GrpcFront(supervisor, GrpcForwarding(forwarding, router), control, config)

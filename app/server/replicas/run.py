@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vlm.backends.threads import usable_cpus
-from vlm_app.core.listening import address, listener, reserve_files
+from vlm_app.core.listening import listener, reserve_files
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import Placement
@@ -17,7 +17,7 @@ from vlm_app.server.replicas.process import ReplicaJob
 from vlm_app.server.replicas.replica import Replica
 from vlm_app.server.replicas.supervisor import Supervisor
 from vlm_app.server.repository.served_models import ServedModels
-from vlm_app.server.run import Lifetime
+from vlm_app.server.run import Lifetime, settle_addresses
 
 MORE_CONNECTIONS = 16  # to a replica, for what the front asks itself
 A_DAY = 86_400.0  # the front alone ends connections that idle
@@ -40,6 +40,7 @@ def run_replicas(
     """
     reserve_files(config.max_connections, files_each=2)
     bound = listener(config.host, config.port)
+    config, addresses = settle_addresses(bound, config)
     with bound, tempfile.TemporaryDirectory(prefix="vlm-replicas-", ignore_cleanup_errors=True) as folder:
         jobs = replica_jobs(models, places, config, Path(folder), say)
         supervisor = Supervisor([Replica(job) for job in jobs], say, unresponsive_seconds=unresponsive_seconds)
@@ -48,7 +49,7 @@ def run_replicas(
             lifetime = Lifetime(config)
             supervisor.on_end = lifetime.end
             bound.listen()  # who reads the address may ask at once
-            announce(address(config.host, bound.getsockname()[1]))
+            announce(addresses)
             return lifetime.serve(create_front(supervisor, config), bound)
         finally:
             supervisor.kill()
@@ -65,7 +66,7 @@ def replica_jobs(
             name=str(number),
             placement=place,
             models=replace(models, options=models.options.overridden_by(_share(models.options, place, len(places)))),
-            config=own,
+            config=own if config.grpc_port is None else replace(own, grpc_socket=folder / f"{number}.grpc"),
             socket=folder / str(number),
             say=_nothing if number else say,
         )
@@ -79,6 +80,7 @@ def _behind_front(config: ServerConfig, count: int) -> ServerConfig:
     return replace(
         config,
         api_key=None,
+        grpc_port=None,
         allowed_hosts=("*",),
         allowed_origins=(),
         max_connections=config.max_connections + MORE_CONNECTIONS,

@@ -43,9 +43,8 @@ class Receiver(grpc.aio.ServerInterceptor):
 
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Handler:
         handler = await continuation(details)
-        if handler is None:
-            return None
-        assert handler.request_deserializer is not None  # every call of the service has a message
+        if handler is None or handler.request_deserializer is None:  # bytes go on to a replica, which reads them
+            return handler
         read, write = or_error(handler.request_deserializer), handler.response_serializer
         if handler.stream_stream is not None:
             return grpc.stream_stream_rpc_method_handler(handler.stream_stream, read, write)

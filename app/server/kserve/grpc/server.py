@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 import grpc
-from tritonclient.grpc import service_pb2_grpc
 
 from vlm.errors import InputError
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.kserve.grpc.interceptors import ApiKey, Receiver
-from vlm_app.server.kserve.grpc.servicer import Servicer
 
 MAX_CONNECTIONS, MAX_CALLS, CALLS_OF_CONNECTION = 1024, 1024, 256
 IDLE_SECONDS, HANDSHAKE_SECONDS, PING_SECONDS = 600, 10, 60
@@ -20,18 +18,18 @@ IDLE_SECONDS, HANDSHAKE_SECONDS, PING_SECONDS = 600, 10, 60
 class GrpcServer:
     """Listens from `start` on until `stop`, both within the event loop."""
 
-    def __init__(self, servicer: Servicer, config: ServerConfig):
-        """Raises InputError when it cannot listen there."""
+    def __init__(self, register: Callable[[grpc.aio.Server], None], config: ServerConfig):
+        """`register` tells the server what answers calls. Raises InputError when it cannot listen there."""
         self._drain_seconds = config.drain_seconds
         doors = [*([] if config.api_key is None else [ApiKey(config.api_key)]), Receiver()]
         self._server = grpc.aio.server(interceptors=doors, options=_options(config), maximum_concurrent_rpcs=MAX_CALLS)
-        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, self._server)
-        host = f"[{config.host}]" if ":" in config.host else config.host
+        register(self._server)
+        assert config.grpc_address is not None
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{config.grpc_port}")
+            self.port = self._server.add_insecure_port(config.grpc_address)
         except RuntimeError:
             raise InputError(
-                f"{host}:{config.grpc_port} cannot be listened at; give another --host or --grpc-port."
+                f"{config.grpc_address} cannot be listened at; give another --host or --grpc-port."
             ) from None
         self._stop_task: asyncio.Task[None] | None = None
 

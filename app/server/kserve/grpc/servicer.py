@@ -32,6 +32,10 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):
         """`max_bytes`: of a request, and of those of a stream that run at once."""
         self._services, self._control, self._max_bytes = services, control, max_bytes
 
+    def register(self, server: grpc.aio.Server) -> None:
+        """Lets a server answer the service's calls so."""
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, server)
+
     # --- health and descriptions ---
     async def ServerLive(self, request: Any, context: Context) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
