@@ -42,7 +42,7 @@ def serve(hub: Hub):
         state = hub
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # asks so often whether to end
     thread.start()
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
