@@ -7,6 +7,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from vlm.errors import ConfigError, listed
@@ -279,6 +280,13 @@ class RuntimeConfig(Config):
         " the rows of a full one, texts and prompts are computed one at a time.",
         flags=("--batch-invariant/--no-batch-invariant",),
     )  # fmt: skip
+    lora: tuple[str, ...] = option((), "An adapter (LoRA, a folder of PEFT's) that requests may name: NAME=FOLDER.")
+    max_loras: int | None = option(
+        None, "Adapters that there is room for.", default="those of --lora", allowed=at_least(1)
+    )
+    max_lora_rank: int | None = option(
+        None, "The highest rank of an adapter that there is room for.", default="that of --lora", allowed=at_least(1)
+    )
     cuda_graphs: bool = option(True, "Replay a decode step as a CUDA graph.", cli=False)
     threads: int | None = option(
         None, "CPU threads at most.", default="$OMP_NUM_THREADS, or the usable cores", allowed=Range(1, MAX_THREADS)
@@ -288,8 +296,14 @@ class RuntimeConfig(Config):
         errors = [*errors_of(self, ",")]
         if self.devices is not None and self.device != type(self).device:
             errors.append("device and devices are both given, leave one of the two out")
+        errors += _adapter_errors(self.lora)
         if errors:
             raise ConfigError("; ".join(errors) + ".")
+
+    @property
+    def lora_folders(self) -> dict[str, Path]:
+        """Returns the folders of adapters by their names, in the order of their numbers."""
+        return {name: Path(folder) for name, _, folder in (each.partition("=") for each in self.lora)}
 
     def on(self, device_type: str) -> RuntimeConfig:
         """Returns what holds on a type of device: the CPU is never batch-invariant; a GPU that is takes each text and
@@ -297,3 +311,15 @@ class RuntimeConfig(Config):
         if not self.batch_invariant or device_type == "cpu":
             return replace(self, batch_invariant=False)
         return replace(self, max_encoder_tokens=1, prefix_sharing=False)
+
+
+def _adapter_errors(lora: tuple[str, ...]) -> list[str]:
+    """Returns what is wrong with adapters that are named NAME=FOLDER."""
+    parts = [each.partition("=") for each in lora]
+    bad = [each for each, (name, _, folder) in zip(lora, parts, strict=True) if not (name and folder)]
+    names = [name for name, _, _ in parts]
+    again = sorted({name for name in names if names.count(name) > 1})
+    return [
+        *([f"lora is {listed(map(repr, bad))}, it must be NAME=FOLDER"] if bad else []),
+        *([f"lora names {listed(again)} twice, give each adapter a name of its own"] if again else []),
+    ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vlm.api.adapters import put_adapters, read_adapters, with_room
 from vlm.backends.installed import backend_of
 from vlm.backends.threads import set_threads
 from vlm.config import EngineLimits, RuntimeConfig
@@ -39,11 +40,13 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks = ALONE)
     if device.type == "cpu":
         set_threads(runtime.threads)
     limits = _limits(engine.limits, runtime.max_batch_size)
-    runtime = backend.fit_runtime(engine, runtime.on(device.type), device)
+    adapters = read_adapters(engine, runtime)
+    runtime = backend.fit_runtime(engine, with_room(runtime, adapters).on(device.type), device)
     kind = {"device": device, "dtype": getattr(torch, engine.build.dtype)}
     with _memory_errors(engine, device):
         alone = ranks.size == 1
         networks = backend.load(engine, runtime, device) if alone else backend.load_part(engine, runtime, device, ranks)
+        put_adapters(networks, adapters, **kind)
         if not engine.generates:
             encoders = create_encoders(backend.layout, networks, runtime, ranks=ranks, **kind)
             return EncoderEngine(catalogs.configs_of(engine).writer, encoders, limits, name=engine.family)

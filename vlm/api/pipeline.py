@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -57,16 +57,22 @@ def load(
     cache_dir: str | Path | None = None,
     runtime: RuntimeConfig | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    lora: Mapping[str, str | Path] | None = None,
+    max_loras: int | None = None,
+    max_lora_rank: int | None = None,
 ) -> Pipeline:
     """Loads a packaged name, a Hub id, a Hugging Face folder, a checkpoint or an engine directory.
 
     What is missing is converted and built once into the cache. `dtype` None: float32 on the CPU, bfloat16 on CUDA (an
     engine keeps its own). `backend`: "torch", "onnxruntime" (on the CPU), "tensorrt" (on CUDA) or "auto", what
     vlm.backends.selection.pick takes; None: an engine's own, else torch. `encoder_only` leaves the decoder's weights on
-    the disk: `encode` is all that there is then. `device` and `max_batch_size` override those of `runtime`; None leaves
-    them. Raises a VlmError with one sentence.
+    the disk: `encode` is all that there is then. `lora`: folders of adapters by the names that requests have for them.
+    It, `max_loras`, `max_lora_rank`, `device` and `max_batch_size` override those of `runtime`; None leaves them.
+    Raises a VlmError with one sentence.
     """
-    runtime = _overridden(runtime or RuntimeConfig(), device=device, max_batch_size=max_batch_size)
+    named = None if lora is None else tuple(f"{name}={folder}" for name, folder in lora.items())
+    own = {"device": device, "max_batch_size": max_batch_size, "lora": named}
+    runtime = _overridden(runtime or RuntimeConfig(), max_loras=max_loras, max_lora_rank=max_lora_rank, **own)
     limits: dict[str, Any] = {"max_seq_len": max_seq_len, "max_encoder_input_len": max_encoder_input_len}
     options = {"dtype": dtype, "max_batch_size": runtime.max_batch_size, "backend": backend, "cache_dir": cache_dir}
     path = resolve(model, on=first_device(runtime).type, progress=progress, **options, **limits)
@@ -96,7 +102,8 @@ class Pipeline:
             runtime = of_rank(runtime, 0, 1)
         self.llm: Engine = self._loaded(runtime, ranks or ALONE)
         self.loop = EngineLoop(self.llm)
-        self.processor = Processor.from_engine(engine)
+        adapters = {name: number for number, name in enumerate(runtime.lora_folders)}
+        self.processor = Processor.from_engine(engine, adapters)
         self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
         self.family, self._builder = self.processor.family, self.processor.request_builder
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
@@ -129,8 +136,9 @@ class Pipeline:
         An input is an image (path, bytes, PIL image, array), for a model of texts a string, or a mapping with `images`,
         `text` (with `src_lang`, `tgt_lang`, `suffix`, `truncate`), `prompt` (where the output begins), `input_ids` (of
         the text, or of a decoder's prompt), `pixel_values` [C, H, W], `encoder_input_ids`, `encoder_output` [rows,
-        hidden], `decoder_prompt_token_ids`; the same names work as options for a single input. The other options are
-        those of SamplingParams.
+        hidden], `decoder_prompt_token_ids`; the same names work as options for a single input. `lora`, the name
+        or number of an adapter (-1: none), may stand in each input and is an option for those where it does not. The
+        other options are those of SamplingParams.
 
         A model that is asked in words takes `prompt` (put into its template), `raw_prompt` (as it is) or `messages` (a
         conversation), with several `images` (or `pixel_values` [n, C, H, W], or a list of [C, H, W], whose sizes may
@@ -153,10 +161,11 @@ class Pipeline:
         if self.tokenizer is None:
             raise InputError("this engine has no tokenizer, so there is no text to stream; use generate().token_ids.")
         self._reset_timings()
+        lora = sampling.pop("lora", None)
         params = self._params({"num_return_sequences": 1, **sampling})
         if params.num_return_sequences > 1:
             raise InputError("a stream is of one output; use generate() for several.")
-        ids = self.loop.add([self._request(single, params)])
+        ids = self.loop.add([self._request(single, params, lora)])
         text = text_stream(self.tokenizer, params)
         try:
             while self.loop.has_work:
@@ -212,7 +221,13 @@ class Pipeline:
         self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
     ) -> Generator[tuple[int, Output | VlmError], None, None]: ...
     def as_completed(
-        self, inputs: Iterable[Any], *, window: int | None = None, on_error: str = "raise", **sampling: Any
+        self,
+        inputs: Iterable[Any],
+        *,
+        window: int | None = None,
+        on_error: str = "raise",
+        lora: str | int | None = None,
+        **sampling: Any,
     ) -> Generator[tuple[int, Output | VlmError], None, None]:
         """Yields (index, Output) as inputs finish. Inputs are pulled as room arises: at most `window` are held at once.
         One may be a Future of an input; it joins when it is there.
@@ -222,7 +237,7 @@ class Pipeline:
         params = self._params(sampling)
         self._reset_timings()
         feed = self.feed = Prefetch(
-            self._workers, enumerate(inputs), lambda x: self._request(x, params), self._window(window)
+            self._workers, enumerate(inputs), lambda x: self._request(x, params, lora), self._window(window)
         )
         job = Job(self.loop, feed, self.outputs, pool=self._workers, on_completion=self._count)
         try:
@@ -278,10 +293,10 @@ class Pipeline:
             self._others.close()
 
     # --- requests ---
-    def request(self, source: Any, **sampling: Any) -> Request:
+    def request(self, source: Any, *, lora: str | int | None = None, **sampling: Any) -> Request:
         """Returns what an input becomes: token ids or pixels, where the output begins, the settings with the model's
         own."""
-        return self._builder.build(source, self._params(sampling))
+        return self._builder.build(source, self._params(sampling), lora)
 
     def _single(self, inputs: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         fields, sampling = self._split(options)
@@ -293,17 +308,18 @@ class Pipeline:
 
     @staticmethod
     def _split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        fields = {k: v for k, v in options.items() if k in INPUT_KEYS and v is not None}
-        return fields, {k: v for k, v in options.items() if k not in INPUT_KEYS}
+        keys = set(INPUT_KEYS) - {"lora"}  # which is an option of inputs that are given in any way
+        fields = {k: v for k, v in options.items() if k in keys and v is not None}
+        return fields, {k: v for k, v in options.items() if k not in keys}
 
     def _params(self, sampling: dict[str, Any]) -> SamplingParams:
         check_options(sampling, INPUT_KEYS)
         return sampling_params(sampling, self.engine.generation, loop_detection=self.family.loop_detection)
 
-    def _request(self, source: Any, params: SamplingParams) -> Request:
+    def _request(self, source: Any, params: SamplingParams, lora: str | int | None = None) -> Request:
         start = time.perf_counter()
         with self.clock("prepare"):
-            request = self._builder.build(source, params)
+            request = self._builder.build(source, params, lora)
         self._preprocess_seconds += time.perf_counter() - start
         return request
 

@@ -20,6 +20,7 @@ from vlm.ops.beam_state import NONE, BeamState, EarlyStopping
 from vlm.ops.logits_processors import PenaltyState
 from vlm.ops.sample import SamplingState
 from vlm.ops.sequence_state import SequenceState
+from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.loops import MAX_PERIOD, loop_runs_of
 from vlm.requests.sampling_params import SamplingParams
 from vlm.requests.sequence import Sequence
@@ -65,6 +66,7 @@ class BatchState:
         self.rules = RuleTable(self.padding_slot, device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
+        self.adapter_ids = ints() + NO_ADAPTER
         # the embedding of a prompt's last token where that is a row of its table
         self.last_prompt_embed = torch.zeros(size, embedding_size, dtype=dtype, device=device)
         self._table_sizes: dict[int, int] = {}
@@ -103,6 +105,7 @@ class BatchState:
         if any(p.loop_detection for p in params):
             put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
         put(self.cross_lengths, [s.num_features for s in sequences])
+        put(self.adapter_ids, [s.request.adapter_id for s in sequences])
         blocks = max(len(s.cross_blocks) for s in sequences)
         put(self.cross_tables, _padded([s.cross_blocks for s in sequences], blocks, 0))
 

@@ -38,9 +38,9 @@ class EncoderNetworks(Protocol):
         """Encodes [n, C, H, W] -> features [n, rows, hidden] in the engine's type, until the next call."""
         ...
 
-    def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
-        """Returns the hidden rows [T, hidden] of each text, by its prompt table; the recorder takes what else is asked
-        for. Raises InputError where there is no more than the last hidden states."""
+    def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
+        """Returns the hidden rows [T, hidden] of each text, by its prompt table and adapter; the recorder takes what
+        else is asked for. Raises InputError where there is no more than the last hidden states."""
         ...
 
 
@@ -65,7 +65,8 @@ class Encoders:
     def encode_texts(self, requests: list[Request], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         """Returns each request's hidden rows [T, hidden] of the encoder; the recorder takes what else is asked for."""
         texts = [request.source_ids for request in requests]
-        return self.networks.encode_texts(list(zip(self.prompt_embeds(requests), texts, strict=True)), recorder)
+        parts = list(zip(self.prompt_embeds(requests), texts, strict=True))
+        return self.networks.encode_texts(parts, [request.adapter_id for request in requests], recorder)
 
     @torch.inference_mode()
     def encode_images(self, images: Items[Image]) -> list[Tensor]:

@@ -92,7 +92,8 @@ class Executor:
         leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
         start = self.state.slots.lengths[leaders].long()
         with self.timer("decode"):
-            self.runner.decode(DecodeRows(rows, single, beams), plan, steps)
+            adapted = any(s.request.adapted for s in sequences)
+            self.runner.decode(DecodeRows(rows, single, beams, adapted), plan, steps)
         return self._fetch(sequences, leaders, start, steps, plan)
 
     def padded_batch_size(self, rows: int) -> int:

@@ -7,6 +7,7 @@ looking at the result; the CPU runs the same step eagerly.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -75,14 +76,16 @@ class PagedRunner:
         packed_chunks = PackedChunks.from_prefills(prefills)
         parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
+        adapted = _adapted([s for s, _ in prefills])
+        prefill = partial(self._prefill, adapted=adapted)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
         elif self.graphs is None or packed_chunks.rows > LAUNCH_BOUND_PREFILL:
-            self._prefill(packed_chunks.to_device(self.device), prompt_embeds)
+            prefill(packed_chunks.to_device(self.device), prompt_embeds)
         else:
             inputs = packed_chunks.to_device(self.device, self.state.padding_slot)
             embeds_by_row = self._padded(prompt_embeds, len(inputs.token_ids))
-            _replay(self.graphs, "prefill", self._prefill, inputs=inputs, prompt_embeds=embeds_by_row)
+            _replay(self.graphs, ("prefill", adapted), prefill, inputs=inputs, prompt_embeds=embeds_by_row)
 
     # --- encoders ---
     def write_cross_kv(self, sequences: list[Sequence], features: Tensor) -> None:
@@ -92,38 +95,43 @@ class PagedRunner:
         extra = rows - len(slots)
         slots, positions = F.pad(slots, (0, extra), value=self.state.padding_slot), F.pad(positions, (0, extra))
         places = (x.to(self.device, non_blocking=True) for x in (slots, positions))
+        adapted = _adapted(sequences)
+        write = partial(self._write_cross_kv, adapted=adapted)
         if graphs is None:
-            self._write_cross_kv(features, *places)
+            write(features, *places)
         else:
             inputs = F.pad(features, (0, 0, 0, rows - len(features))), *places
-            graphs.replay(("write cross", rows), self._write_cross_kv, *inputs)
+            graphs.replay(("write cross", adapted, rows), write, *inputs)
 
-    def _write_cross_kv(self, features: Tensor, slots: Tensor, positions: Tensor) -> None:
-        self.decoder.write_cross_kv(features, self._batch(slots, positions))
+    def _write_cross_kv(self, features: Tensor, slots: Tensor, positions: Tensor, *, adapted: bool) -> None:
+        self.decoder.write_cross_kv(features, self._batch(slots, positions, adapted=adapted))
 
     def encode_texts(self, sequences: list[Sequence], embeds: Embeds) -> None:
         """Encodes token sequences without padding and writes their cross K/V."""
         texts = PackedTexts.from_texts([s.request.source_ids for s in sequences], [s.slot for s in sequences])
         parts = [(embeds.get(s.id), s.request.source_ids) for s in sequences]
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
+        adapted = _adapted(sequences)
+        encode = partial(self._encode_packed, adapted=adapted)
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
-            self._encode_packed(texts.to_device(self.device), prompt_embeds)
+            encode(texts.to_device(self.device), prompt_embeds)
         else:
             inputs = texts.padded(self.state.padding_slot).to_device(self.device)
             embeds_by_row = self._padded(prompt_embeds, len(inputs.token_ids))
-            _replay(self.graphs, "encode texts", self._encode_packed, inputs=inputs, prompt_embeds=embeds_by_row)
+            _replay(self.graphs, ("encode texts", adapted), encode, inputs=inputs, prompt_embeds=embeds_by_row)
 
-    def _encode_packed(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None) -> None:
-        batch = ForwardBatch(inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds)
+    def _encode_packed(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
+        ids = self._adapter_ids(inputs.slots, adapted=adapted)
+        batch = ForwardBatch(inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds, ids)
         features = required(self.encoder)(inputs.token_ids, batch)
-        self.decoder.write_cross_kv(features, self._batch(inputs.slots, inputs.positions))
+        self.decoder.write_cross_kv(features, self._batch(inputs.slots, inputs.positions, adapted=adapted))
 
     def _prefill_with_logits(
         self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
     ) -> None:
         """Prefills, and keeps the logits of the prompts that want them."""
-        inputs = chunks.to_device(self.device)
-        batch = self._batch(inputs.slots, inputs.positions, tiles=inputs.tiles, prompt_embeds=prompt_embeds)
+        inputs, adapted = chunks.to_device(self.device), _adapted([s for s, _ in prefills])
+        batch = self._prompt_batch(inputs, prompt_embeds, adapted=adapted)
         hidden, first = self.decoder(inputs.token_ids, batch), 0
         for sequence, chunk in prefills:
             # a sequence that is recomputed has tokens of its own there, too
@@ -135,9 +143,12 @@ class PagedRunner:
                 self.sampler.logits.keep_context(sequence.id, chunk.start, rows)
             first += chunk.end - chunk.start
 
-    def _prefill(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None) -> None:
-        batch = self._batch(inputs.slots, inputs.positions, tiles=inputs.tiles, prompt_embeds=prompt_embeds)
-        self.decoder(inputs.token_ids, batch)
+    def _prefill(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> None:
+        self.decoder(inputs.token_ids, self._prompt_batch(inputs, prompt_embeds, adapted=adapted))
+
+    def _prompt_batch(self, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None, *, adapted: bool) -> ForwardBatch:
+        slots, positions, tiles = inputs.slots, inputs.positions, inputs.tiles
+        return self._batch(slots, positions, adapted=adapted, tiles=tiles, prompt_embeds=prompt_embeds)
 
     def _padded(self, prompt_embeds: PromptEmbeds | None, rows: int) -> PromptEmbeds | None:
         """Returns the same with an embedding a row of the batch: the shapes of a graph."""
@@ -155,7 +166,7 @@ class PagedRunner:
                 for _ in range(steps):
                     self._step(rows, plan)
             return
-        key = ("decode", len(rows.all), plan, self._layout(plan))
+        key = ("decode", len(rows.all), rows.adapted, plan, self._layout(plan))
         if key not in self.graphs:
             self._capture_step(self.graphs, key, rows, plan)
         for _ in range(steps):
@@ -186,7 +197,7 @@ class PagedRunner:
         token_ids = self.state.slots.tokens[slots, positions.long()]
         # a prompt may end in an embedding of its own
         last = None if self.config.cross_attention else PromptEmbeds(self.state.last_prompt_embed, rows.all)
-        batch = self._batch(rows.all, positions, prompt_embeds=last)
+        batch = self._batch(rows.all, positions, adapted=rows.adapted, prompt_embeds=last)
         logits = self.decoder.logits(self._hidden(token_ids, batch), batch)
         if (parents := self.sampler.sample(logits, rows, plan)) is not None and rows.beams is not None:
             beam_search.reorder_cache(
@@ -205,10 +216,12 @@ class PagedRunner:
         slots: Tensor,
         positions: Tensor,
         *,
+        adapted: bool,
         tiles: Tensor | None = None,
         prompt_embeds: PromptEmbeds | None = None,
     ) -> ForwardBatch:
-        """Returns the rows at these positions of these slots' sequences, [R] int32 each."""
+        """Returns the rows at these positions of these slots' sequences, [R] int32 each; `adapted`: some of them have
+        adapters."""
         state = self.state
         attention = PagedMetadata(
             cache=self.cache,
@@ -220,11 +233,19 @@ class PagedRunner:
             cross_lengths=state.cross_lengths[slots.long()] if self.config.cross_attention else None,
             tiles=tiles,
         )
-        return ForwardBatch(positions, attention, prompt_embeds)
+        return ForwardBatch(positions, attention, prompt_embeds, self._adapter_ids(slots, adapted=adapted))
+
+    def _adapter_ids(self, slots: Tensor, *, adapted: bool) -> Tensor | None:
+        return self.state.adapter_ids[slots.long()] if adapted else None
+
+
+def _adapted(sequences: list[Sequence]) -> bool:
+    """Says whether any of them has an adapter: passes of the base alone do without."""
+    return any(sequence.request.adapted for sequence in sequences)
 
 
 def _replay(
-    graphs: GraphPool, what: str, run: Pass, *, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None
+    graphs: GraphPool, what: tuple, run: Pass, *, inputs: PackedInputs, prompt_embeds: PromptEmbeds | None
 ) -> None:
     """Runs a pass as the graph of its shapes, which takes tensors one after the other."""
 
@@ -236,4 +257,4 @@ def _replay(
         run(PackedInputs(token_ids, positions, slots, tiles), embeds)
 
     tensors = (*inputs, *(prompt_embeds or ()))
-    graphs.replay((what, *map(len, tensors)), run_on, *tensors)
+    graphs.replay((*what, *map(len, tensors)), run_on, *tensors)

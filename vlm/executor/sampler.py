@@ -25,6 +25,7 @@ class DecodeRows:
     all: Tensor  # [R] int32
     single: Tensor  # [R] int32: the same, the padding slot in place of beams
     beams: Groups | None
+    adapted: bool  # has any of them an adapter?
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
+
 import torch
 from torch import Tensor
 
@@ -32,7 +34,8 @@ class SlotEncoders:
     def encode(self, pixel_values: Tensor) -> Tensor:
         return required(self.visual)(pixel_values=pixel_values.to(self.device, self.dtype).contiguous())["features"]
 
-    def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
+    def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
+        """Encodes texts as they are: such an engine has no adapters."""
         if recorder is not None:
             raise InputError("a compiled engine gives the last hidden states alone; give --backend torch.")
         hidden = encode_padded(required(self.encoder), parts, self.dtype, self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from vlm.executor.packing import PackedTexts
 from vlm.executor.prompt_embeds import Parts, gather_prompt_embeds
 from vlm.layers.attention_metadata import PackedMetadata
 from vlm.layers.forward_batch import ForwardBatch, HiddenStateRecorder
+from vlm.requests.adapters import NO_ADAPTER
 
 MAX_GRAPH_SHAPES = 16  # of images whose passes are CUDA graphs; those of further ones run as they are
 
@@ -40,10 +42,13 @@ class TorchEncoders:
             self._graph_shapes.add(shape)
         return shape in self._graph_shapes
 
-    def encode_texts(self, parts: Parts, recorder: HiddenStateRecorder | None) -> list[Tensor]:
+    def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         texts = [tokens for _, tokens in parts]
-        packed_texts = PackedTexts.from_texts(texts, [0] * len(texts))
+        packed_texts = PackedTexts.from_texts(texts, adapter_ids)  # no slots, but as many rows each
         inputs = packed_texts.to_device(self.device)
         prompt_embeds = gather_prompt_embeds(parts, self.encoder.config.vocab_size, self.device)
-        batch = ForwardBatch(inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds, recorder=recorder)
+        rows_adapters = inputs.slots if any(i != NO_ADAPTER for i in adapter_ids) else None
+        batch = ForwardBatch(
+            inputs.positions, PackedMetadata(inputs.tiles), prompt_embeds, rows_adapters, recorder=recorder
+        )
         return list(self.encoder(inputs.token_ids, batch).split(packed_texts.lengths))

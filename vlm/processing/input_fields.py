@@ -24,6 +24,7 @@ INPUT_KEYS = (
     "encoder_output",
     "encoder_input_ids",
     "decoder_prompt_token_ids",
+    "lora",
 )
 ENCODER_KEYS = ("images", "pixel_values", "text", "encoder_input_ids", "encoder_output")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from vlm.config import ModelConfig, VisionConfig
@@ -38,8 +40,8 @@ class Processor:
     generates: bool = True  # False: an encoder alone is loaded
 
     @classmethod
-    def from_engine(cls, engine: EngineDir) -> Processor:
-        """Raises EngineError for a damaged processor."""
+    def from_engine(cls, engine: EngineDir, adapters: Mapping[str, int] = MappingProxyType({})) -> Processor:
+        """`adapters`: the numbers of those that requests may name. Raises EngineError for a damaged processor."""
         family, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
         encoder, vision, config = configs.encoder, configs.visual, configs.writer
         vocab_size, folder = (encoder or config).vocab_size, engine.processor_dir
@@ -65,6 +67,7 @@ class Processor:
             has_encoder=encoder is not None,
             source_vocab_size=vocab_size if encoder else None,
             max_seq_len=engine.limits.max_seq_len,
+            adapters=adapters,
         )
         return cls(
             family,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vlm.config import ModelConfig
@@ -16,6 +16,7 @@ from vlm.processing.prompts import Prompts
 from vlm.processing.text_stream import StopStrings
 from vlm.processing.tokenization import Tokenizer
 from vlm.registry.spec import FamilySpec
+from vlm.requests.adapters import adapter_id
 from vlm.requests.request import Request
 from vlm.requests.sampling_params import SamplingParams
 
@@ -34,12 +35,18 @@ class RequestBuilder:
     has_encoder: bool  # of tokens
     source_vocab_size: int | None = None  # the encoder's; None: the decoder's
     max_seq_len: int = 0
+    adapters: Mapping[str, int] = field(default_factory=dict)  # their numbers by their names
 
     @memory_errors()
-    def build(self, source: Any, params: SamplingParams) -> Request:
-        """Raises InputError and its kin with one sentence."""
+    def build(self, source: Any, params: SamplingParams, lora: str | int | None = None) -> Request:
+        """Returns the request of an input; `lora`: its adapter where it names none. Raises InputError and its kin with
+        one sentence."""
         fields = self.fields(source)
-        params = self._without_bad_words(params)
+        lora = fields.pop("lora", lora)
+        request = self._request(fields, self._without_bad_words(params))
+        return request if lora is None else replace(request, adapter_id=adapter_id(lora, self.adapters))
+
+    def _request(self, fields: dict[str, Any], params: SamplingParams) -> Request:
         stops = None
         if params.stop and self.tokenizer:
             stops = StopStrings(self.tokenizer.showing(special_tokens=not params.skip_special_tokens), params.stop)

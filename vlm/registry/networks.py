@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from vlm.errors import EngineError
+from vlm.layers.adapters.base import Adapters
 from vlm.layers.context import ModelContext
 from vlm.layers.quant.methods import METHODS, quantization_of
 from vlm.parallel.collectives import ALONE, Ranks
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from vlm.artifacts.engine_dir import EngineDir
 
 
-def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE) -> ModelContext:
+def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE, adapters: Adapters | None = None) -> ModelContext:
     """Returns what one of an engine's networks, or a rank's part of it, is made in. Raises EngineError for weights that
     no method here keeps."""
     kind, options = engine.manifest.quantization, engine.manifest.quantization_options
@@ -31,6 +32,7 @@ def context_of(engine: EngineDir, role: str, ranks: Ranks = ALONE) -> ModelConte
             " vlm build."
         )
     context = part_context(role, mapping_of(engine, ranks.rank), quantization_of(kind, options))
+    context = replace(context, adapters=adapters)
     if context.mapping.size == 1:
         return context
     return replace(context, collectives=ranks.stage, pipeline=ranks.pipeline)
@@ -52,13 +54,19 @@ def check_ranks(engine: EngineDir, ranks: Ranks) -> None:
 
 
 def load_network(
-    engine: EngineDir, role: str, weights: Tensors[str, Tensor], device: torch.device, ranks: Ranks = ALONE
+    engine: EngineDir,
+    role: str,
+    weights: Tensors[str, Tensor],
+    device: torch.device,
+    ranks: Ranks = ALONE,
+    *,
+    adapters: Adapters | None = None,
 ) -> nn.Module:
-    """Returns one role's network, or a rank's part of it, with these weights, which lie on `device`; nothing is
-    initialized twice. Raises EngineError."""
-    spec = model_spec(engine.roles[role])
+    """Returns one role's network, or a rank's part of it, with these weights, which lie on `device`, and with room for
+    adapters; nothing is initialized twice. Raises EngineError."""
+    spec, context = model_spec(engine.roles[role]), context_of(engine, role, ranks, adapters)
     try:
-        return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device, context_of(engine, role, ranks))
+        return spec.loaded(spec.config.from_dict(engine.config(role)), weights, device, context)
     except RuntimeError as error:
         raise EngineError(
             f"{engine.path}: the {role} weights do not fit the {spec.name} model of this version; rebuild the engine"

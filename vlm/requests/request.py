@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from vlm.errors import InputError
+from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Request:
     stops: Stops | None = None  # where the output's text ends it
     images: tuple[Image, ...] = ()
     prompt_table: PromptTable | None = None
+    adapter_id: int = NO_ADAPTER  # of those that the engine has loaded
 
     def __post_init__(self) -> None:
         sources = (self.encoder_image, self.encoder_input_ids, self.encoder_output)
@@ -47,6 +49,11 @@ class Request:
             raise InputError("the text is empty; the encoder needs at least one token.")
         if not self.decoder_prompt_token_ids:
             raise InputError("decoder_prompt_token_ids is empty; it needs at least the decoder's start token.")
+
+    @property
+    def adapted(self) -> bool:
+        """Says whether an adapter changes what is computed."""
+        return self.adapter_id != NO_ADAPTER
 
     @property
     def source_ids(self) -> tuple[int, ...]:

@@ -45,10 +45,8 @@ class LoraBank(nn.Module):
     def __init__(self, in_features: int, part_sizes: Mapping[str, int], room: Lora):
         super().__init__()
         self.in_features, self.room = in_features, room
-        begins = itertools.accumulate(part_sizes.values(), initial=0)
-        self._columns = {
-            name: slice(at, at + size) for (name, size), at in zip(part_sizes.items(), begins, strict=False)
-        }
+        bounds = itertools.pairwise(itertools.accumulate(part_sizes.values(), initial=0))
+        self._columns = {part: slice(*place) for part, place in zip(part_sizes, bounds, strict=True)}
         self._weights: dict[str, tuple[Tensor, Tensor]] = {}  # by part: a [n, max_rank, in], b [n, max_rank, out]
 
     def put(self, adapter_id: int, part: str, weights: LoraWeights) -> None:

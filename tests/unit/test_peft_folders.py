@@ -1,0 +1,150 @@
+"""Folders of adapters: read as PEFT reads them, and refused in a sentence that names what does not fit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests import tiny
+from tests.engines import engine_dir
+from vlm.api.pipeline import Pipeline
+from vlm.config import RuntimeConfig
+from vlm.convert.adapters.peft import read_peft
+from vlm.convert.adapters.placing import read_lora
+from vlm.convert.roles import role_configs
+from vlm.errors import ConfigError, InputError, LimitError, VlmError
+from vlm.registry.catalogs import match_family
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+HEAD = "base_model.model.lm_head"
+
+
+def matrices(name=Q, rank=2, width=32, out=32):
+    return {f"{name}.lora_A.weight": torch.ones(rank, width), f"{name}.lora_B.weight": torch.ones(out, rank)}
+
+
+def folder_of(path, tensors=None, **config):
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 8, **config}))
+    save_file(matrices() if tensors is None else tensors, path / "adapter_model.safetensors")
+    return path
+
+
+def read(folder, model=None):
+    config = (tiny.llama() if model is None else model).config.to_dict()
+    return read_lora(folder, match_family(config), role_configs(match_family(config), config))
+
+
+def test_scales_are_of_the_first_pattern_that_a_module_ends_with(tmp_path):
+    names = [f"base_model.model.model.layers.{layer}.mlp.up_proj" for layer in range(2)]
+    tensors = matrices(names[0], rank=4, out=48) | matrices(names[1], out=48)
+    patterns = {"rank_pattern": {"layers.0.mlp.up_proj": 4}, "alpha_pattern": {"1.mlp.up_proj": 3}}
+    _, modules = read_peft(folder_of(tmp_path / "plain", tensors, **patterns))
+    assert [w.b[0, 0].item() for w in modules.values()] == [8 / 4, 3 / 2]
+    _, modules = read_peft(folder_of(tmp_path / "rs", tensors, use_rslora=True, **patterns))
+    assert [w.b[0, 0].item() for w in modules.values()] == pytest.approx([8 / 2, 3 / 2**0.5])
+
+
+def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_path):
+    bare = {name.removeprefix("base_model.model."): values for name, values in matrices().items()}
+    named = {name.replace(".weight", ".default.weight"): values for name, values in matrices().items()}
+    for number, tensors in enumerate((matrices(), bare, named)):
+        [weights] = read(folder_of(tmp_path / str(number), tensors))["decoder"]["blocks.0.attention.qkv"]
+        assert weights.b[:32].eq(4).all() and not weights.b[32:].any()
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"peft_type": "IA3"}, "is a PEFT adapter of type IA3; LORA is what can be loaded"),
+        ({"use_dora": True}, "has use_dora True, which is not done here; merge it into its model"),
+        ({"bias": "all", "modules_to_save": ["lm_head"]}, r"has bias all, modules_to_save \['lm_head'\], which"),
+        ({"init_lora_weights": "pissa_niter_4"}, "has init_lora_weights pissa_niter_4"),
+        ({"r": "many"}, "holds a value that no LoRA has"),
+        ({"r": 3}, r"q_proj has shapes \[2, 32\] and \[32, 2\], its configuration says rank 3"),
+    ],
+)
+def test_kinds_that_are_not_done(config, sentence, tmp_path):
+    with pytest.raises(VlmError, match=sentence):
+        read_peft(folder_of(tmp_path / "a", **config))
+
+
+def test_what_is_neutral_is_read(tmp_path):
+    others = {"bias": "none", "modules_to_save": None, "use_dora": False, "target_parameters": [], "loftq_config": {}}
+    read(folder_of(tmp_path / "a", **others, init_lora_weights=True, target_modules="all-linear"))
+
+
+WHOLE = matrices()
+HALF = {name: values for name, values in WHOLE.items() if "lora_A" in name}
+EMBEDDING = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 60)}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "sentence"),
+    [
+        (HALF, "lacks lora_B of model.layers.0.self_attn.q_proj"),
+        (WHOLE | EMBEDDING, "holds .*embed_tokens.lora_embedding_A, which is no LoRA of a linear layer"),
+        ({}, "holds no tensors"),
+        (matrices(out=64), r"does not fit this llama model: model.layers.0.self_attn.q_proj is \[64, 32\] and should be"
+         r" \[32, 32\]; it was made for org/base"),
+        (matrices(Q.replace("layers.0", "layers.7")), "layers.7.self_attn.q_proj is no linear layer of its decoder"),
+        (matrices("base_model.model.encoder.block.0.layer.0.SelfAttention.q"), "SelfAttention.q is no linear layer"),
+    ],
+)  # fmt: skip
+def test_adapters_that_do_not_fit(tensors, sentence, tmp_path):
+    with pytest.raises(VlmError, match=sentence):
+        read(folder_of(tmp_path / "a", tensors, base_model_name_or_path="org/base"))
+
+
+def test_a_head_has_adapters_where_it_has_weights_of_its_own(tmp_path):
+    folder = folder_of(tmp_path / "a", matrices(HEAD, out=60))
+    assert list(read(folder)["decoder"]) == ["head"]
+    with pytest.raises(VlmError, match="lm_head is no linear layer"):
+        read(folder, tiny.llama(tie_word_embeddings=True))
+
+
+def test_visual_networks_have_none(tmp_path):
+    name = "base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj"
+    with pytest.raises(
+        VlmError, match=r"vision_tower.encoder.layers.0.self_attn.q_proj is no linear layer of its decod"
+    ):
+        read(folder_of(tmp_path / "a", matrices(name, width=24, out=24)), tiny.llava())
+
+
+def test_files_that_are_damaged_or_unsafe(tmp_path):
+    with pytest.raises(VlmError, match="is no folder of a PEFT adapter: it holds no adapter_config"):
+        read(tmp_path / "nowhere")
+    folder = folder_of(tmp_path / "a")
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(VlmError, match="is damaged or truncated"):
+        read(folder)
+    weights.rename(folder / "adapter_model.bin")
+    with pytest.raises(VlmError, match=r"as a pickle .*, which may run code"):
+        read(folder)
+
+
+def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):
+    engine = engine_dir(tiny.llama(), tmp_path)
+    a, b = (f"{name}={folder_of(tmp_path / name)}" for name in "ab")
+    pipe = Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b)))
+    for wrong in ("c", 2, -2, True):
+        with pytest.raises(InputError, match=f"there is no adapter {wrong!r}: a, b is what is loaded"):
+            pipe.generate({"input_ids": [5]}, lora=wrong)
+    with pytest.raises(InputError, match="there is no adapter 'a': none is loaded; load one with --lora NAME=FOLDER"):
+        Pipeline(engine, RuntimeConfig(device="cpu")).generate({"input_ids": [5], "lora": "a"})
+    with pytest.raises(LimitError, match="room for 1 adapter, 2 are named, give --max-loras 2"):
+        Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_loras=1))
+    with pytest.raises(LimitError, match="room for adapters of rank 1, a has 2, give --max-lora-rank 2"):
+        Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_lora_rank=1))
+
+
+@pytest.mark.parametrize(
+    ("lora", "sentence"), [(("a",), "lora is 'a', it must be NAME=FOLDER"), (("a=x", "a=y"), "lora names a twice")]
+)
+def test_names_of_adapters(lora, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        RuntimeConfig(lora=lora)

@@ -1,0 +1,101 @@
+"""What an adapter adds to Hugging Face's modules -> what it adds to the Linear layers of each network.
+
+The family's own weight rules say where: a rule that joins, turns or reorders the rows of weights does the same to the
+rows of B.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from vlm.artifacts.weights import PrefixView
+from vlm.convert.adapters.peft import read_peft
+from vlm.convert.roles import named_tensors, partition_tensors
+from vlm.convert.rules import Step
+from vlm.errors import CheckpointError, listed
+from vlm.layers.adapters.lora import Layers, LoraWeights
+from vlm.layers.linear import Linear
+from vlm.registry.catalogs import model_spec
+from vlm.registry.role_configs import RoleConfigs
+from vlm.registry.spec import FamilySpec, ModelSpec
+
+ROLES = ("encoder", "decoder")  # whose networks know the rows of requests
+
+
+def read_lora(folder: Path, spec: FamilySpec, configs: RoleConfigs) -> dict[str, Layers]:
+    """Returns what the adapter of a folder adds to each network of a model, by role. Raises ConfigError for a kind of
+    adapter that is not done; CheckpointError for a damaged one, and for one of another model, which names all modules
+    that the model has not, or of another shape."""
+    config, modules = read_peft(folder)
+    names = named_tensors(_by_weight(modules), spec)
+    by_role = partition_tensors(names, spec.roles)
+    placing = {
+        role: _Placing(model_spec(spec.roles[role].model), configs[role]) for role in ROLES if role in spec.roles
+    }
+    for role, each in placing.items():
+        own = spec.roles[role]
+        each.place(modules, dict[str, Any](PrefixView(names, by_role[role], own.weight_prefix, own.shared_prefix)))
+    errors = [error for each in placing.values() for error in each.errors]
+    if strays := sorted(modules.keys() - {name for each in placing.values() for name in each.placed}):
+        errors.append(f"{listed(strays)} is no linear layer of its {' or '.join(placing)}")
+    if errors:
+        base = f"; it was made for {config.base}" if config.base else ""
+        raise CheckpointError(f"the adapter {folder} does not fit this {spec.name} model: {listed(errors)}{base}.")
+    return {role: each.layers for role, each in placing.items()}
+
+
+def _by_weight(modules: Mapping[str, LoraWeights]) -> dict[str, Any]:
+    """Returns the modules' names by those of their weights, which rules and prefixes are about."""
+    return {f"{name}.weight": name for name in modules}
+
+
+@dataclass
+class _Placing:
+    """Finds the layers of one network that an adapter's modules are of."""
+
+    model: ModelSpec
+    config: Any
+    layers: dict[str, list[LoraWeights]] = field(default_factory=lambda: defaultdict(list))
+    placed: set[str] = field(default_factory=set)  # modules, those of a wrong shape included
+    errors: list[str] = field(default_factory=list)
+
+    def place(self, modules: Mapping[str, LoraWeights], names: Mapping[str, str]) -> None:
+        """Takes the modules that are of this network; `names`: theirs, by those of their weights here."""
+        linears = {n: m for n, m in self.model.skeleton(self.config).named_modules() if isinstance(m, Linear)}
+        for step in (step for rule in self.model.rules(self.config) for step in rule.steps(names)):
+            targets = {
+                path: linears[path] for name in step.targets if (path := name.removesuffix(".weight")) in linears
+            }
+            if not targets or len(targets) < len(step.targets):
+                continue
+            for source in (source for source in step.sources if source in names):
+                self.placed.add(names[source])
+                self._add(step, source, targets, names[source], modules[names[source]])
+
+    def _add(self, step: Step, source: str, targets: Mapping[str, Linear], module: str, weights: LoraWeights) -> None:
+        sizes, width = _source_sizes(step, targets), next(iter(targets.values())).in_features
+        shape, expected = [len(weights.b), weights.a.shape[1]], [sizes.get(source), width]
+        if shape != expected:
+            self.errors.append(f"{module} is {shape} and should be {expected}")
+            return
+        for path, b in zip(targets, _spread(step, source, weights.b, sizes), strict=True):
+            self.layers[path].append(LoraWeights(weights.a, b))
+
+
+def _source_sizes(step: Step, targets: Mapping[str, Linear]) -> dict[str, int]:
+    """Returns the rows of each weight that a step makes the targets of: those of a part, or of all there are."""
+    parts = [size for linear in targets.values() for size in linear.part_sizes.values()]
+    return dict(zip(step.sources, [sum(parts)] if len(step.sources) == 1 else parts, strict=False))
+
+
+def _spread(step: Step, source: str, b: Tensor, sizes: Mapping[str, int]) -> list[Tensor]:
+    """Returns the rows [out, rank] of each target, zeros where they are of other sources: b goes the way of the weight
+    whose rows it has."""
+    stand_ins = [b if name == source else b.new_zeros(size, b.shape[1]) for name, size in sizes.items()]
+    return step.run([each.T for each in stand_ins] if step.transposes else stand_ins)
