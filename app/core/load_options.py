@@ -14,7 +14,7 @@ from vlm.backends.devices import devices_of
 from vlm.backends.installed import checked_backend
 from vlm.build.store import LIMITS
 from vlm.config import BuildConfig, RuntimeConfig
-from vlm.errors import VlmError
+from vlm.errors import InputError, VlmError
 from vlm.options import options_of
 
 if TYPE_CHECKING:
@@ -53,6 +53,17 @@ class LoadOptions:
     @property
     def dtype(self) -> str | None:
         return self.build.get("dtype")
+
+    @property
+    def adapter(self) -> dict[str, str]:
+        """Returns the adapter of inputs that name none, by what `Pipeline.generate` calls it: a lone one."""
+        names = list(self.runtime_config().lora_folders)
+        return {"lora": names[0]} if len(names) == 1 else {}
+
+    def check_base_alone(self, wanted_by: str) -> None:
+        """Raises InputError for adapters, where Hugging Face's base model is run beside this one."""
+        if self.runtime_config().lora:
+            raise InputError(f"{wanted_by} compares with the base model; leave --lora out.")
 
     def runtime_config(self, **defaults: Any) -> RuntimeConfig:
         """Returns how an engine is run; `defaults` hold for what was not given."""

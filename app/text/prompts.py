@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from vlm.errors import InputError, listed
-from vlm_app.text.sources import Item, checked
+from vlm_app.text.sources import Item, beside_words, checked
 
 if TYPE_CHECKING:
     from vlm.processing.conversation import Conversation
@@ -22,13 +22,15 @@ def prompt_of(item: Item, raw: bool = False) -> Item:
         return item
     try:
         fields = _fields(item)
-        images = {"images": _images(fields["images"])} if fields.get("images") else {}
+        others = beside_words(fields)
+        if fields.get("images"):
+            others["images"] = _images(fields["images"])
         if "messages" not in fields:
-            return Item(item.source, item.line, _text(fields), fields=images)
+            return Item(item.source, item.line, _text(fields), fields=others)
         if raw:
             raise InputError("it is a conversation, which needs the template that --raw-prompt leaves out")
         conversation = _conversation(fields["messages"])
-        return Item(item.source, item.line, conversation.messages[-1].text, fields=images | {"messages": conversation})
+        return Item(item.source, item.line, conversation.messages[-1].text, fields=others | {"messages": conversation})
     except InputError as error:
         return Item(item.source, item.line, error=str(error))
 

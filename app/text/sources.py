@@ -71,7 +71,12 @@ def text_of(item: Item) -> Item:
         return Item(item.source, item.line, error='it is no JSON object with "text"')
     if not isinstance(text, str):
         return Item(item.source, item.line, error="its text is no string")
-    return checked(Item(item.source, item.line, text))
+    return checked(Item(item.source, item.line, text, fields=beside_words(fields)))
+
+
+def beside_words(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a line of JSON says about its input beside the words: an adapter."""
+    return {name: fields[name] for name in ("lora",) if name in fields}
 
 
 def from_file(path: Path, whole: bool = False, of_json: Callable[[Item], Item] = text_of) -> Iterator[Item]:

@@ -29,6 +29,7 @@ LOADING_VERBS = {
     "run", "generate", "translate", "summarize", "eval", "eval pages", "encode", "ocr", "estimate", "serve", "demo",
     "export-triton",
 }  # fmt: skip
+WITH_ADAPTERS = {"run", "generate", "translate", "summarize", "eval"}
 # what the core names beside the options of all verbs that load a model -> who can run into it
 OF_SOME = {
     "--truncate": {"run", "generate", "translate", "summarize", "eval", "encode"},
@@ -38,6 +39,9 @@ OF_SOME = {
     "--tokenizer": {"convert"},
     "--devices": LOADING_VERBS - {"eval pages", "demo", "export-triton"},
     "--calibrate": {"quantize"},
+    "--lora": WITH_ADAPTERS,
+    "--max-loras": WITH_ADAPTERS,
+    "--max-lora-rank": WITH_ADAPTERS,
     "--format": {"quantize"},
     "--ignore": {"quantize", "build"},
 }

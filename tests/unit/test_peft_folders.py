@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests import tiny
 from tests.engines import engine_dir
+from tests.lora_kit import Q, adapter_folder, matrices
 from vlm.api.pipeline import Pipeline
 from vlm.config import RuntimeConfig
 from vlm.convert.adapters.peft import read_peft
@@ -18,19 +16,13 @@ from vlm.convert.roles import role_configs
 from vlm.errors import ConfigError, InputError, LimitError, VlmError
 from vlm.registry.catalogs import match_family
 
-Q = "base_model.model.model.layers.0.self_attn.q_proj"
-HEAD = "base_model.model.lm_head"
 
-
-def matrices(name=Q, rank=2, width=32, out=32):
-    return {f"{name}.lora_A.weight": torch.ones(rank, width), f"{name}.lora_B.weight": torch.ones(out, rank)}
+def ones(module=Q, rank=2, width=32, out=32):
+    return matrices(torch.ones(rank, width), torch.ones(out, rank), module)
 
 
 def folder_of(path, tensors=None, **config):
-    path.mkdir(parents=True, exist_ok=True)
-    (path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 8, **config}))
-    save_file(matrices() if tensors is None else tensors, path / "adapter_model.safetensors")
-    return path
+    return adapter_folder(path, ones() if tensors is None else tensors, **config)
 
 
 def read(folder, model=None):
@@ -39,8 +31,8 @@ def read(folder, model=None):
 
 
 def test_scales_are_of_the_first_pattern_that_a_module_ends_with(tmp_path):
-    names = [f"base_model.model.model.layers.{layer}.mlp.up_proj" for layer in range(2)]
-    tensors = matrices(names[0], rank=4, out=48) | matrices(names[1], out=48)
+    names = [f"model.layers.{layer}.mlp.up_proj" for layer in range(2)]
+    tensors = ones(names[0], rank=4, out=48) | ones(names[1], out=48)
     patterns = {"rank_pattern": {"layers.0.mlp.up_proj": 4}, "alpha_pattern": {"1.mlp.up_proj": 3}}
     _, modules = read_peft(folder_of(tmp_path / "plain", tensors, **patterns))
     assert [w.b[0, 0].item() for w in modules.values()] == [8 / 4, 3 / 2]
@@ -49,9 +41,9 @@ def test_scales_are_of_the_first_pattern_that_a_module_ends_with(tmp_path):
 
 
 def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_path):
-    bare = {name.removeprefix("base_model.model."): values for name, values in matrices().items()}
-    named = {name.replace(".weight", ".default.weight"): values for name, values in matrices().items()}
-    for number, tensors in enumerate((matrices(), bare, named)):
+    bare = {name.removeprefix("base_model.model."): values for name, values in ones().items()}
+    named = {name.replace(".weight", ".default.weight"): values for name, values in ones().items()}
+    for number, tensors in enumerate((ones(), bare, named)):
         [weights] = read(folder_of(tmp_path / str(number), tensors))["decoder"]["blocks.0.attention.qkv"]
         assert weights.b[:32].eq(4).all() and not weights.b[32:].any()
 
@@ -77,7 +69,7 @@ def test_what_is_neutral_is_read(tmp_path):
     read(folder_of(tmp_path / "a", **others, init_lora_weights=True, target_modules="all-linear"))
 
 
-WHOLE = matrices()
+WHOLE = ones()
 HALF = {name: values for name, values in WHOLE.items() if "lora_A" in name}
 EMBEDDING = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(2, 60)}
 
@@ -88,10 +80,10 @@ EMBEDDING = {"base_model.model.model.embed_tokens.lora_embedding_A": torch.ones(
         (HALF, "lacks lora_B of model.layers.0.self_attn.q_proj"),
         (WHOLE | EMBEDDING, "holds .*embed_tokens.lora_embedding_A, which is no LoRA of a linear layer"),
         ({}, "holds no tensors"),
-        (matrices(out=64), r"does not fit this llama model: model.layers.0.self_attn.q_proj is \[64, 32\] and should be"
+        (ones(out=64), r"does not fit this llama model: model.layers.0.self_attn.q_proj is \[64, 32\] and should be"
          r" \[32, 32\]; it was made for org/base"),
-        (matrices(Q.replace("layers.0", "layers.7")), "layers.7.self_attn.q_proj is no linear layer of its decoder"),
-        (matrices("base_model.model.encoder.block.0.layer.0.SelfAttention.q"), "SelfAttention.q is no linear layer"),
+        (ones(Q.replace("layers.0", "layers.7")), "layers.7.self_attn.q_proj is no linear layer of its decoder"),
+        (ones("encoder.block.0.layer.0.SelfAttention.q"), "SelfAttention.q is no linear layer"),
     ],
 )  # fmt: skip
 def test_adapters_that_do_not_fit(tensors, sentence, tmp_path):
@@ -100,18 +92,18 @@ def test_adapters_that_do_not_fit(tensors, sentence, tmp_path):
 
 
 def test_a_head_has_adapters_where_it_has_weights_of_its_own(tmp_path):
-    folder = folder_of(tmp_path / "a", matrices(HEAD, out=60))
+    folder = folder_of(tmp_path / "a", ones("lm_head", out=60))
     assert list(read(folder)["decoder"]) == ["head"]
     with pytest.raises(VlmError, match="lm_head is no linear layer"):
         read(folder, tiny.llama(tie_word_embeddings=True))
 
 
 def test_visual_networks_have_none(tmp_path):
-    name = "base_model.model.model.vision_tower.encoder.layers.0.self_attn.q_proj"
+    name = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
     with pytest.raises(
         VlmError, match=r"vision_tower.encoder.layers.0.self_attn.q_proj is no linear layer of its decod"
     ):
-        read(folder_of(tmp_path / "a", matrices(name, width=24, out=24)), tiny.llava())
+        read(folder_of(tmp_path / "a", ones(name, width=24, out=24)), tiny.llava())
 
 
 def test_files_that_are_damaged_or_unsafe(tmp_path):

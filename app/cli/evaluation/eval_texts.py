@@ -17,7 +17,7 @@ from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import PARTLY_FAILED, command, print_error
 from vlm_app.cli.options import texts as text_options
 from vlm_app.cli.options.common import Model, ReferenceDType, check_reference_dtype
-from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
+from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Scoring:
 
 @command
 @takes(
-    scoring=Group.making(Scoring), sampling=SAMPLING, options=LOADING_RANKS,
+    scoring=Group.making(Scoring), sampling=SAMPLING, options=LOADING_ADAPTERS,
     framing=Group.making(text_options.Framing).changed(src_lang=AS_IN_TRANSLATE, tgt_lang=AS_IN_TRANSLATE),
 )  # fmt: skip
 def texts(
@@ -107,10 +107,11 @@ def texts(
         from vlm_app.text.evaluation import check_comparable
 
         check_comparable(sampling)
+        options.check_base_alone("--compare-hf")
     text_options.check_output("--json", out, [data])
     pairs, errors = read_pairs(data, scoring.limit)
     folder = _hf_folder(model) if compare_hf else None
-    pipeline = text_options.load_text_model(model, options)
+    pipeline, sampling = text_options.load_text_model(model, options), sampling | options.adapter
     reference = None if folder is None else (folder, reference_dtype or pipeline.engine.build.dtype)
     result = {"model": model, **_run(pipeline, scoring, framing, pairs=pairs, sampling=sampling, reference=reference)}
     result["left_out"] = [*errors, *result["left_out"]]

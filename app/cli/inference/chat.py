@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -17,10 +18,8 @@ from vlm_app.cli.errors import USER_ERROR, print_error
 from vlm_app.cli.options.decoding import check_chat_model
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from vlm.api.pipeline import Pipeline
-    from vlm_app.cli.options.soft_prompts import SoftPrompts
+    from vlm_app.cli.options.extras import Extras
 
 COMMANDS = "/image FILE attaches an image to the next turn, /reset begins anew, /exit ends"
 
@@ -33,15 +32,15 @@ class Chat:
         pipeline: Pipeline,
         sampling: dict[str, Any],
         images: list[Any],
-        table: np.ndarray | None = None,
+        extras: Mapping[str, Any] = MappingProxyType({}),
         json_lines: bool = False,
     ):
-        """Begins a conversation: `images` go with the first turn, `table` [rows, hidden] goes before every prompt.
+        """Begins a conversation: `images` go with the first turn, `extras`, fields of inputs, with every one.
 
         Raises InputError for a model that does not converse.
         """
         self.pipeline, self.sampling, self.json_lines = pipeline, sampling, json_lines
-        self.fields = {} if table is None else {"prompt_table": table}
+        self.fields = dict(extras)
         self.conversation = Conversation(())
         self.images: list[Any] = []
         self.failures = 0
@@ -129,14 +128,13 @@ def converse(
     pipeline: Pipeline,
     sampling: dict[str, Any],
     images: list[Any],
-    soft_prompts: SoftPrompts | None,
+    extras: Extras,
     json_lines: bool,
     profiling: bool,
 ) -> None:
     """Runs all of --chat; exits with 2 if a turn failed."""
     check_chat_model(pipeline, "--chat")
-    [table] = soft_prompts.per_request(1) if soft_prompts is not None else [None]
-    chat = Chat(pipeline, sampling, images, table=table, json_lines=json_lines)
+    chat = Chat(pipeline, sampling, images, extras=extras.alone(), json_lines=json_lines)
     failed = chat.run(turns())
     if profiling and chat.profile.requests:
         print_profile(chat.profile, pipeline)

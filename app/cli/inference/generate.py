@@ -12,8 +12,8 @@ from vlm.options import by_flag
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import decoding, texts
 from vlm_app.cli.options.common import MODEL_HELP, Json
-from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
-from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
+from vlm_app.cli.options.extras import EXTRAS, Extras
+from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.text.prompts import prompt_of
 
@@ -21,7 +21,7 @@ from vlm_app.text.prompts import prompt_of
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("suffix", "truncate"),
-    sampling=SAMPLING, soft_prompts=SOFT_PROMPTS, options=LOADING_RANKS,
+    sampling=SAMPLING, extras=EXTRAS, options=LOADING_ADAPTERS,
 )  # fmt: skip
 def generate(
     *,
@@ -34,7 +34,7 @@ def generate(
     framing: texts.Framing,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
-    soft_prompts: SoftPrompts | None,
+    extras: Extras,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -71,17 +71,17 @@ def generate(
     name = decoding.packaged_chat_model() if model is None else model
     if name is None:
         raise InputError("--model is missing; name a decoder: --model openai-community/gpt2.")
-    pipeline = decoding.load(name, options)
+    pipeline, sampling = decoding.load(name, options), sampling | options.adapter
     decoding.check_chat_model(pipeline, "vlm generate")
     if chat:
         from vlm_app.cli.inference.chat import converse
 
-        converse(pipeline, sampling, [], soft_prompts=soft_prompts, json_lines=as_json, profiling=False)
+        converse(pipeline, sampling, [], extras=extras, json_lines=as_json, profiling=False)
         return
     fields = {"suffix": framing.suffix, "truncate": framing.truncate}
     key = "raw_prompt" if raw_prompt else "prompt"
     texts.run_job(
-        pipeline, attach_prompt_tables(soft_prompts, items), lambda text: {key: text, **fields}, out=files.out,
+        pipeline, extras.on_items(items), lambda text: {key: text, **fields}, out=files.out,
         stream=texts.streams(prompt, files.out, as_json, sampling), what="prompts", sampling=sampling, as_json=as_json,
         alone=texts.is_alone(prompt),
     )  # fmt: skip

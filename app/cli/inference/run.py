@@ -17,8 +17,8 @@ from vlm_app.cli.errors import USER_ERROR, command
 from vlm_app.cli.inference.run_inputs import RunInputs, RunSources
 from vlm_app.cli.options import decoding
 from vlm_app.cli.options.common import DEFAULT_MODEL, MODEL_HELP, ReferenceDType, check_reference_dtype
-from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
-from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, prepend
+from vlm_app.cli.options.extras import EXTRAS, Extras
+from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.cli.options.texts import DEFAULT_TEXT_MODEL, Framing
 from vlm_app.core.load_options import LoadOptions
 
@@ -35,7 +35,7 @@ class DisplayOptions:
 @command
 @takes(
     sources=Group.making(RunSources), framing=Group.making(Framing).only("suffix", "truncate"), sampling=SAMPLING,
-    soft_prompts=SOFT_PROMPTS, display=Group.making(DisplayOptions), options=LOADING_RANKS,
+    extras=EXTRAS, display=Group.making(DisplayOptions), options=LOADING_ADAPTERS,
 )  # fmt: skip
 def run(
     *,
@@ -52,7 +52,7 @@ def run(
     framing: Framing,
     chat: decoding.Chat = False,
     sampling: dict[str, Any],
-    soft_prompts: SoftPrompts | None,
+    extras: Extras,
     display: DisplayOptions,
     check_accuracy: Annotated[
         bool, typer.Option("--check-accuracy", help="Run Hugging Face beside it, on the same ids and pixels, greedily.")
@@ -86,7 +86,9 @@ def run(
     folder = None
     if check_accuracy:
         run_inputs.check_comparable()
+        options.check_base_alone("--check-accuracy")
         sampling, folder = _reference(name, sampling)
+    sampling |= options.adapter
     pipeline = decoding.load(name, options, **(decoding.ROOM_FOR_ANOTHER if check_accuracy else {}))
     if chat:
         from vlm_app.cli.inference.chat import converse
@@ -96,13 +98,13 @@ def run(
             pipeline,
             sampling,
             run_inputs.images,
-            soft_prompts=soft_prompts,
+            extras=extras,
             json_lines=display.as_json,
             profiling=display.run_profiling,
         )
         return
     printer = Printer(pipeline, sampling, raw=display.raw)
-    _print(printer, prepend(soft_prompts, run_inputs.inputs(pipeline)), run_inputs.places, display)
+    _print(printer, extras.on_inputs(run_inputs.inputs(pipeline)), run_inputs.places, display)
     if folder is not None and printer.results:
         _compare(folder, printer, reference_dtype)
     if printer.failures:

@@ -10,15 +10,15 @@ from vlm.options import by_flag
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import texts
 from vlm_app.cli.options.common import Json, Model
-from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
-from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
+from vlm_app.cli.options.extras import EXTRAS, Extras
+from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 
 
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing).only("prefix", "suffix", "truncate"),
-    sampling=SAMPLING, soft_prompts=SOFT_PROMPTS, options=LOADING_RANKS,
+    sampling=SAMPLING, extras=EXTRAS, options=LOADING_ADAPTERS,
 )  # fmt: skip
 def summarize(
     *,
@@ -28,7 +28,7 @@ def summarize(
     by_line: Annotated[bool, typer.Option("--lines", help="A document a line, not one a file.")] = False,
     framing: texts.Framing,
     sampling: dict[str, Any],
-    soft_prompts: SoftPrompts | None,
+    extras: Extras,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -52,8 +52,8 @@ def summarize(
         items = texts.ids_of(files.input_ids, {"texts": text, "--file": files.file, **others}, files.out)
     else:
         items = texts.items_of(text, files, whole=not by_line)
-    items = attach_prompt_tables(soft_prompts, items)
-    pipeline = texts.load_text_model(model, options)
+    items = extras.on_items(items)
+    pipeline, sampling = texts.load_text_model(model, options), sampling | options.adapter
     from vlm_app.text.tasks import summary
 
     to_input = summary(pipeline, framing.prefix, framing.truncate, framing.suffix)

@@ -8,15 +8,15 @@ from vlm.options import by_flag
 from vlm_app.cli.errors import command
 from vlm_app.cli.options import texts
 from vlm_app.cli.options.common import Json, Model
-from vlm_app.cli.options.groups import LOADING_RANKS, SAMPLING, Group, takes
-from vlm_app.cli.options.soft_prompts import SOFT_PROMPTS, SoftPrompts, attach_prompt_tables
+from vlm_app.cli.options.extras import EXTRAS, Extras
+from vlm_app.cli.options.groups import LOADING_ADAPTERS, SAMPLING, Group, takes
 from vlm_app.core.load_options import LoadOptions
 
 
 @command
 @takes(
     files=Group.making(texts.TextFiles), framing=Group.making(texts.Framing), sampling=SAMPLING,
-    soft_prompts=SOFT_PROMPTS, options=LOADING_RANKS,
+    extras=EXTRAS, options=LOADING_ADAPTERS,
 )  # fmt: skip
 def translate(
     *,
@@ -25,7 +25,7 @@ def translate(
     model: Model = texts.DEFAULT_TEXT_MODEL,
     framing: texts.Framing,
     sampling: dict[str, Any],
-    soft_prompts: SoftPrompts | None,
+    extras: Extras,
     as_json: Json = False,
     options: LoadOptions,
 ) -> None:
@@ -49,8 +49,8 @@ def translate(
         items = texts.ids_of(files.input_ids, {"texts": text, "--file": files.file, **others}, files.out)
     else:
         items = texts.items_of(text, files)
-    items = attach_prompt_tables(soft_prompts, items)
-    pipeline = texts.load_text_model(model, options)
+    items = extras.on_items(items)
+    pipeline, sampling = texts.load_text_model(model, options), sampling | options.adapter
     from vlm_app.text.tasks import translation_of_ids
 
     if files.input_ids is None:

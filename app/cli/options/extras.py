@@ -1,0 +1,60 @@
+"""What inputs have beside their texts: rows of tuned prompts, and adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vlm.options import option
+from vlm_app.cli.options.groups import Group
+from vlm_app.cli.options.per_input import PerInput, numbers_of
+from vlm_app.cli.options.soft_prompts import TableOptions, read_tables
+
+if TYPE_CHECKING:
+    from vlm_app.text.sources import Item
+
+
+@dataclass(frozen=True)
+class AdapterOptions:
+    """The adapters of inputs, as the command line has them."""
+
+    lora_task_uids: str | None = option(
+        None, "Which --lora an input has, by its place among them: one number, or one for each: 0,1,-1; -1: none, the"
+        " base model.", default="a lone --lora; of several, what an input of a .jsonl file names as \"lora\"",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Fields that options give to inputs."""
+
+    fields: tuple[PerInput, ...]
+
+    def alone(self) -> dict[str, Any]:
+        """Returns those of a single input."""
+        [own] = self.on_inputs([{}])
+        return own
+
+    def on_inputs(self, inputs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the inputs with them. Raises InputError unless there is one for each, or one for all."""
+        for field in self.fields:
+            inputs = field.on_inputs(inputs)
+        return inputs
+
+    def on_items(self, items: Iterable[Item]) -> Iterable[Item]:
+        """Returns the items with them; they are read at once where each has one of its own. Raises InputError unless
+        there is one for each, or one for all."""
+        for field in self.fields:
+            items = field.on_items(items)
+        return items
+
+
+def _from_options(values: dict[str, Any]) -> Extras:
+    tables = read_tables(values.get("prompt_table"), values.get("tasks"))
+    uids = values.get("lora_task_uids")
+    numbers = (None,) if uids is None else numbers_of("--lora-task-uids", uids)
+    return Extras((tables, PerInput("lora", numbers, "--lora-task-uids")))
+
+
+EXTRAS = Group.from_fields(None, _from_options, TableOptions, AdapterOptions)

@@ -1,0 +1,105 @@
+"""Adapters on the command line: for all inputs, for each its own, by names in lines of JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import vlm
+from tests import prompted_kit, tiny
+from tests.lora_kit import random_adapter
+from tests.prompted_kit import call, saved
+from vlm_app.cli.errors import PARTLY_FAILED, USER_ERROR
+
+SHORT = ("--device", "cpu", "--max-new-tokens", 6)
+PROMPTS = ("w1 w2", "w3", "w4 w5 w6")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLM_CACHE", str(tmp_path_factory.mktemp("lora-cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    """Two adapters of a LLaMA, by name."""
+    layers = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qo"]
+    return {name: random_adapter(tmp_path_factory.mktemp(name), *layers, seed=seed) for seed, name in enumerate("ab")}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    saved("llama", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def texts(llama, adapters):
+    """What each prompt comes to with each adapter, and without one."""
+    pipe = vlm.load(llama, device="cpu", lora=adapters)
+    found = {
+        name: [out.text for out in pipe.generate([{"raw_prompt": p} for p in PROMPTS], max_new_tokens=6, lora=name)]
+        for name in (None, *adapters)
+    }
+    assert all(len(set(column)) == 3 for column in zip(*found.values(), strict=True)), "adapters make no difference"
+    return found
+
+
+def loras(adapters) -> list[str]:
+    return [word for name, folder in adapters.items() for word in ("--lora", f"{name}={folder}")]
+
+
+def test_a_lone_adapter_is_that_of_all_inputs(llama, adapters, texts):
+    prompts = ("generate", *PROMPTS, "--raw-prompt", "--model", llama, *SHORT)
+    result = call(*prompts, "--lora", f"b={adapters['b']}")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == texts["b"]
+    assert call(*prompts, "--lora", f"b={adapters['b']}", "--lora-task-uids", "-1").stdout.splitlines() == texts[None]
+    assert call(*prompts, *loras(adapters)).stdout.splitlines() == texts[None]
+
+
+def test_each_input_has_its_own(llama, adapters, texts, tmp_path):
+    generate = ("generate", "--raw-prompt", "--model", llama, *SHORT, *loras(adapters))
+    result = call(*generate, *PROMPTS, "--lora-task-uids", "1,-1,0")
+    assert result.stdout.splitlines() == [texts["b"][0], texts[None][1], texts["a"][2]]
+    lines = [{"prompt": PROMPTS[0], "lora": "b"}, {"text": PROMPTS[1], "lora": "c"}, {"prompt": PROMPTS[2], "lora": 0}]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    result = call(*generate, "--file", file)
+    assert result.exit_code == PARTLY_FAILED
+    assert "line 2: there is no adapter 'c': a, b is what is loaded" in result.stderr
+    assert result.stdout.splitlines() == [texts["b"][0], "", texts["a"][2]]
+
+
+def test_texts_of_an_encoder_have_adapters(tmp_path, monkeypatch):
+    monkeypatch.setitem(prompted_kit.MODELS, "t5", lambda: tiny.t5(seed=0, eos_token_id=2, tied=False))
+    saved("t5", tmp_path / "t5")
+    modules = [f"{part}.block.0.layer.0.SelfAttention.q" for part in ("encoder", "decoder")]
+    adapter = random_adapter(tmp_path / "adapter", *modules, seed=3)
+    pipe = vlm.load(tmp_path / "t5", device="cpu", lora={"own": adapter})
+    base, own = (pipe.generate({"text": "w1 w2"}, max_new_tokens=6, lora=n).text for n in (-1, "own"))
+    assert base != own
+    model = ("--model", tmp_path / "t5", *SHORT, "--lora", f"own={adapter}")
+    result = call("run", "--text", "w1 w2", "--text", "w1 w2", "--lora-task-uids", "-1,0", *model)
+    assert result.stdout.splitlines() == [base, own]
+    assert call("summarize", "w1 w2", "--prefix", "", *model).stdout.splitlines() == [own]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--lora", "a"), "lora is 'a', it must be NAME=FOLDER"),
+        (("--lora", "a=nowhere"), "nowhere is no folder of a PEFT adapter"),
+        (("--lora-task-uids", "0,x"), "--lora-task-uids is '0,x'; give numbers such as 0 or 0,1,0"),
+        (("--lora-task-uids", "0"), "there is no adapter 0: none is loaded; load one with --lora NAME=FOLDER"),
+        (("--lora-task-uids", "0,0"), "--lora-task-uids names 2 tasks for 1 requests"),
+        (("--lora", "a=b", "--check-accuracy"), "--check-accuracy compares with the base model; leave --lora out"),
+    ],
+)
+def test_what_does_not_go_together(options, sentence, llama):
+    result = call("run", "--raw-prompt", "w1", "--model", llama, *SHORT, *options)
+    assert result.exit_code == USER_ERROR and sentence in result.stderr, result.stderr
