@@ -9,9 +9,13 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from tests import tiny
-from tests.engines import engine_dir
+from tests.engines import engine_dir, rebuilt
+from tests.ranks import with_followers
 from vlm.api.pipeline import Pipeline
-from vlm.config import RuntimeConfig
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.builder import build_engine
+from vlm.build.from_model import convert_model
+from vlm.config import BuildConfig, RuntimeConfig
 from vlm.requests.adapters import NO_ADAPTER
 
 ATTENTION, FFN = ["q_proj", "v_proj"], ["fc1", "fc2", "out_proj"]
@@ -31,7 +35,8 @@ VISION = {
     "blip2-opt": (lambda: tiny.blip2("opt", seed=1), "q_proj|k_proj", "fc1|fc2"),
     "blip2-t5": (lambda: tiny.blip2("t5", seed=7, spread=0.4), "q|v", "wi_0|wo"),
 }
-BASE = None
+CPU = RuntimeConfig(device="cpu")
+BASE, QUESTION = None, [7, 21, 9, 33]
 FEW = {  # limits, and too few blocks for all sequences at once
     "t5": ({"max_seq_len": 40, "max_encoder_input_len": 20}, {"max_kv_blocks": 60, "cross_kv_cache_fraction": 0.7}),
     "llama": ({"max_seq_len": 40}, {"max_kv_blocks": 24}),
@@ -150,6 +155,15 @@ def test_preemption_keeps_the_adapter(family, tmp_path):
     assert sum(completion.preemptions for completion in done.values()) > 0
 
 
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_ranks_have_their_parts_of_adapters(family, tmp_path):
+    adapted = AdaptedText(*TEXT[family], tmp_path)
+    generated = lambda pipe: [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=12)]  # noqa: E731
+    split = rebuilt(adapted.engine, max_batch_size=8, tp_size=2, pp_size=2)
+    found = with_followers(split, RuntimeConfig(device="cpu", lora=adapted.lora), generated)
+    assert found == [adapted.tokens(*case, 12) for case in adapted.cases]
+
+
 def test_encodings_are_of_their_adapters(tmp_path):
     adapted = AdaptedText(*TEXT["t5"], tmp_path)
     found = adapted.pipeline().encode(adapted.inputs, hidden_states=True)
@@ -169,23 +183,27 @@ class AdaptedVision(Adapted):
         self.has_encoder = pipe.llm.encoders.encoder is not None
         self.rows, generator = visual.num_features, torch.Generator().manual_seed(1)
         self.images = torch.randn(2, 3, *visual.image_size, generator=generator)
-        self.question = [7, 21, 9, 33]
         self.cases = [(name, image) for image in range(2) for name in self.names]
 
     @property
     def inputs(self):
         key = "encoder_input_ids" if self.has_encoder else "decoder_prompt_token_ids"
-        ids = [*range(60, 60 + self.rows), *self.question]
+        ids = [*range(60, 60 + self.rows), *QUESTION]
         return [{key: ids, "pixel_values": self.images[[image]], "lora": name} for name, image in self.cases]
 
     def tokens(self, name, image, new):
-        ids = torch.tensor([[59] * self.rows + self.question])
-        options = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": new}
         with self.active(name) as model:
-            pixels = {"pixel_values": self.images[[image]], "attention_mask": torch.ones_like(ids)}
-            out = model.generate(input_ids=ids, **pixels, **options)[0].tolist()
-        out = out[1 if self.has_encoder else ids.shape[1] :]
-        return out[: out.index(2) + 1] if 2 in out else out
+            return answer(model, self.images[[image]], self.rows, new, has_encoder=self.has_encoder)
+
+
+@torch.no_grad()
+def answer(model, pixels, rows, new, *, has_encoder):
+    """Hugging Face's tokens about an image of so many rows."""
+    ids = torch.tensor([[59] * rows + QUESTION])
+    options = {"do_sample": False, "eos_token_id": 2, "pad_token_id": 0, "max_new_tokens": new}
+    inputs = {"input_ids": ids, "pixel_values": pixels, "attention_mask": torch.ones_like(ids)}
+    out = model.generate(**inputs, **options)[0].tolist()[1 if has_encoder else ids.shape[1] :]
+    return out[: out.index(2) + 1] if 2 in out else out
 
 
 @pytest.mark.parametrize("family", VISION)
@@ -198,3 +216,29 @@ def test_rows_about_images_have_their_adapters(family, tmp_path):
         assert [out.token_ids for out in pipe.generate(adapted.inputs, max_new_tokens=10)] == want
     cache = pipe.llm.encoders.encoder_cache  # an adapter leaves the visual network as it is: all share its features
     assert cache.misses == len(adapted.images)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llava", "blip2-t5"])
+def test_merged_weights_are_those_of_both(family, tmp_path):
+    """Of visual networks, too; what is merged is split among ranks and built as any other model."""
+    model = (TEXT | VISION)[family][0]()
+    model.save_pretrained(tmp_path / "hf")
+    config = LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False, fan_in_fan_out=family == "gpt2")
+    peft = get_peft_model(model, config).eval()
+    peft.save_pretrained(tmp_path / "adapter")
+    plain = convert_model(tmp_path / "hf", tmp_path / "plain")
+    for source in (tmp_path / "hf", plain):
+        merged = convert_model(source, tmp_path / "merged", merge_lora=tmp_path / "adapter")
+        pipe = Pipeline(build_engine(Checkpoint.open(merged), tmp_path / "engine", BuildConfig()), CPU)
+        if family == "gpt2":
+            [prompt] = tiny.prompts(model, (9,))
+            assert pipe.generate({"input_ids": prompt}, max_new_tokens=8).token_ids == tiny.hf_continued(
+                model, prompt, 8
+            )
+            continue
+        vision, has_encoder = pipe.llm.encoders.visual.config, pipe.llm.encoders.encoder is not None
+        pixels = torch.randn(1, 3, *vision.image_size, generator=torch.Generator().manual_seed(1))
+        ids = [*range(60, 60 + vision.num_features), *QUESTION]
+        key = "encoder_input_ids" if has_encoder else "decoder_prompt_token_ids"
+        found = pipe.generate({key: ids, "pixel_values": pixels}, max_new_tokens=8).token_ids
+        assert found == answer(model, pixels, vision.num_features, 8, has_encoder=has_encoder)

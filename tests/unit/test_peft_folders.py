@@ -9,6 +9,8 @@ from tests import tiny
 from tests.engines import engine_dir
 from tests.lora_kit import Q, adapter_folder, matrices
 from vlm.api.pipeline import Pipeline
+from vlm.artifacts.checkpoint import Checkpoint
+from vlm.build.from_model import convert_model
 from vlm.config import RuntimeConfig
 from vlm.convert.adapters.peft import read_peft
 from vlm.convert.adapters.placing import read_lora
@@ -99,11 +101,10 @@ def test_a_head_has_adapters_where_it_has_weights_of_its_own(tmp_path):
 
 
 def test_visual_networks_have_none(tmp_path):
-    name = "model.vision_tower.encoder.layers.0.self_attn.q_proj"
-    with pytest.raises(
-        VlmError, match=r"vision_tower.encoder.layers.0.self_attn.q_proj is no linear layer of its decod"
-    ):
-        read(folder_of(tmp_path / "a", ones(name, width=24, out=24)), tiny.llava())
+    name = "vision_tower.encoder.layers.0.self_attn.q_proj"
+    sentence = rf"{name} is no linear layer of its decoder \(vlm convert --merge-lora takes its visual network's, too\)"
+    with pytest.raises(VlmError, match=sentence):
+        read(folder_of(tmp_path / "a", ones(f"model.{name}", width=24, out=24)), tiny.llava())
 
 
 def test_files_that_are_damaged_or_unsafe(tmp_path):
@@ -114,9 +115,26 @@ def test_files_that_are_damaged_or_unsafe(tmp_path):
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(VlmError, match="is damaged or truncated"):
         read(folder)
-    weights.rename(folder / "adapter_model.bin")
-    with pytest.raises(VlmError, match=r"as a pickle .*, which may run code"):
+    torch.save(ones(), folder / "adapter_model.bin")
+    weights.unlink()
+    assert read(folder)["decoder"]
+    torch.save({"x": print}, folder / "adapter_model.bin")
+    with pytest.raises(VlmError, match="Python objects other than tensors, which could run code"):
         read(folder)
+
+
+def test_what_is_quantized_or_split_is_not_merged(tmp_path):
+    engine_dir(tiny.llama(), tmp_path)
+    convert_model(tmp_path / "checkpoint", tmp_path / "split", tp_size=2)
+    folder = folder_of(tmp_path / "a")
+    with pytest.raises(InputError, match="the model is split among ranks, so nothing can be merged"):
+        convert_model(tmp_path / "split", tmp_path / "out", merge_lora=folder)
+    both = convert_model(tmp_path / "checkpoint", tmp_path / "both", merge_lora=folder, tp_size=2)
+    one = convert_model(tmp_path / "checkpoint", tmp_path / "one", merge_lora=folder)
+    whole, name = Checkpoint.open(one).weights("decoder", 0), "blocks.0.attention.qkv.weight"
+    parts = [Checkpoint.open(both).weights("decoder", rank)[name] for rank in range(2)]
+    queries = torch.cat([part[:16] for part in parts])  # of each rank the first of its rows
+    assert queries.equal(whole[name][:32]) and not (tmp_path / "out").exists()
 
 
 def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):

@@ -30,8 +30,8 @@ def read_adapters(engine: EngineDir, runtime: RuntimeConfig) -> list[Adapter]:
         return []
     if (backend := backend_of(engine)).layout is not Layout.PAGED:
         raise InputError(
-            f"adapters are for --backend torch, {backend.name} runs compiled graphs; merge the adapter into its model"
-            " with PEFT (merge_and_unload(), save_pretrained()) and build that."
+            f"adapters are for --backend torch, {backend.name} runs compiled graphs; merge one into its model with"
+            " vlm convert --merge-lora and build that."
         )
     spec, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
     return [read_lora(folder, spec, configs) for folder in runtime.lora_folders.values()]
@@ -57,7 +57,7 @@ def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
 
 
 def _rank(adapter: Adapter) -> int:
-    return max(weights.rank for layers in adapter.values() for added in layers.values() for weights in added)
+    return max((each.rank for layers in adapter.values() for added in layers.values() for each in added), default=1)
 
 
 def put_adapters(

@@ -9,6 +9,7 @@ from vlm.artifacts.checkpoint import Checkpoint, Progress, check_output, scratch
 from vlm.build.builder import build_engine, check_backend
 from vlm.build.store import Source, locate
 from vlm.config import BuildConfig
+from vlm.convert.adapters.merging import merge_adapter
 from vlm.convert.folder import convert_folder
 from vlm.convert.split import split_checkpoint
 from vlm.errors import InputError
@@ -21,24 +22,31 @@ def convert_model(
     tokenizer: str | None = None,
     tp_size: int = 1,
     pp_size: int = 1,
+    merge_lora: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Converts a packaged name, a Hub id, a folder or an archive into a checkpoint at `out`, and returns its path.
 
     It is written whole or not at all. `tokenizer`: what splits a FairSeq model's texts before BPE, "moses" or "none";
     None: as the model was trained. `tp_size`, `pp_size`: as a build has them; with several ranks the checkpoint is
-    split among them, and may be made of one that is whole. Raises a VlmError with one sentence.
+    split among them. `merge_lora`: the folder of an adapter, which becomes a part of the weights. Both may be done to a
+    checkpoint. Raises a VlmError with one sentence.
     """
     build = BuildConfig(tp_size=tp_size, pp_size=pp_size)
     source, out = locate(model, progress=progress), Path(out)
-    is_whole = source.kind == "checkpoint" and build.num_ranks > 1
-    if source.kind in ("engine", "checkpoint") and not is_whole:
+    is_changed = build.num_ranks > 1 or merge_lora is not None
+    if source.kind == "engine" or (source.kind == "checkpoint" and not is_changed):
         raise InputError(f"{model} is converted already ({source.kind}); give a model's folder or Hub id.")
-    if build.num_ranks == 1:
+    if not is_changed:
         return convert_folder(source.path, out, progress=progress, tokenizer=tokenizer).path
     check_output(out)
     with scratch_beside(out) as scratch:
         whole = checkpoint_of(source, scratch, progress, tokenizer)
+        if merge_lora is not None:
+            merged = out if build.num_ranks == 1 else scratch / "merged"
+            whole = merge_adapter(whole, Path(merge_lora), merged, progress=progress)
+        if build.num_ranks == 1:
+            return whole.path
         return split_checkpoint(whole, out, tp_size=tp_size, pp_size=pp_size, progress=progress).path
 
 

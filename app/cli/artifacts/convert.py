@@ -25,14 +25,17 @@ def convert(
     source: Annotated[
         str,
         typer.Argument(
-            help="A Hugging Face or FairSeq folder, a FairSeq or .nemo archive, a Hub id or a packaged name; to split,"
-            " a checkpoint, too."
+            help="A Hugging Face or FairSeq folder, a FairSeq or .nemo archive, a Hub id or a packaged name; to split"
+            " or to merge, a checkpoint, too."
         ),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the checkpoint goes.")],
     tokenizer: Annotated[
         str | None,
         typer.Option(help="FairSeq: what splits texts before BPE, moses or none. [default: as the model was trained]"),
+    ] = None,
+    merge_lora: Annotated[
+        Path | None, typer.Option("--merge-lora", help="An adapter (LoRA, a folder of PEFT's) to add to the weights.")
     ] = None,
     split: BuildConfig,
 ) -> None:
@@ -49,10 +52,11 @@ def convert(
       vlm convert wmt14.en-fr.joined-dict.transformer.tar.bz2 -o en-fr.ckpt
       vlm convert GPT-2B-001_bf16_tp1.nemo -o gpt-next.ckpt
       vlm convert google/flan-t5-xxl -o flan-t5-xxl-tp2.ckpt --tp-size 2
+      vlm convert google/flan-t5-base -o notices.ckpt --merge-lora ./notices-lora
     """
     from vlm.build.from_model import convert_model
 
     with Progress() as progress:
         sizes = {"tp_size": split.tp_size, "pp_size": split.pp_size}
-        path = convert_model(source, out, tokenizer=tokenizer, progress=progress, **sizes)
+        path = convert_model(source, out, tokenizer=tokenizer, merge_lora=merge_lora, progress=progress, **sizes)
     print(path)

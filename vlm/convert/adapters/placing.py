@@ -7,7 +7,7 @@ rows of B.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,29 +25,37 @@ from vlm.registry.catalogs import model_spec
 from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec, ModelSpec
 
-ROLES = ("encoder", "decoder")  # whose networks know the rows of requests
+PER_ROW = ("encoder", "decoder")  # roles whose networks know of each row which request it is of
 
 
-def read_lora(folder: Path, spec: FamilySpec, configs: RoleConfigs) -> dict[str, Layers]:
+def read_lora(
+    folder: Path, spec: FamilySpec, configs: RoleConfigs, roles: tuple[str, ...] = PER_ROW
+) -> dict[str, Layers]:
     """Returns what the adapter of a folder adds to each network of a model, by role. Raises ConfigError for a kind of
     adapter that is not done; CheckpointError for a damaged one, and for one of another model, which names all modules
-    that the model has not, or of another shape."""
+    that these networks have not, or of another shape."""
     config, modules = read_peft(folder)
     names = named_tensors(_by_weight(modules), spec)
     by_role = partition_tensors(names, spec.roles)
     placing = {
-        role: _Placing(model_spec(spec.roles[role].model), configs[role]) for role in ROLES if role in spec.roles
+        role: _Placing(model_spec(spec.roles[role].model), configs[role]) for role in roles if role in spec.roles
     }
     for role, each in placing.items():
         own = spec.roles[role]
         each.place(modules, dict[str, Any](PrefixView(names, by_role[role], own.weight_prefix, own.shared_prefix)))
     errors = [error for each in placing.values() for error in each.errors]
     if strays := sorted(modules.keys() - {name for each in placing.values() for name in each.placed}):
-        errors.append(f"{listed(strays)} is no linear layer of its {' or '.join(placing)}")
+        errors.append(f"{listed(strays)} is no linear layer of its {' or '.join(placing)}{_elsewhere(spec, placing)}")
     if errors:
         base = f"; it was made for {config.base}" if config.base else ""
         raise CheckpointError(f"the adapter {folder} does not fit this {spec.name} model: {listed(errors)}{base}.")
     return {role: each.layers for role, each in placing.items()}
+
+
+def _elsewhere(spec: FamilySpec, roles: Iterable[str]) -> str:
+    """Says what can be done about modules of other networks."""
+    others = sorted(set(spec.roles) - set(roles))
+    return f" (vlm convert --merge-lora takes its {others[0]} network's, too)" if others else ""
 
 
 def _by_weight(modules: Mapping[str, LoraWeights]) -> dict[str, Any]:
@@ -69,14 +77,14 @@ class _Placing:
         """Takes the modules that are of this network; `names`: theirs, by those of their weights here."""
         linears = {n: m for n, m in self.model.skeleton(self.config).named_modules() if isinstance(m, Linear)}
         for step in (step for rule in self.model.rules(self.config) for step in rule.steps(names)):
-            targets = {
-                path: linears[path] for name in step.targets if (path := name.removesuffix(".weight")) in linears
-            }
-            if not targets or len(targets) < len(step.targets):
-                continue
-            for source in (source for source in step.sources if source in names):
-                self.placed.add(names[source])
-                self._add(step, source, targets, names[source], modules[names[source]])
+            paths = [name.removesuffix(".weight") for name in step.targets]
+            if not paths and not step.beside:  # weights that no computation reads
+                self.placed |= {names[source] for source in step.sources}
+            elif paths and all(path in linears for path in paths):
+                targets = {path: linears[path] for path in paths}
+                for source in (source for source in step.sources if source in names):
+                    self.placed.add(names[source])
+                    self._add(step, source, targets, names[source], modules[names[source]])
 
     def _add(self, step: Step, source: str, targets: Mapping[str, Linear], module: str, weights: LoraWeights) -> None:
         sizes, width = _source_sizes(step, targets), next(iter(targets.values())).in_features
