@@ -123,6 +123,13 @@ def test_files_that_are_damaged_or_unsafe(tmp_path):
         read(folder)
 
 
+def test_weights_beside_an_adapter(tmp_path):
+    folder = folder_of(tmp_path / "a")
+    (folder / "non_lora_trainables.bin").touch()
+    with pytest.raises(VlmError, match="has weights beside the adapter"):
+        read(folder)
+
+
 def test_what_is_quantized_or_split_is_not_merged(tmp_path):
     engine_dir(tiny.llama(), tmp_path)
     convert_model(tmp_path / "checkpoint", tmp_path / "split", tp_size=2)

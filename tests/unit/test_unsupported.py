@@ -20,9 +20,9 @@ LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
 FOLDERS = {
     "empty": ({}, "is an empty folder; give one that holds a model"),
     "lora": ({"adapter_config.json": LORA, "adapter_model.safetensors": W},
-             r"is a PEFT adapter \(LORA\) of gpt2.*merge_and_unload\(\).*where model is gpt2"),
+             r"is a PEFT adapter \(LORA\) of gpt2, not a whole model; give --model gpt2 --lora NAME="),
     "ia3 without a base": ({"adapter_config.json": {"peft_type": "IA3", "base_model_name_or_path": None}},
-                           r"is a PEFT adapter \(IA3\), not a whole model.*its base model"),
+                           r"is a PEFT adapter \(IA3\), not a whole model; merge it.*its base model"),
     "llava's lora": ({"adapter_config.json": LORA, "non_lora_trainables.bin": W, "config.json": LLAMA},
                      r"scripts/merge_lora_weights\.py"),
     "prompt tuning": ({"adapter_config.json": LORA | {"peft_type": "PROMPT_TUNING"}},

@@ -72,6 +72,8 @@ def _adapter(model: ModelFiles) -> str:
         )
     if kind == "PREFIX_TUNING":
         return f"{what}, and keys and values of its own are not served; give --model {base or 'its base model'} alone"
+    if kind == "LORA":
+        return f"{what}; give --model {base or 'its base model'} --lora NAME={model.name}"
     return (
         f"{what}; merge it in Python with PeftModel.from_pretrained(model, {model.name!r}).merge_and_unload() and"
         f" save_pretrained, where model is {base or 'its base model'}, and give the folder that this writes"

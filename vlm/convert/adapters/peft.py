@@ -16,6 +16,7 @@ from vlm.errors import CheckpointError, listed
 from vlm.layers.adapters.lora import LoraWeights
 
 WEIGHTS = "adapter_model.safetensors"
+BESIDE = "non_lora_trainables.bin"  # of LLaVA's own form: its projector
 # the second word of a name: which adapter, in dictionaries that were saved as they are
 NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
@@ -24,6 +25,11 @@ def read_peft(folder: Path) -> tuple[PeftConfig, dict[str, LoraWeights]]:
     """Returns what an adapter adds to each module, by the modules' names in Hugging Face's model. Raises ConfigError
     and CheckpointError."""
     config, tensors = PeftConfig.read(folder), _tensors(folder)
+    if (folder / BESIDE).exists():
+        raise CheckpointError(
+            f"{folder} has weights beside the adapter ({BESIDE}); merge it with LLaVA's scripts/merge_lora_weights.py"
+            " and load the folder that this writes."
+        )
     by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)
     strays = []
     for name in tensors:
