@@ -12,7 +12,7 @@ import typer
 from vlm.errors import InputError
 from vlm_app.cli.display.progress import Progress
 from vlm_app.cli.errors import INTERNAL_ERROR, command, print_error
-from vlm_app.cli.options.groups import LOADING, Group, takes
+from vlm_app.cli.options.groups import LOADING_ADAPTERS, Group, takes
 from vlm_app.core.load_options import LoadOptions
 from vlm_app.server.core.config import ServerConfig
 from vlm_app.server.replicas.config import ReplicaConfig
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 @command
-@takes(placing=Group.making(ReplicaConfig), config=Group.making(ServerConfig), options=LOADING)
+@takes(
+    placing=Group.making(ReplicaConfig), config=Group.making(ServerConfig), options=LOADING_ADAPTERS.without("devices")
+)
 def serve(
     *,
     models: Annotated[
@@ -50,6 +52,7 @@ def serve(
       vlm serve mini-llava
       vlm serve --model-repository s3://bucket/models --model-control
       vlm serve mini-llava --grpc-port 8001
+      vlm serve ./t5 --lora legal=./legal --lora news=./news
       vlm serve mini-llava --devices cuda:0,cuda:1
       vlm serve ocr=facebook/nougat-base chat=llava-hf/llava-1.5-7b-hf --host 0.0.0.0 --api-key SECRET
       curl localhost:8000/v1/models
@@ -61,6 +64,7 @@ def serve(
         raise InputError("two models have one name; give them as NAME=MODEL.")
     if not names and not model_repository:
         raise InputError("there is nothing to serve; give a MODEL or a --model-repository.")
+    _check_adapters(names, model_repository or [], options)
     if placing.ray and config.grpc_port is not None:
         raise InputError(
             "--grpc-port is for one machine, Ray's replicas are asked over HTTP; leave one of the two out."
@@ -129,6 +133,15 @@ def _named(model: str) -> tuple[str, str]:
     if not name or not path:
         raise InputError(f"{model!r} names no model; give MODEL or NAME=MODEL.")
     return name, path
+
+
+def _check_adapters(names: dict[str, str], repositories: list[str], options: LoadOptions) -> None:
+    """Raises InputError for adapters of nobody knows which model, or that are called as it is."""
+    adapters = options.runtime_config().lora_folders
+    if adapters and (len(names) != 1 or repositories):
+        raise InputError("--lora is for a server of one MODEL; start one for each.")
+    if both := sorted(adapters.keys() & names.keys()):
+        raise InputError(f"{both[0]} is both a MODEL and an adapter; give one of them another NAME.")
 
 
 def _check_grpc() -> None:

@@ -277,6 +277,11 @@ class Pipeline:
         alone. Not while requests are under way."""
         return self.llm.collective_time(rows) if isinstance(self.llm, LeadingEngine) else None
 
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """Returns the numbers of the adapters that requests may name, by their names."""
+        return self._builder.adapters
+
     def usage(self) -> EngineUsage | None:
         """Says how full its engine is; None of an encoder alone. Any thread may ask."""
         return self.llm.usage()

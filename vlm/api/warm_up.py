@@ -30,10 +30,11 @@ def warm_up(pipeline: Pipeline, progress: Callable[[str, int, int], None] | None
     executor = pipeline.llm.executor
     sizes = sorted({executor.padded_batch_size(n) for n in range(1, most + 1)})
     numbers = itertools.count()
+    ways = [*WAYS, *({**way, "lora": 0} for way in WAYS if pipeline.adapters)]  # rows with adapters have other graphs
     for count, size in enumerate(sizes):
         if progress:
             progress("Warming up", count, len(sizes))
-        for sampling in WAYS:
+        for sampling in ways:
             if not _run(pipeline, [_made_up(pipeline, next(numbers)) for _ in range(size)], sampling):
                 return
     pipeline.free_cached_memory()

@@ -30,10 +30,12 @@ router = APIRouter(prefix="/v1", route_class=JsonRoute)
 @router.post("/chat/completions")
 async def chat(body: ChatBody, http: Request) -> Response:
     """A conversation's next turn."""
-    service = services_of(http)[body.model]
+    service, adapter = services_of(http).asked(body.model)
     how = {"continue_final": bool(body.continue_final_message), "truncate": body.truncate}
     source, files = await asyncio.to_thread(read_chat, service.pipeline, body.messages, **how)
-    texts = Texts(service, [GenerationInput(source, files, body.sampling())], _answer(body, "chat.completion"))
+    texts = Texts(
+        service, [GenerationInput(source, files, body.sampling() | adapter)], _answer(body, "chat.completion")
+    )
     texts.wants_logprobs = bool(body.logprobs)
     return await _answered(http, body, texts)
 
@@ -41,7 +43,8 @@ async def chat(body: ChatBody, http: Request) -> Response:
 @router.post("/completions")
 async def completions(body: CompletionBody, http: Request) -> Response:
     """What prompts are gone on with, or made of texts."""
-    service, sampling = services_of(http)[body.model], body.sampling()
+    service, adapter = services_of(http).asked(body.model)
+    sampling = body.sampling() | adapter
     items = [
         GenerationInput(verbatim(service.pipeline, prompt, body.truncate), [], sampling) for prompt in body.prompts
     ]
@@ -54,12 +57,14 @@ async def completions(body: CompletionBody, http: Request) -> Response:
 @router.get("/models")
 @router.get("/models/", include_in_schema=False)
 async def models(http: Request) -> dict[str, Any]:
-    return {"object": "list", "data": [_model(service) for service in services_of(http)]}
+    names = [(service, name) for service in services_of(http) for name in (None, *service.adapters)]
+    return {"object": "list", "data": [_model(service, adapter) for service, adapter in names]}
 
 
 @router.get("/models/{name:path}")
 async def model(name: str, http: Request) -> dict[str, Any]:
-    return _model(services_of(http)[name.rstrip("/")])
+    service, adapter = services_of(http).asked(name.rstrip("/"))
+    return _model(service, adapter.get("lora"))
 
 
 class Texts:
@@ -172,6 +177,8 @@ def _joined(earlier: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[
     return {key: earlier[key] + value if isinstance(value, list) else value for key, value in new.items()}
 
 
-def _model(service: Service) -> dict[str, Any]:
-    limits = {"max_model_len": service.pipeline.capabilities.max_input_len}
-    return {"id": service.name, "object": "model", "created": service.created, "owned_by": "vlm", **limits}
+def _model(service: Service, adapter: str | None) -> dict[str, Any]:
+    """Returns what is said of a model, or of an adapter of it, which names it as its parent, as vLLM has it."""
+    more: dict[str, Any] = {"max_model_len": service.pipeline.capabilities.max_input_len}
+    more |= {} if adapter is None else {"parent": service.name}
+    return {"id": adapter or service.name, "object": "model", "created": service.created, "owned_by": "vlm", **more}

@@ -67,6 +67,11 @@ class Service:
         return self.model.pipeline
 
     @property
+    def adapters(self) -> list[str]:
+        """Returns the names of its adapters, which are asked like models."""
+        return list(self.pipeline.adapters)
+
+    @property
     def ready(self) -> bool:
         return self.model.engine.error is None
 
@@ -149,8 +154,15 @@ class Services:
 
     def __getitem__(self, name: str) -> Service:
         if name not in self.by_name:
-            raise ModelNotFoundError(f"model {name!r} is not served here; there is {listed(self.by_name)}.")
+            names = [each for service in self for each in (service.name, *service.adapters)]
+            raise ModelNotFoundError(f"model {name!r} is not served here; there is {listed(names)}.")
         return self.by_name[name]
+
+    def asked(self, name: str) -> tuple[Service, dict[str, str]]:
+        """Returns the model of a name, or the one that has an adapter of this name, and what the name adds to the
+        options of a request. Raises ModelNotFoundError."""
+        owner = next((service for service in self if name in service.adapters), None)
+        return (self[name], {}) if owner is None or name in self.by_name else (owner, {"lora": name})
 
     def __iter__(self) -> Iterator[Service]:
         return iter(list(self.by_name.values()))

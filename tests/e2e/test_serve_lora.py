@@ -1,0 +1,56 @@
+"""Adapters of a served model are asked like models, by OpenAI's own client."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+import vlm
+from tests.lora_kit import random_adapter
+from tests.prompted_kit import call, saved
+from tests.server_kit import serving
+from vlm_app.cli.errors import USER_ERROR
+
+PROMPT = "w1 w2 w3"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A LLaMA and two adapters of it, by name."""
+    root = tmp_path_factory.mktemp("served")
+    saved("llama", root / "llama")
+    layers = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qo"]
+    return root / "llama", {name: random_adapter(root / name, *layers, seed=seed) for seed, name in enumerate("ab")}
+
+
+def test_an_adapter_is_asked_by_its_name(folders, tmp_path):
+    folder, adapters = folders
+    pipe = vlm.load(folder, device="cpu", lora=adapters, cache_dir=tmp_path)
+    names = {"base": None, "a": "a", "b": "b"}
+    want = {name: pipe.generate(raw_prompt=PROMPT, max_new_tokens=6, lora=lora).text for name, lora in names.items()}
+    assert len(set(want.values())) == 3
+    with serving({"base": pipe}) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+        for name, text in want.items():
+            assert client.completions.create(model=name, prompt=PROMPT, max_tokens=6).choices[0].text == text
+        question = [{"role": "user", "content": "w1"}]
+        answers = [client.chat.completions.create(model=n, messages=question, max_tokens=6) for n in want]
+        assert len({answer.choices[0].message.content for answer in answers}) > 1
+        assert [answer.model for answer in answers] == list(want)
+        listing = {model.id: getattr(model, "parent", None) for model in client.models.list()}
+        assert listing == {"base": None, "a": "base", "b": "base"}
+        assert client.models.retrieve("b").id == "b"
+        with pytest.raises(openai.NotFoundError, match="model 'c' is not served here; there is base, a, b"):
+            client.completions.create(model="c", prompt=PROMPT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("x=one", "y=two", "--lora", "a=b"), "--lora is for a server of one MODEL"),
+        (("a=one", "--lora", "a=b"), "a is both a MODEL and an adapter"),
+    ],
+)
+def test_whose_adapters_they_are_is_plain(arguments, sentence):
+    result = call("serve", *arguments)
+    assert result.exit_code == USER_ERROR and sentence in result.stderr
