@@ -25,8 +25,8 @@ from vlm_app.server.http.limits import ApiKey, BodyLimit
 from vlm_app.server.http.request_id import RequestId
 from vlm_app.server.kserve import api as kserve
 from vlm_app.server.kserve import generate, repository_api, unserved
+from vlm_app.server.openai import adapters, embeddings
 from vlm_app.server.openai import api as openai
-from vlm_app.server.openai import embeddings
 from vlm_app.server.repository.control import Control, Repositories
 from vlm_app.server.repository.service import Service, Services, services_of
 
@@ -105,7 +105,7 @@ async def _grpc(services: Services, control: Control, config: ServerConfig) -> G
 
 
 def _route(app: FastAPI, config: ServerConfig) -> None:
-    for protocol in (openai, embeddings, kserve, generate, repository_api, unserved):
+    for protocol in (openai, adapters, embeddings, kserve, generate, repository_api, unserved):
         app.include_router(protocol.router)
     app.get("/health")(health)
     app.get("/metrics")(show_metrics)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import httpx
 import openai
 import pytest
 
@@ -54,3 +55,38 @@ def test_an_adapter_is_asked_by_its_name(folders, tmp_path):
 def test_whose_adapters_they_are_is_plain(arguments, sentence):
     result = call("serve", *arguments)
     assert result.exit_code == USER_ERROR and sentence in result.stderr
+
+
+def test_adapters_come_and_go_where_clients_may_say_so(folders, tmp_path):
+    folder, adapters = folders
+    want = vlm.load(folder, device="cpu", lora=adapters, cache_dir=tmp_path).generate(
+        raw_prompt=PROMPT, max_new_tokens=6, lora="b"
+    )
+    pipe = vlm.load(folder, device="cpu", max_loras=1, cache_dir=tmp_path)
+    load = {name: {"lora_name": name, "lora_path": str(path)} for name, path in adapters.items()}
+    with serving({"base": pipe}, model_control=True) as served:
+        post = lambda what, body: httpx.post(f"{served.url}/v1/{what}_lora_adapter", json=body)  # noqa: E731
+        assert post("load", load["a"]).text == "Success: LoRA adapter 'a' added successfully."
+        for body, sentence in (
+            (load["a"], "there is an adapter 'a' already"),
+            (load["b"], "there is room for 1 adapter at once; unload one"),
+            (load["b"] | {"lora_name": "base"}, "'base' is a model here"),
+            (load["b"] | {"lora_path": "/nowhere"}, "is no folder of a PEFT adapter"),
+        ):
+            answer = post("load", body)
+            assert answer.status_code == 400 and sentence in answer.json()["error"]["message"]
+        assert post("unload", {"lora_name": "base"}).status_code == 400
+        assert post("unload", {"lora_name": "c"}).status_code == 404
+        assert post("unload", {"lora_name": "a", "lora_int_id": 1}).status_code == 200
+        assert post("load", load["b"]).status_code == 200
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+        assert client.completions.create(model="b", prompt=PROMPT, max_tokens=6).choices[0].text == want.text
+        assert [model.id for model in client.models.list()] == ["base", "b"]
+
+
+def test_clients_change_nothing_unless_they_may(folders, tmp_path):
+    folder, adapters = folders
+    with serving({"base": vlm.load(folder, device="cpu", max_loras=1, cache_dir=tmp_path)}) as served:
+        body = {"lora_name": "a", "lora_path": str(adapters["a"])}
+        answer = httpx.post(f"{served.url}/v1/load_lora_adapter", json=body)
+        assert answer.status_code == 403 and "--model-control" in answer.json()["error"]["message"]

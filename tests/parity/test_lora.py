@@ -16,6 +16,7 @@ from vlm.artifacts.checkpoint import Checkpoint
 from vlm.build.builder import build_engine
 from vlm.build.from_model import convert_model
 from vlm.config import BuildConfig, RuntimeConfig
+from vlm.errors import InputError, LimitError
 from vlm.requests.adapters import NO_ADAPTER
 
 ATTENTION, FFN = ["q_proj", "v_proj"], ["fc1", "fc2", "out_proj"]
@@ -242,3 +243,40 @@ def test_merged_weights_are_those_of_both(family, tmp_path):
         key = "encoder_input_ids" if has_encoder else "decoder_prompt_token_ids"
         found = pipe.generate({key: ids, "pixel_values": pixels}, max_new_tokens=8).token_ids
         assert found == answer(model, pixels, vision.num_features, 8, has_encoder=has_encoder)
+
+
+@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_adapters_come_and_go_while_others_run(family, ranks, tmp_path):
+    """In as few slots as there are adapters at once: the blocks and the matrices of one are never another one's."""
+    adapted = AdaptedText(*TEXT[family], tmp_path)
+    folders = dict(each.split("=", 1) for each in adapted.lora)
+    [text, _] = adapted.texts
+
+    def run(pipe: Pipeline) -> list[list[int]]:
+        source, found = {adapted.key: text}, []
+        tokens = lambda name: pipe.generate(source, max_new_tokens=12, lora=name).token_ids  # noqa: E731
+        pipe.load_lora("narrow", folders["narrow"])
+        found.append(tokens("narrow"))
+        running = pipe.llm.add(pipe.request(source, max_new_tokens=12, lora="narrow"))
+        updates = pipe.llm.step()
+        pipe.unload_lora("narrow")
+        with pytest.raises(InputError, match="there is no adapter 'narrow'"):
+            pipe.request(source, lora="narrow")
+        with pytest.raises(LimitError, match="there is room for 1 adapter at once; unload one"):
+            pipe.load_lora("wide", folders["wide"])  # the other one is still in use
+        while pipe.llm.has_work:
+            updates += pipe.llm.step()
+        found += [u.completion.token_ids for u in updates if u.request_id == running and u.completion]
+        pipe.load_lora("wide", folders["wide"])  # more layers than there was room for in their banks
+        found += [tokens("wide"), tokens(None)]
+        with pytest.raises(InputError, match="there is an adapter 'wide' already"):
+            pipe.load_lora("wide", folders["wide"])
+        return found
+
+    runtime = RuntimeConfig(device="cpu", block_size=4, burst=2, max_loras=1)
+    if ranks == 1:
+        found = run(Pipeline(adapted.engine, runtime))
+    else:
+        found = with_followers(rebuilt(adapted.engine, max_batch_size=8, tp_size=2), runtime, run)
+    assert found == [adapted.tokens(name, text, 12) for name in ("narrow", "narrow", "wide", BASE)]

@@ -1,49 +1,92 @@
-"""The adapters that an engine is loaded with."""
+"""The adapters of a loaded model: those that it is loaded with, and those that come and go."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vlm.artifacts.engine_dir import EngineDir
 from vlm.backends.base import Layout
 from vlm.backends.installed import backend_of
 from vlm.config import RuntimeConfig
 from vlm.convert.adapters.placing import read_lora
 from vlm.errors import InputError, LimitError, counted
-from vlm.layers.adapters.lora import Layers
+from vlm.layers.adapters.lora import Layers, rank_of
 from vlm.registry import catalogs
 from vlm.registry.lora_layers import put_lora
+from vlm.requests.adapters import adapter_id
 
 if TYPE_CHECKING:
-    from vlm.artifacts.engine_dir import EngineDir
+    from vlm.engine.leading import Engine
 
 Adapter = Mapping[str, Layers]  # by role
+DEFAULT_RANK = 16  # the highest one where neither an option nor an adapter says which
 
 
-def read_adapters(engine: EngineDir, runtime: RuntimeConfig) -> list[Adapter]:
-    """Returns what each adapter of a runtime adds to an engine's networks, in the order of their numbers. Raises
-    InputError for an engine that takes none; ConfigError and CheckpointError as read_lora."""
-    if not runtime.lora:
-        return []
+class LoadedAdapters(Mapping[str, int]):
+    """The numbers of a model's adapters by their names. A number is never given again: what is kept of one adapter's
+    requests is not another one's."""
+
+    def __init__(self, model: EngineDir, engine: Engine, names: list[str]):
+        """`names`: of the adapters that the engine was loaded with."""
+        self._model, self._engine = model, engine
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._next = itertools.count(len(names))
+
+    def __getitem__(self, name: str) -> int:
+        return self._numbers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._numbers))  # another thread may load one
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def load(self, name: str, adapter: Adapter) -> None:
+        """Loads an adapter beside the others. Raises InputError for a name that one has, LimitError where there is no
+        room for it."""
+        if name in self._numbers:
+            raise InputError(f"there is an adapter {name!r} already; unload it first, or take another name.")
+        number = next(self._next)
+        self._engine.load_adapter(number, adapter)
+        self._numbers[name] = number
+
+    def unload(self, name: str) -> None:
+        """Lets no request name an adapter any more; those that have it end with it. Raises InputError for one that is
+        not loaded."""
+        number = adapter_id(name, self._numbers)
+        del self._numbers[name]
+        self._engine.unload_adapter(number)
+
+    def read(self, folder: str | Path) -> Adapter:
+        """Returns what the adapter of a folder adds to the model; any thread may call it. Raises as read_adapter."""
+        return read_adapter(self._model, Path(folder))
+
+
+def read_adapter(engine: EngineDir, folder: Path) -> Adapter:
+    """Returns what the adapter of a folder adds to an engine's networks. Raises InputError for an engine that takes
+    none; ConfigError and CheckpointError as read_lora."""
     if (backend := backend_of(engine)).layout is not Layout.PAGED:
         raise InputError(
             f"adapters are for --backend torch, {backend.name} runs compiled graphs; merge one into its model with"
             " vlm convert --merge-lora and build that."
         )
-    spec, configs = catalogs.family(engine.family), catalogs.configs_of(engine)
-    return [read_lora(folder, spec, configs) for folder in runtime.lora_folders.values()]
+    return read_lora(folder, catalogs.family(engine.family), catalogs.configs_of(engine))
 
 
 def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
-    """Returns the runtime with room for its adapters, none where there is none. Raises LimitError where it says for
-    how many, or of which rank, and there are more."""
-    if not adapters:
-        return replace(runtime, max_loras=None, max_lora_rank=None)
-    ranks = {name: _rank(adapter) for name, adapter in zip(runtime.lora_folders, adapters, strict=True)}
-    count, rank = runtime.max_loras or len(ranks), runtime.max_lora_rank or max(ranks.values())
+    """Returns the runtime with as much room for adapters as it says, or as its own need. Raises LimitError where it
+    says for how many, or of which rank, and there are more."""
+    if not adapters and runtime.max_loras is None:
+        return replace(runtime, max_lora_rank=None)
+    ranks = {name: rank_of(adapter) for name, adapter in zip(runtime.lora_folders, adapters, strict=True)}
+    count = runtime.max_loras or len(ranks)
+    rank = runtime.max_lora_rank or max(ranks.values(), default=DEFAULT_RANK)
     if len(ranks) > count:
         raise LimitError(
             f"there is room for {counted(count, 'adapter')}, {len(ranks)} are named", f"give --max-loras {len(ranks)}"
@@ -54,10 +97,6 @@ def with_room(runtime: RuntimeConfig, adapters: list[Adapter]) -> RuntimeConfig:
                 f"there is room for adapters of rank {rank}, {name} has {own}", f"give --max-lora-rank {own}"
             )
     return replace(runtime, max_loras=count, max_lora_rank=rank)
-
-
-def _rank(adapter: Adapter) -> int:
-    return max((each.rank for layers in adapter.values() for added in layers.values() for each in added), default=1)
 
 
 def put_adapters(

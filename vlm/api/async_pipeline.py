@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vlm.api.outputs import Encoding, Output, samples_of, text_stream
@@ -65,6 +66,16 @@ class AsyncPipeline:
         Raises InputError and its kin with one sentence.
         """
         return await asyncio.to_thread(self.pipeline.request, await self._fields(source, files), **sampling)
+
+    async def load_lora(self, name: str, folder: str | Path) -> None:
+        """Loads an adapter as `Pipeline.load_lora`, while others are served."""
+        adapters = self.pipeline.adapters
+        adapter = await asyncio.to_thread(adapters.read, folder)
+        await self.engine.run(lambda: adapters.load(name, adapter))
+
+    async def unload_lora(self, name: str) -> None:
+        """Unloads an adapter as `Pipeline.unload_lora`."""
+        await self.engine.run(lambda: self.pipeline.adapters.unload(name))
 
     async def stream(self, request: Request) -> AsyncGenerator[TextDelta, None]:
         """Yields the texts of a request's outputs as they are decoded; leaving the iteration early aborts it."""

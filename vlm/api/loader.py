@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vlm.api.adapters import put_adapters, read_adapters, with_room
+from vlm.api.adapters import put_adapters, read_adapter, with_room
 from vlm.backends.installed import backend_of
 from vlm.backends.threads import set_threads
 from vlm.config import EngineLimits, RuntimeConfig
@@ -40,7 +40,7 @@ def load_engine(engine: EngineDir, runtime: RuntimeConfig, ranks: Ranks = ALONE)
     if device.type == "cpu":
         set_threads(runtime.threads)
     limits = _limits(engine.limits, runtime.max_batch_size)
-    adapters = read_adapters(engine, runtime)
+    adapters = [read_adapter(engine, folder) for folder in runtime.lora_folders.values()]
     runtime = backend.fit_runtime(engine, with_room(runtime, adapters).on(device.type), device)
     kind = {"device": device, "dtype": getattr(torch, engine.build.dtype)}
     with _memory_errors(engine, device):

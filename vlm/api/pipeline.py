@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from vlm.api.adapters import LoadedAdapters
 from vlm.api.capabilities import Capabilities
 from vlm.api.job import Job
 from vlm.api.loader import load_engine
@@ -102,8 +103,8 @@ class Pipeline:
             runtime = of_rank(runtime, 0, 1)
         self.llm: Engine = self._loaded(runtime, ranks or ALONE)
         self.loop = EngineLoop(self.llm)
-        adapters = {name: number for number, name in enumerate(runtime.lora_folders)}
-        self.processor = Processor.from_engine(engine, adapters)
+        self.adapters = LoadedAdapters(engine, self.llm, list(runtime.lora_folders))
+        self.processor = Processor.from_engine(engine, self.adapters)
         self.capabilities = Capabilities.from_loaded(self.processor, self.llm)
         self.family, self._builder = self.processor.family, self.processor.request_builder
         self.tokenizer, self.image_processor = self.processor.tokenizer, self.processor.image_processor
@@ -277,10 +278,15 @@ class Pipeline:
         alone. Not while requests are under way."""
         return self.llm.collective_time(rows) if isinstance(self.llm, LeadingEngine) else None
 
-    @property
-    def adapters(self) -> Mapping[str, int]:
-        """Returns the numbers of the adapters that requests may name, by their names."""
-        return self._builder.adapters
+    def load_lora(self, name: str, folder: str | Path) -> None:
+        """Loads an adapter, which requests may name from now on. Raises InputError for a name that one has, LimitError
+        where there is no room for it (`max_loras`, `max_lora_rank`), ConfigError and CheckpointError for one that does
+        not fit."""
+        self.adapters.load(name, self.adapters.read(folder))
+
+    def unload_lora(self, name: str) -> None:
+        """Unloads an adapter; requests that have it end with it. Raises InputError for one that is not loaded."""
+        self.adapters.unload(name)
 
     def usage(self) -> EngineUsage | None:
         """Says how full its engine is; None of an encoder alone. Any thread may ask."""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from vlm.artifacts.checkpoint import RoleWeights
     from vlm.artifacts.engine_dir import EngineDir
-    from vlm.layers.adapters.base import Adapters
     from vlm.parallel.collectives import Ranks
 
 FIRST_WITH_FP8 = (8, 9)  # compute capability
@@ -50,22 +49,15 @@ class TorchBackend(Backend):
         self, engine: EngineDir, runtime: RuntimeConfig, device: torch.device, ranks: Ranks
     ) -> dict[str, nn.Module]:
         from vlm.artifacts.checkpoint import part_of
+        from vlm.layers.adapters.lora import Lora
         from vlm.registry.networks import load_network
 
         check_fp8(engine, runtime, device)
-        adapters, networks = _adapters(runtime), {}
+        adapters, networks = Lora.from_runtime(runtime), {}
         for role in engine.loaded_roles:
             tensors = engine.weights(role, device=device, rank=part_of(role, ranks.rank))
             networks[role] = load_network(engine, role, tensors, device, ranks, adapters=adapters)
         return networks
-
-
-def _adapters(runtime: RuntimeConfig) -> Adapters | None:
-    """Returns the room for adapters that networks are made with."""
-    from vlm.layers.adapters.lora import Lora
-
-    count, rank = runtime.max_loras, runtime.max_lora_rank
-    return None if count is None or rank is None else Lora(count, rank)
 
 
 def _cut(job: BuildJob) -> dict[tuple[str, int], RoleWeights]:

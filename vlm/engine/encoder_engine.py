@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vlm.config import EngineLimits, ModelConfig
@@ -13,6 +14,7 @@ from vlm.requests.token_update import TokenUpdate
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from vlm.layers.adapters.lora import Layers
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.requests.image import Image
 
@@ -40,6 +42,13 @@ class EncoderEngine:
 
     def usage(self) -> None:
         """Returns nothing: it holds no sequences."""
+
+    def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
+        """Raises InputError: its adapters are those that it was loaded with."""
+        raise InputError(f"{self._name} is loaded as an encoder alone; give its adapters when it is loaded.")
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Does nothing: what it was loaded with stays, and no request names it any more."""
 
     def step(self) -> list[TokenUpdate]:
         return []

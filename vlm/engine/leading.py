@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.executor.collective_time import CollectiveTime
+    from vlm.layers.adapters.lora import Layers
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.parallel.collectives import Hosts, Ranks
     from vlm.requests.image import Image
@@ -61,6 +62,13 @@ class LeadingEngine:
     def abort(self, request_id: int) -> None:
         self._calls.append(("abort", (request_id,), {}))
         self._engine.abort(request_id)
+
+    def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
+        self._with_others("load_adapter", self._engine.load_adapter, adapter_id, adapter)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        self._calls.append(("unload_adapter", (adapter_id,), {}))
+        self._engine.unload_adapter(adapter_id)
 
     def step(self) -> list[TokenUpdate]:
         return self._with_others("step", self._engine.step)

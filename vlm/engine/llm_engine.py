@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from vlm.executor.collective_time import CollectiveTime
+
+    from vlm.layers.adapters.lora import Layers
     from vlm.layers.forward_batch import HiddenStateRecorder
     from vlm.requests.image import Image
 
@@ -53,6 +55,7 @@ class LLMEngine:
         self._ids = itertools.count()
         self._sequences: dict[int, Sequence] = {}
         self._aborted_ids: set[int] = set()
+        self._unloaded: set[int] = set()  # adapters that some sequence may still have
         self._in_flight: DecodeBurst | None = None
         self._updates: list[TokenUpdate] = []  # not yet reported
         self._at_work: list[Sequence] = []  # what the executor was given last
@@ -76,6 +79,9 @@ class LLMEngine:
         """Queues a request; its id names it in `step`'s updates. LimitError when the engine cannot hold it."""
         if request.params.return_context_logits and not self.executor.runner.gives_context_logits:
             raise InputError("a compiled engine gives generation logits alone; build it with --backend torch.")
+        if request.adapter_id in self._unloaded:
+            raise InputError("the request's adapter has been unloaded; name another one.")
+        self.executor.adapters.check(request.adapter_id)
         sequence = self._admission.sequence(next(self._ids), request, len(self._stop_ids(request)))
         params = request.params
         if self.scheduler.exceeds_capacity(sequence.max_length, sequence.num_features, params.num_beams):
@@ -140,6 +146,19 @@ class LLMEngine:
     def collective_time(self, rows: int) -> CollectiveTime:
         """Measures what ranks tell each other in a decode step of so many slots, by itself."""
         return self.executor.collective_time(rows)
+
+    def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
+        """Loads what an adapter adds to the networks, by their roles, under a number that none has had. Raises
+        LimitError where there is no room for it."""
+        used = {sequence.request.adapter_id for sequence in self._sequences.values()}
+        for number in self._unloaded - used:
+            self.executor.adapters.free(number)
+        self._unloaded &= used
+        self.executor.load_adapter(adapter_id, adapter)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Takes no more requests for an adapter; those that there are end with it."""
+        self._unloaded.add(adapter_id)
 
     def free_cached_memory(self) -> None:
         """Gives back the device memory of what is kept for later."""

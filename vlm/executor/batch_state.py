@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from vlm.executor.adapters import AdapterSlots
 from vlm.executor.kv_cache import CacheShape
 from vlm.executor.packing import power_of_two
 from vlm.executor.rule_table import RuleTable, rules_of
@@ -41,8 +42,10 @@ class BatchState:
         device: torch.device,
         embedding_size: int = 1,
         dtype: torch.dtype = torch.float32,
+        adapters: AdapterSlots | None = None,
     ):
         self.padding_slot, self.device = num_slots, device
+        self._adapters = adapters or AdapterSlots()
         size = num_slots + 1
         ints = lambda *dims: torch.zeros(size, *dims, dtype=torch.int32, device=device)  # noqa: E731
         self.slots = SequenceState(
@@ -66,7 +69,7 @@ class BatchState:
         self.rules = RuleTable(self.padding_slot, device)
         self.self_tables, self.cross_tables = ints(shape.self_table), ints(shape.cross_table)
         self.cross_lengths = ints() + 1
-        self.adapter_ids = ints() + NO_ADAPTER
+        self.adapter_ids = ints() + NO_ADAPTER  # their slots in the banks
         # the embedding of a prompt's last token where that is a row of its table
         self.last_prompt_embed = torch.zeros(size, embedding_size, dtype=dtype, device=device)
         self._table_sizes: dict[int, int] = {}
@@ -105,7 +108,7 @@ class BatchState:
         if any(p.loop_detection for p in params):
             put(state.loop_runs, [loop_runs_of(s.tokens) for s in sequences])
         put(self.cross_lengths, [s.num_features for s in sequences])
-        put(self.adapter_ids, [s.request.adapter_id for s in sequences])
+        put(self.adapter_ids, [self._adapters[s.request.adapter_id] for s in sequences])
         blocks = max(len(s.cross_blocks) for s in sequences)
         put(self.cross_tables, _padded([s.cross_blocks for s in sequences], blocks, 0))
 

@@ -14,6 +14,7 @@ from vlm.backends.graphs.network import Network
 from vlm.config import EngineLimits, ModelConfig, RuntimeConfig
 from vlm.errors import ConfigError
 from vlm.executor import kv_cache
+from vlm.executor.adapters import AdapterSlots
 from vlm.executor.batch_state import BatchState
 from vlm.executor.encoders import EncoderNetworks, Encoders
 from vlm.executor.executor import Executor
@@ -26,6 +27,7 @@ from vlm.executor.slot_cache import SlotCache
 from vlm.executor.slot_encoders import SlotEncoders
 from vlm.executor.slot_runner import SlotRunner
 from vlm.executor.torch_encoders import TorchEncoders
+from vlm.layers.adapters.lora import Lora
 from vlm.parallel.collectives import Hosts, Ranks
 from vlm.parallel.mapping import Mapping as RankMapping
 
@@ -65,7 +67,8 @@ def create_encoders(
     options = {"visual": networks.get("visual"), "encoder": networks.get("encoder"), "device": device, "dtype": dtype}
     if layout is Layout.SLOTS:
         return Encoders(SlotEncoders(**options), runtime, ranks)
-    return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device)), runtime, ranks)
+    adapters = AdapterSlots(Lora.from_runtime(runtime), len(runtime.lora))
+    return Encoders(TorchEncoders(**options, graphs=_graphs(runtime, device), adapters=adapters), runtime, ranks)
 
 
 def _paged_runner(
@@ -126,7 +129,9 @@ def _slot_runner(
 def _sampler(config: ModelConfig, limits: EngineLimits, shape: CacheShape, encoders: EncoderNetworks) -> Sampler:
     """Returns what samples for the slots of a new batch state."""
     device, size = encoders.device, limits.max_batch_size
-    state = BatchState(size, limits.max_seq_len, shape, device, config.embedding_size, encoders.dtype)
+    state = BatchState(
+        size, limits.max_seq_len, shape, device, config.embedding_size, encoders.dtype, encoders.adapters
+    )
     return Sampler(state, LogitsRecorder(size + 1, device))
 
 

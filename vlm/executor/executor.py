@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 
 import torch
@@ -23,6 +23,7 @@ from vlm.executor.packing import batched, batched_by_tokens, bucket_of
 from vlm.executor.runner import Runner
 from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
+from vlm.layers.adapters.lora import Layers, rank_of
 from vlm.parallel.recording import recorded
 from vlm.requests.sequence import PrefillChunk, Sequence
 from vlm.requests.token_update import Hypothesis
@@ -43,7 +44,7 @@ class Executor:
         """`config`: the decoder's; the runner decodes by the same sampler; `batch_invariant`: see RuntimeConfig."""
         self.config, self.runner, self.encoders, self.sampler = config, runner, encoders, sampler
         self.batch_invariant = batch_invariant
-        self.state, self.logits = sampler.state, sampler.logits
+        self.state, self.logits, self.adapters = sampler.state, sampler.logits, encoders.networks.adapters
         self.device, self.timer, self.asynchronous = encoders.device, encoders.timer, encoders.asynchronous
         padding_slot = self.state.padding_slot
         self.rows = torch.full((2, padding_slot + 1), padding_slot, dtype=torch.int32, device=self.device)
@@ -119,6 +120,16 @@ class Executor:
     def release(self, sequence: Sequence) -> None:
         """Drops what was held for a sequence's prompt."""
         self._prompt_embeds.pop(sequence.id, None)
+
+    def load_adapter(self, adapter_id: int, adapter: Mapping[str, Layers]) -> None:
+        """Puts what an adapter adds to the networks, by their roles, on the device. Raises LimitError where there is no
+        room for it."""
+        slot = self.adapters.take(adapter_id, rank_of(adapter))
+        try:
+            self.runner.put_adapter(slot, adapter)
+        except BaseException:
+            self.adapters.free(adapter_id)
+            raise
 
     def free_cached_memory(self) -> None:
         """Waits for the device and gives back the memory of what is kept for later. Sequences are admitted again."""

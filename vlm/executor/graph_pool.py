@@ -22,6 +22,11 @@ class GraphPool:
     def __contains__(self, key: tuple) -> bool:
         return key in self._graphs
 
+    def clear(self) -> None:
+        """Waits for the device and forgets all graphs: what they work on lies elsewhere now."""
+        torch.cuda.synchronize(self.device)
+        self._graphs.clear()
+
     def replay(self, key: tuple, function: Callable[..., Result], *inputs: Tensor) -> Result:
         """Runs function(*inputs) as the key's graph, which is captured when it is first asked for. The result is
         overwritten by the key's next run."""

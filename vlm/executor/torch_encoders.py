@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vlm.executor.adapters import AdapterSlots
 from vlm.executor.graph_pool import GraphPool
 from vlm.executor.networks import required
 from vlm.executor.packing import PackedTexts
@@ -23,8 +24,16 @@ class TorchEncoders:
     """Modules of torch; with `graphs` passes over images are CUDA graphs."""
 
     def __init__(
-        self, visual: Any, encoder: Any, *, device: torch.device, dtype: torch.dtype, graphs: GraphPool | None = None
+        self,
+        visual: Any,
+        encoder: Any,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        graphs: GraphPool | None = None,
+        adapters: AdapterSlots | None = None,
     ):
+        self.adapters = adapters or AdapterSlots()
         self.visual, self.encoder, self.device, self.dtype, self.graphs = visual, encoder, device, dtype, graphs
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._graph_shapes: set[torch.Size] = set()
@@ -44,7 +53,7 @@ class TorchEncoders:
 
     def encode_texts(self, parts: Parts, adapter_ids: Items[int], recorder: HiddenStateRecorder | None) -> list[Tensor]:
         texts = [tokens for _, tokens in parts]
-        packed_texts = PackedTexts.from_texts(texts, adapter_ids)  # no slots, but as many rows each
+        packed_texts = PackedTexts.from_texts(texts, [self.adapters[i] for i in adapter_ids])  # slots of banks
         inputs = packed_texts.to_device(self.device)
         prompt_embeds = gather_prompt_embeds(parts, self.encoder.config.vocab_size, self.device)
         rows_adapters = inputs.slots if any(i != NO_ADAPTER for i in adapter_ids) else None

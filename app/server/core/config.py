@@ -65,7 +65,7 @@ class ServerConfig(ConnectionLimits):
         STEP_SECONDS, "An engine that takes longer over one step hangs, and has broken.", default=f"{STEP_SECONDS:g}",
         allowed=SECONDS,
     )  # fmt: skip
-    model_control: bool = option(False, "Clients may load and unload the models of repositories.")
+    model_control: bool = option(False, "Clients may load and unload the models of repositories, and adapters.")
     exit_when_broken: bool = option(  # for a supervisor to start it again
         True, "At an engine's end, exit 70 or answer 503.", flags=("--exit-when-broken/--stay-when-broken",),
         default="exit-when-broken",

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from vlm.errors import EngineError
+from vlm_app.server.core.errors import Forbidden
 from vlm_app.server.replicas.forwarding import NONE_READY, read_request
 from vlm_app.server.replicas.replica import FAILURES, Replica, UpstreamRequest
 from vlm_app.server.replicas.supervisor import Supervisor
@@ -45,6 +46,10 @@ class ModelControl:
                 self._changes.pop(path, None)  # the order is that of the last changes
                 self._changes[path] = request
         return refusal or answers[0]
+
+    async def refuse_adapters(self, http: Request) -> Response:
+        """Raises Forbidden: adapters of one replica would be none of the others'."""
+        raise Forbidden("replicas have the adapters that they were started with; start the server with --lora.")
 
     async def common_index(self, request: UpstreamRequest) -> Response:
         return await self._merged(request, merged_index)

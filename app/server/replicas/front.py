@@ -52,6 +52,8 @@ def create_front(supervisor: Supervisor, config: ServerConfig) -> Starlette:
         Route("/v2/repository/index", control.index, methods=["POST"]),
         Route("/v2/repository/models/{name}/load", control.change, methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", control.change, methods=["POST"]),
+        Route("/v1/load_lora_adapter", control.refuse_adapters, methods=["POST"]),
+        Route("/v1/unload_lora_adapter", control.refuse_adapters, methods=["POST"]),
         Route("/v2/models/stats", control.statistics),
         Route("/v2/models/{name}/stats", control.statistics),
         Route("/v2/models/{name}/versions/{version}/stats", control.statistics),

@@ -107,9 +107,34 @@ class Control:
         async with self._lock:
             await self._unload(repositories, name)
 
-    def _checked(self, name: str) -> Repositories:
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Loads an adapter of the one model that is served. Raises InputError where there are several, or one has its
+        name."""
+        self._check_enabled()
+        if len(services := list(self._services)) != 1:
+            raise InputError("adapters are loaded by a server of one model; this one serves several, or none.")
+        if name in self._services.by_name:
+            raise InputError(f"{name!r} is a model here; give the adapter another name.")
+        async with self._lock:
+            await services[0].model.load_lora(name, folder)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unloads an adapter; what runs with it ends as it would have."""
+        self._check_enabled()
+        async with self._lock:
+            service, adapter = self._services.asked(name)
+            if not adapter:
+                raise InputError(f"{name!r} is a model, not an adapter.")
+            await service.model.unload_lora(name)
+
+    def _check_enabled(self) -> None:
         if not self._is_enabled:
-            raise Forbidden("models are not loaded and unloaded here; start the server with --model-control.")
+            raise Forbidden(
+                "models and adapters are not loaded and unloaded here; start the server with --model-control."
+            )
+
+    def _checked(self, name: str) -> Repositories:
+        self._check_enabled()
         if self._repositories is None or (
             name in self._services.by_name and name not in self._repositories.loaded_entries
         ):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from vlm.config import RuntimeConfig
 from vlm.ops.add_lora import add_lora
 
 
@@ -27,12 +28,23 @@ class LoraWeights(NamedTuple):
 Layers = Mapping[str, list[LoraWeights]]
 
 
+def rank_of(adapter: Mapping[str, Layers]) -> int:
+    """Returns the highest rank of an adapter, of whose networks this is what it adds to them."""
+    return max((each.rank for layers in adapter.values() for added in layers.values() for each in added), default=1)
+
+
 @dataclass(frozen=True)
 class Lora:
     """Makes the banks of so many adapters, none of a higher rank."""
 
     max_loras: int
     max_rank: int
+
+    @classmethod
+    def from_runtime(cls, runtime: RuntimeConfig) -> Lora | None:
+        """Returns the room that a runtime has for adapters; None where it has none."""
+        count, rank = runtime.max_loras, runtime.max_lora_rank
+        return None if count is None or rank is None else cls(count, rank)
 
     def bank(self, in_features: int, part_sizes: Mapping[str, int]) -> LoraBank:
         return LoraBank(in_features, part_sizes, self)
@@ -49,15 +61,26 @@ class LoraBank(nn.Module):
         self._columns = {part: slice(*place) for part, place in zip(part_sizes, bounds, strict=True)}
         self._weights: dict[str, tuple[Tensor, Tensor]] = {}  # by part: a [n, max_rank, in], b [n, max_rank, out]
 
-    def put(self, adapter_id: int, part: str, weights: LoraWeights) -> None:
+    @property
+    def parts(self) -> set[str]:
+        """Returns the parts that there is room for."""
+        return set(self._weights)
+
+    def clear(self, slot: int) -> None:
+        """Forgets what lies in a slot."""
+        for matrices in self._weights.values():
+            for each in matrices:
+                each[slot] = 0.0
+
+    def put(self, slot: int, part: str, weights: LoraWeights) -> None:
         """Takes what an adapter adds to a part, on the device and in the type that the layer computes in."""
         if part not in self._weights:
             shape, columns = (self.room.max_loras, self.room.max_rank), self._columns[part]
             zeros = weights.a.new_zeros
             self._weights[part] = zeros(*shape, self.in_features), zeros(*shape, columns.stop - columns.start)
         a, b = self._weights[part]
-        a[adapter_id, : weights.rank] = weights.a
-        b[adapter_id, : weights.rank, : len(weights.b)] = weights.b.T
+        a[slot, : weights.rank] = weights.a
+        b[slot, : weights.rank, : len(weights.b)] = weights.b.T
 
     def forward(self, x: Tensor, y: Tensor, adapter_ids: Tensor) -> Tensor:
         for part, (a, b) in self._weights.items():
