@@ -5,8 +5,10 @@ from __future__ import annotations
 import httpx
 import openai
 import pytest
+import torch
 
 import vlm
+from tests import prompted_kit, tiny
 from tests.lora_kit import random_adapter
 from tests.prompted_kit import call, saved
 from tests.server_kit import serving
@@ -43,6 +45,20 @@ def test_an_adapter_is_asked_by_its_name(folders, tmp_path):
         assert client.models.retrieve("b").id == "b"
         with pytest.raises(openai.NotFoundError, match="model 'c' is not served here; there is base, a, b"):
             client.completions.create(model="c", prompt=PROMPT)
+
+
+def test_embeddings_are_of_their_adapters(tmp_path, monkeypatch):
+    monkeypatch.setitem(prompted_kit.MODELS, "t5", lambda: tiny.t5(seed=0, eos_token_id=2, tied=False))
+    saved("t5", tmp_path / "t5")
+    adapter = random_adapter(tmp_path / "own", "encoder.block.0.layer.0.SelfAttention.q", seed=3)
+    pipe = vlm.load(tmp_path / "t5", device="cpu", lora={"own": adapter}, cache_dir=tmp_path / "cache")
+    want = [pipe.encode(PROMPT, lora=lora).last_hidden_state.mean(0) for lora in (-1, "own")]
+    with serving({"base": pipe}) as served:
+        client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="-")
+        for name, mean in zip(("base", "own"), want, strict=True):
+            found = torch.tensor(client.embeddings.create(model=name, input=PROMPT).data[0].embedding)
+            torch.testing.assert_close(found, mean / mean.norm(), atol=1e-5, rtol=1e-4)
+    assert not want[0].allclose(want[1])
 
 
 @pytest.mark.parametrize(

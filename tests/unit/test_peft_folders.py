@@ -8,8 +8,10 @@ import torch
 from tests import tiny
 from tests.engines import engine_dir
 from tests.lora_kit import Q, adapter_folder, matrices
+from vlm.api import adapters
 from vlm.api.pipeline import Pipeline
 from vlm.artifacts.checkpoint import Checkpoint
+from vlm.backends.onnxruntime.backend import OnnxRuntimeBackend
 from vlm.build.from_model import convert_model
 from vlm.config import RuntimeConfig
 from vlm.convert.adapters.peft import read_peft
@@ -157,6 +159,13 @@ def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_loras=1))
     with pytest.raises(LimitError, match="room for adapters of rank 1, a has 2, give --max-lora-rank 2"):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_lora_rank=1))
+
+
+def test_compiled_engines_take_none(tmp_path, monkeypatch):
+    engine, folder = engine_dir(tiny.llama(), tmp_path), folder_of(tmp_path / "a")
+    monkeypatch.setattr(adapters, "backend_of", lambda _: OnnxRuntimeBackend())
+    with pytest.raises(InputError, match="adapters are for --backend torch, onnxruntime runs compiled graphs; merge"):
+        Pipeline(engine, RuntimeConfig(device="cpu", lora=(f"a={folder}",)))
 
 
 @pytest.mark.parametrize(

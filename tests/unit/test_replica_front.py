@@ -107,6 +107,14 @@ def test_the_head_of_an_answer_has_no_body():
         assert (status, body, int(headers["Content-Length"])) == (200, b"", len(json.dumps(["GET", "/v1/models"])))
 
 
+@pytest.mark.parametrize("route", ["load", "unload"])
+def test_adapters_of_one_replica_would_be_none_of_the_others(route):
+    with front_of(well, well) as front:
+        status, _, body = call(front, f"/v1/{route}_lora_adapter", b'{"lora_name": "a"}')
+        assert status == 403 and "the adapters that they were started with" in sentence(body)
+        assert work(front) == [[], []]
+
+
 def test_what_a_server_refuses_no_replica_sees():
     with front_of(well, api_key="k", max_body_mb=1) as front:
         key = {"Authorization": "Bearer k"}
