@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import vlm
 from tests import tiny
 from tests.engines import engine_dir
 from tests.lora_kit import Q, adapter_folder, matrices
@@ -60,6 +61,10 @@ def test_names_without_the_wrapper_and_with_an_adapters_own_are_the_same(tmp_pat
         ({"bias": "all", "modules_to_save": ["lm_head"]}, r"has bias all, modules_to_save \['lm_head'\], which"),
         ({"init_lora_weights": "pissa_niter_4"}, "has init_lora_weights pissa_niter_4"),
         ({"r": "many"}, "holds a value that no LoRA has"),
+        ({"r": 0}, "holds a value that no LoRA has .a rank of 0"),
+        ({"rank_pattern": {"(": 2}}, "holds a value that no LoRA has .missing"),
+        ({"alpha_pattern": {"q_proj": "much"}}, "holds a value that no LoRA has"),
+        ({"alpha_pattern": ["q_proj"]}, "holds a value that no LoRA has"),
         ({"r": 3}, r"q_proj has shapes \[2, 32\] and \[32, 2\], its configuration says rank 3"),
     ],
 )
@@ -159,6 +164,11 @@ def test_requests_name_what_is_loaded_and_there_is_room_for(tmp_path):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_loras=1))
     with pytest.raises(LimitError, match="room for adapters of rank 1, a has 2, give --max-lora-rank 2"):
         Pipeline(engine, RuntimeConfig(device="cpu", lora=(a, b), max_lora_rank=1))
+
+
+def test_names_are_no_pairs(tmp_path):
+    with pytest.raises(InputError, match="an adapter is called 'a=b'; give it a name without ="):
+        vlm.load(tmp_path, lora={"a=b": "folder"})
 
 
 def test_compiled_engines_take_none(tmp_path, monkeypatch):

@@ -71,6 +71,8 @@ def load(
     It, `max_loras`, `max_lora_rank`, `device` and `max_batch_size` override those of `runtime`; None leaves them.
     Raises a VlmError with one sentence.
     """
+    if bad := [name for name in lora or () if "=" in name]:
+        raise InputError(f"an adapter is called {bad[0]!r}; give it a name without =.")
     named = None if lora is None else tuple(f"{name}={folder}" for name, folder in lora.items())
     own = {"device": device, "max_batch_size": max_batch_size, "lora": named}
     runtime = _overridden(runtime or RuntimeConfig(), max_loras=max_loras, max_lora_rank=max_lora_rank, **own)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from vlm.artifacts.files import read_json
 from vlm.errors import ConfigError, listed
+
+T = TypeVar("T")
 
 FILE = "adapter_config.json"
 WHAT = "folder of a PEFT adapter"
@@ -41,8 +43,8 @@ class PeftConfig:
 
     rank: int
     alpha: float
-    rank_pattern: Mapping[str, int]
-    alpha_pattern: Mapping[str, float]
+    rank_pattern: Mapping[re.Pattern[str], int]
+    alpha_pattern: Mapping[re.Pattern[str], float]
     use_rslora: bool
     base: str  # the model's name, as the folder has it; may be empty
 
@@ -60,14 +62,14 @@ class PeftConfig:
             )
         try:
             return cls(
-                int(values.get("r", 8)),
+                _rank(values.get("r", 8)),
                 float(values.get("lora_alpha", 8)),
-                dict(values.get("rank_pattern") or {}),
-                dict(values.get("alpha_pattern") or {}),
+                _patterns(values.get("rank_pattern") or {}, _rank),
+                _patterns(values.get("alpha_pattern") or {}, float),
                 bool(values.get("use_rslora")),
                 str(values.get("base_model_name_or_path") or ""),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError, re.error) as error:
             raise ConfigError(f"{folder / FILE} holds a value that no LoRA has ({error}); fetch it again.") from None
 
     def rank_of(self, module: str) -> int:
@@ -83,6 +85,19 @@ def _matters(value: Any, neutral: tuple[Any, ...]) -> bool:
     return value is not None and not any(value == each and type(value) is type(each) for each in neutral)
 
 
-def _by_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """Returns the value of the first pattern that the end of a module's path matches, as PEFT finds it."""
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+def _rank(value: Any) -> int:
+    """Raises ValueError for what is no rank."""
+    if (rank := int(value)) < 1:
+        raise ValueError(f"a rank of {rank}")
+    return rank
+
+
+def _patterns(values: Mapping[str, Any], read: Callable[[Any], T]) -> dict[re.Pattern[str], T]:
+    """Returns values by what the end of a module's path matches, as PEFT has it. Raises re.error for what is no
+    pattern."""
+    return {re.compile(rf"(.*\.)?({key})$"): read(value) for key, value in values.items()}
+
+
+def _by_pattern(patterns: Mapping[re.Pattern[str], T], module: str, default: T) -> T:
+    """Returns the value of the first pattern that matches."""
+    return next((value for pattern, value in patterns.items() if pattern.match(module)), default)
