@@ -62,6 +62,14 @@ def test_a_lone_adapter_is_that_of_all_inputs(llama, adapters, texts):
     assert call(*prompts, *loras(adapters)).stdout.splitlines() == texts[None]
 
 
+def test_a_merged_checkpoint_needs_no_adapter(llama, adapters, texts, tmp_path):
+    out = tmp_path / "merged"
+    result = call("convert", llama, "-o", out, "--merge-lora", adapters["b"])
+    assert result.exit_code == 0 and result.stdout == f"{out}\n", result.stderr
+    result = call("generate", *PROMPTS, "--raw-prompt", "--model", out, *SHORT)
+    assert result.stdout.splitlines() == texts["b"]
+
+
 def test_each_input_has_its_own(llama, adapters, texts, tmp_path):
     generate = ("generate", "--raw-prompt", "--model", llama, *SHORT, *loras(adapters))
     result = call(*generate, *PROMPTS, "--lora-task-uids", "1,-1,0")

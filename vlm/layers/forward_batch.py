@@ -37,7 +37,9 @@ class ForwardBatch:
     positions: Tensor  # [R] int; [axes, R] in models whose positions have several axes
     attention: AttentionMetadata
     prompt_embeds: PromptEmbeds | None = None
-    adapter_ids: Tensor | None = None  # [R] int32, NO_ADAPTER where a row has none; None: no row has one
+    adapter_ids: Tensor | None = (
+        None  # [R] int32: slots of banks, NO_ADAPTER where a row has none; None: no row has one
+    )
     recorder: HiddenStateRecorder | None = None
 
     def rows(self, start: int, end: int) -> ForwardBatch:

@@ -15,7 +15,8 @@ class Adapters(Protocol):
     def bank(self, in_features: int, part_sizes: Mapping[str, int]) -> nn.Module | None:
         """Returns what a Linear of these sizes is to hold, or None where adapters leave it as it is.
 
-        The bank has the tensors of all adapters. Its forward(x [..., in], y [..., out], adapter_ids [R] int32) returns
-        y, the Linear's own result, changed for each row by its adapter; NO_ADAPTER changes nothing.
+        The bank has the tensors of all adapters, each in a slot. Its forward(x [..., in], y [..., out], adapter_ids [R]
+        int32, their slots) returns y, the Linear's own result, changed for each row by its adapter; NO_ADAPTER changes
+        nothing. It may change y in place.
         """
         ...
