@@ -185,7 +185,7 @@ class PagedRunner:
 
     def dummy_step(self, rows: int) -> None:
         slots = torch.full((rows,), self.state.padding_slot, dtype=torch.int32, device=self.device)
-        self._step(DecodeRows(slots, slots, None), SamplingPlan(None))
+        self._step(DecodeRows(slots, slots, None, adapted=False), SamplingPlan(None))
 
     def _layout(self, plan: SamplingPlan) -> tuple[int, ...]:
         """Returns the sizes of the buffers that a step works on and that may be others by the next one."""
