@@ -22,6 +22,7 @@ from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import rotary as rotary_op
 from vlm.ops import sample as sample_op
+from vlm.ops import step_attention as step_op
 from vlm.ops import topk_logprobs as topk_op
 from vlm.ops import w8a8 as w8a8_op
 from vlm.ops.kernels import add_norm as norm_kernel
@@ -41,7 +42,7 @@ from vlm.ops.kernels import sample as sample_kernel
 from vlm.ops.kernels import topk_logprobs as topk_kernel
 from vlm.ops.kernels import unpack as unpack_kernel
 from vlm.ops.kernels import w8a8 as w8a8_kernel
-from vlm.ops.paged_kv import KVCache, PagedKV, quantized
+from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
 
 SLOTS = 6
 
@@ -61,7 +62,8 @@ def _empty(blocks: int, heads: int, block_size: int, dim: int, dtype: torch.dtyp
 
 def _kept(keys: torch.Tensor, values: torch.Tensor, device: torch.device) -> list[PagedKV]:
     """Returns blocks of these keys and values [N, H, block, D], as every kind of cache keeps them."""
-    kinds = [PagedKV(keys.to(device), values.to(device))]
+    arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device)
+    kinds = [PagedKV(keys.to(device), values.to(device), arrivals=arrivals)]
     for dtype in KINDS[1:]:
         blocks, heads, size, dim = keys.shape
         kv = _empty(blocks, heads, size, dim, dtype, device)
@@ -76,16 +78,21 @@ def _kept(keys: torch.Tensor, values: torch.Tensor, device: torch.device) -> lis
 
 
 def _check_written(ours: PagedKV, theirs: PagedKV, count: int, atol: float) -> None:
+    """Compares two layers' blocks, which were empty, with so many values written."""
+    written = (ours.key_scales > 0).sum() * ours.keys.shape[3] if ours.is_quantized else ours.values.count_nonzero()
+    assert written == count
+    _check_equal(ours, theirs, atol)
+
+
+def _check_equal(ours: PagedKV, theirs: PagedKV, atol: float) -> None:
     """Compares two layers' blocks; in 8 bits few values may be one step apart, of e4m3 in Triton's interpreter a power
     of two: it does not carry."""
     if not ours.is_quantized:
         for a, b in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
             torch.testing.assert_close(a, b, atol=atol, rtol=1e-5 if atol else 0.0)
-        assert ours.values.count_nonzero() == count
         return
     for a, b in ((ours.key_scales, theirs.key_scales), (ours.value_scales, theirs.value_scales)):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
-    assert (ours.key_scales > 0).sum() * ours.keys.shape[3] == count
     for a, b in ((ours.keys, theirs.keys), (ours.values, theirs.values)):
         apart = (a.float() - b.float()).abs()
         assert (apart > 0).float().mean() < 0.01 and apart.max() <= (1 if a.dtype == torch.int8 else 64)
@@ -125,6 +132,33 @@ def grouped_attention(device: torch.device) -> None:
             want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5)
             found = attention_kernel.paged_attention(q.to(device), kv, *arguments, dim**-0.5)
             torch.testing.assert_close(found, want, atol=3e-6, rtol=1e-5)
+
+
+def step_attention(device: torch.device) -> None:
+    # turned in part, wholly and not at all; one and several splits; the new token alone; groups of query heads
+    shapes = ((3, 2, 2, 12, 8, 5), (2, 4, 4, 64, 16, 40), (5, 6, 2, 20, 8, 9), (3, 20, 1, 32, 16, 20))
+    for rows, heads, kv_heads, dim, block, width in shapes:
+        tables = torch.randperm(SLOTS * width, dtype=torch.int32).view(SLOTS, width).to(device)
+        slots = torch.randperm(SLOTS, dtype=torch.int32)[:rows].to(device)
+        lengths = _ints(width * block + 1, rows, low=1)
+        lengths[0] = 1
+        parts = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
+        attention_kernel._processors = lambda index: 132
+        keys, values = (torch.randn(SLOTS * width, kv_heads, block, dim) for _ in range(2))
+        biases = (None, torch.randn(heads, 2 * 7 + 1, device=device)) if heads == kv_heads else (None,)
+        for half, bias in itertools.product((0, dim // 2, 2), biases):
+            angles = torch.randn(rows, 2, half, device=device) if half else None
+            new = NewTokens(*parts[1:], angles)
+            for ours, theirs in zip(_kept(keys, values, device), _kept(keys, values, device), strict=True):
+                arguments = (tables, slots, lengths.to(device), dim**-0.5, bias)
+                want = step_op.reference(parts[0], new, theirs, *arguments)
+                found = attention_kernel.paged_attention(parts[0], ours, *arguments, new)
+                _check_equal(ours, theirs, atol=1e-6)
+                if ours.is_quantized:  # a value may have been written one step apart
+                    q = parts[0] if angles is None else rotary_op.rotate(parts[0], angles)
+                    want = attention_op.reference(q, ours, *arguments)
+                torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
+                assert ours.arrivals is not None and not ours.arrivals.any()
 
 
 def prefill_attention(device: torch.device) -> None:
@@ -437,6 +471,7 @@ CASES = {
         paged_attention,
         packed_attention,
         grouped_attention,
+        step_attention,
         prefill_attention,
         rotary,
         embed,

@@ -9,9 +9,10 @@ from torch import Tensor
 from vlm.ops.kv_write import kv_write
 from vlm.ops.packed_attention import attention_weights, packed_attention
 from vlm.ops.paged_attention import paged_attention
-from vlm.ops.paged_kv import KVCache
+from vlm.ops.paged_kv import KVCache, NewTokens
 from vlm.ops.prefill_attention import prefill_attention
 from vlm.ops.rotary import rotary_kv_write
+from vlm.ops.step_attention import step_attention
 
 
 class AttentionMetadata:
@@ -65,12 +66,13 @@ class PagedMetadata(AttentionMetadata):
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, bias: Tensor | None, angles: Tensor | None
     ) -> Tensor:
         kv = self.cache.layer(layer)
+        if self.tiles is None:
+            new = NewTokens(k, v, angles)
+            return step_attention(q, new, kv, self.self_tables, self.slots, self.self_lengths, scale, bias)
         if angles is None:
             kv_write(k, v, kv, self.self_tables, self.slots, self.places)
         else:
             q = rotary_kv_write(q, k, v, angles, kv, self.self_tables, self.slots, self.places)
-        if self.tiles is None:
-            return paged_attention(q, kv, self.self_tables, self.slots, self.self_lengths, scale, bias)
         return prefill_attention(q, kv, self.self_tables, self.tiles, scale, bias)
 
     def cross_attention(self, layer: int, q: Tensor, *, scale: float) -> Tensor:

@@ -9,7 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+ARRIVALS = 4096  # attentions of one step that are cut into parts; those of more rows are not
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # what the largest value of a token and head is kept as
+
+
+class NewTokens(NamedTuple):
+    """What a step's rows put into the cache, a token each, before they attend to it."""
+
+    k: Tensor  # [R, H_kv, D], may be a strided view
+    v: Tensor
+    angles: Tensor | None = None  # [R, 2, n] float32, by which queries and keys are turned: see vlm.ops.rotary
 
 
 class PagedKV(NamedTuple):
@@ -19,6 +28,7 @@ class PagedKV(NamedTuple):
     values: Tensor
     key_scales: Tensor | None = None  # [blocks, H, block_size] float32: of keys in 8 bits
     value_scales: Tensor | None = None
+    arrivals: Tensor | None = None  # [ARRIVALS] int32 zeros: how many parts of an attention are done, while it runs
 
     @property
     def block_size(self) -> int:
@@ -40,6 +50,7 @@ class KVCache:
     dtype: torch.dtype  # of the values that are kept
     tokens_first: bool = False  # in memory a block holds token after token, not head after head
     first_layer: int = 0  # its number in the whole network
+    arrivals: Tensor | None = None  # see PagedKV: of all layers, one after the other
 
     @classmethod
     def zeros(
@@ -60,7 +71,8 @@ class KVCache:
         assert dtype in MOST or size == numbers
         kept = torch.int8 if dtype in MOST else dtype
         blocks = torch.zeros((len(layers), 2, num_blocks, size), dtype=kept, device=device)
-        kind = {"tokens_first": device.type != "cuda", "first_layer": layers.start}
+        arrivals = torch.zeros(ARRIVALS, dtype=torch.int32, device=device)
+        kind = {"tokens_first": device.type != "cuda", "first_layer": layers.start, "arrivals": arrivals}
         return cls(blocks, heads, block_size, head_dim, dtype, **kind)
 
     def layer(self, number: int) -> PagedKV:
@@ -76,9 +88,9 @@ class KVCache:
         numbers = self.heads * self.block_size * self.head_dim
         sides = [self._by_head(side[:, :numbers].view(self.dtype), (self.head_dim,)) for side in (keys, values)]
         if self.dtype not in MOST:
-            return PagedKV(*sides)
+            return PagedKV(*sides, arrivals=self.arrivals)
         scales = [self._by_head(side[:, numbers:].view(torch.float32), ()) for side in (keys, values)]
-        return PagedKV(*sides, *scales)
+        return PagedKV(*sides, *scales, arrivals=self.arrivals)
 
     def _by_head(self, rows: Tensor, rest: tuple[int, ...]) -> Tensor:
         """Views [N, numbers] as [N, H, block_size, …]."""

@@ -9,16 +9,19 @@ from __future__ import annotations
 import triton.language as tl
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.new_token import head_values, new_token
+from vlm.ops.kernels.splits import is_last, merge
 
 TILE = 64  # tokens a step of a program
 
 
 @dependent
 def attend(
-    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, tables_ptr, slots_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
-    scale, q_row, q_head, block_stride, head_stride, scale_stride, table_stride,
-    GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr,
-    BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, QUANTIZED: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, new_k_ptr, new_v_ptr, angles_ptr, tables_ptr, slots_ptr, lengths_ptr,
+    out_ptr, acc_ptr, max_ptr, sum_ptr, arrivals_ptr,
+    scale, q_row, q_head, k_row, v_row, block_stride, head_stride, scale_stride, table_stride,
+    GROUP: tl.constexpr, G: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, HALF: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr, NEW: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
@@ -26,16 +29,29 @@ def attend(
     heads = tl.num_programs(1) * GROUP
     length = tl.load(lengths_ptr + row)
     table = tables_ptr + tl.load(slots_ptr + row) * table_stride
-    share = tl.cdiv(tl.cdiv(length, SPLITS), TILE) * TILE
-    begin = split * share
-    end = tl.minimum(begin + share, length)
     g, d = tl.arange(0, G), tl.arange(0, D)
-    head = kv_head * GROUP + g
-    asks = (g < GROUP)[:, None] & (d < DIM)[None, :]
-    q = tl.load(q_ptr + row * q_row + head[:, None] * q_head + d[None, :], mask=asks, other=0.0)
+    head = kv_head * GROUP + tl.minimum(g, GROUP - 1)  # those beyond are computed, too, and not stored
+    angles = angles_ptr + row * 2 * HALF
+    q = head_values((q_ptr + row * q_row + head * q_head)[:, None], angles, d[None, :], DIM, HALF)
     highest = tl.full([G], -float("inf"), tl.float32)
     total = tl.zeros([G], tl.float32)
     acc = tl.zeros([G, D], tl.float32)
+    cached = length
+    if NEW:
+        cached = length - 1
+        is_writer = split == 0
+        new_k, new_v = new_token(
+            new_k_ptr + row * k_row + kv_head * DIM, new_v_ptr + row * v_row + kv_head * DIM, angles, d,
+            k_ptr + kv_head * head_stride, v_ptr + kv_head * head_stride, k_scale_ptr + kv_head * BLOCK,
+            v_scale_ptr + kv_head * BLOCK, table, cached, is_writer, block_stride, scale_stride, DIM, HALF, BLOCK, MOST,
+        )  # fmt: skip
+        highest = tl.where(is_writer, tl.sum(q * new_k[None, :], 1) * scale, highest)
+        total = tl.where(is_writer, 1.0, total)
+        acc = tl.where(is_writer, new_v[None, :], acc)
+    q = q.to(q_ptr.dtype.element_ty)
+    share = tl.cdiv(tl.cdiv(cached, SPLITS), TILE) * TILE
+    begin = split * share
+    end = tl.minimum(begin + share, cached)
     for start in range(begin, end, TILE):
         n = start + tl.arange(0, TILE)
         inside = n < end
@@ -44,26 +60,32 @@ def attend(
         mask = inside[:, None] & (d < DIM)[None, :]
         k = tl.load(k_ptr + at, mask=mask, other=0.0)
         v = tl.load(v_ptr + at, mask=mask, other=0.0)
-        if QUANTIZED:
+        if MOST > 0:
             scaled = block * scale_stride + kv_head * BLOCK + n % BLOCK
             k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        if QUANTIZED:
+        if MOST > 0:
             scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
         scores = tl.where(inside[None, :], scores, -float("inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])
         total = total * shrink + tl.sum(weights, 1)
-        if QUANTIZED:
+        if MOST > 0:
             weights *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[None, :]
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
         highest = new_highest
-    place = (row * heads + head) * SPLITS + split
+    pair = row * heads + kv_head * GROUP + g
+    in_group = g < GROUP
     if SPLITS == 1:
-        out = out_ptr + place[:, None] * DIM + d[None, :]
-        tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=asks)
+        out = out_ptr + pair[:, None] * DIM + d[None, :]
+        tl.store(out, (acc / total[:, None]).to(out_ptr.dtype.element_ty), mask=in_group[:, None] & (d < DIM)[None, :])
     else:
-        tl.store(out_ptr + place[:, None] * PAD + d[None, :], acc, mask=(g < GROUP)[:, None] & (d < PAD)[None, :])
-        tl.store(max_ptr + place, highest, mask=g < GROUP)
-        tl.store(sum_ptr + place, total, mask=g < GROUP)
+        place = pair * SPLITS + split
+        tl.store(acc_ptr + place[:, None] * PAD + d[None, :], acc, mask=in_group[:, None] & (d < PAD)[None, :])
+        tl.store(max_ptr + place, highest, mask=in_group)
+        tl.store(sum_ptr + place, total, mask=in_group)
+        first = row * heads + kv_head * GROUP
+        if is_last(arrivals_ptr + row * tl.num_programs(1) + kv_head, SPLITS):
+            for each in range(first, first + GROUP):
+                merge(acc_ptr, max_ptr, sum_ptr, out_ptr, each, DIM, PAD, SPLITS)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
+from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import MOST, PagedKV
 
 
@@ -30,13 +31,20 @@ def _write(
 
 
 @jit
-def store_quantized(x, i, kept_ptr, scale_ptr, D: tl.constexpr, MOST: tl.constexpr):
-    """Stores a head's values x [WIDTH] float32, zeros beyond D, in 8 bits, and their scale."""
+def in_8_bits(x, dtype: tl.constexpr, MOST: tl.constexpr):
+    """Returns a head's values x [WIDTH] float32 in 8 bits, and their scale."""
     scale = tl.maximum(tl.max(tl.abs(x)), 1e-20) / MOST
     y = tl.minimum(tl.maximum(x / scale, -MOST), MOST)
-    if kept_ptr.dtype.element_ty == tl.int8:
+    if dtype == tl.int8:
         y = tl.floor(y + 0.5)
-    tl.store(kept_ptr + i, y.to(kept_ptr.dtype.element_ty), mask=i < D)
+    return y.to(dtype), scale  # pyright: ignore[reportArgumentType]
+
+
+@jit
+def store_quantized(x, i, kept_ptr, scale_ptr, D: tl.constexpr, MOST: tl.constexpr):
+    """Stores a head's values x [WIDTH] float32, zeros beyond D, in 8 bits, and their scale."""
+    y, scale = in_8_bits(x, kept_ptr.dtype.element_ty, MOST)
+    tl.store(kept_ptr + i, y, mask=i < D)
     tl.store(scale_ptr, scale)
 
 
@@ -64,13 +72,14 @@ def kv_write(k: Tensor, v: Tensor, kv: PagedKV, tables: Tensor, slots: Tensor, p
     rows, heads, dim = k.shape
     assert k.stride(1) == dim and k.stride(2) == 1, "heads of a row must be contiguous"
     strides = (k.stride(0), v.stride(0), kv.keys.stride(0), kv.keys.stride(1))
-    if kv.key_scales is None:
+    if not kv.is_quantized:
         _write[(rows,)](
             k, v, kv.keys, kv.values, tables, slots, positions, *strides, tables.stride(0),
             HD=heads * dim, D=dim, BLOCK=kv.block_size, WIDTH=triton.next_power_of_2(heads * dim), num_warps=4,
         )  # fmt: skip
         return
     _write_quantized[(rows, heads)](
-        k, v, *kv, tables, slots, positions, *strides, kv.key_scales.stride(0), tables.stride(0),
+        k, v, kv.keys, kv.values, *kernel_scales(kv), tables, slots, positions,
+        *strides, scale_stride(kv), tables.stride(0),
         D=dim, BLOCK=kv.block_size, WIDTH=triton.next_power_of_2(dim), MOST=MOST[kv.keys.dtype], num_warps=1,
     )  # fmt: skip

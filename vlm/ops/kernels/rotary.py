@@ -15,7 +15,7 @@ from vlm.ops.paged_kv import MOST, PagedKV
 
 
 @jit
-def _turned(x_ptr, angles_ptr, i, D: tl.constexpr, HALF: tl.constexpr):
+def turned(x_ptr, angles_ptr, i, D: tl.constexpr, HALF: tl.constexpr):
     """Returns one head's values, the first 2 · HALF of them turned."""
     inside = i < 2 * HALF
     first = i < HALF
@@ -39,14 +39,14 @@ def _rotary(
     i = tl.arange(0, WIDTH)
     angles = angles_ptr + row * 2 * HALF
     if head < H:
-        x = _turned(q_ptr + row * q_row + head * D, angles, i, D, HALF)
+        x = turned(q_ptr + row * q_row + head * D, angles, i, D, HALF)
         tl.store(out_ptr + (row * H + head) * D + i, x.to(out_ptr.dtype.element_ty), mask=i < D)
     else:
         head -= H
         position = tl.load(positions_ptr + row)
         block = tl.load(tables_ptr + tl.load(slots_ptr + row) * table_stride + position // BLOCK).to(tl.int64)
         to = block * block_stride + head * head_stride + (position % BLOCK) * D
-        x = _turned(k_ptr + row * k_row + head * D, angles, i, D, HALF)
+        x = turned(k_ptr + row * k_row + head * D, angles, i, D, HALF)
         v = tl.load(v_ptr + row * v_row + head * D + i, mask=i < D, other=0.0)
         if MOST > 0:
             at = block * scale_stride + head * BLOCK + position % BLOCK
