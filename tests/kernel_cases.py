@@ -10,12 +10,12 @@ import torch
 from vlm.layers.quant.fp8 import Fp8
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
+from vlm.ops import activation as activation_op
 from vlm.ops import add_layer_norm as norm_op
 from vlm.ops import add_rms_norm as rms_op
 from vlm.ops import append_and_check_stop as append_op
 from vlm.ops import beam_search as beam_op
 from vlm.ops import embed as embed_op
-from vlm.ops import gated as gated_op
 from vlm.ops import kv_write as write_op
 from vlm.ops import packed_attention as packed_op
 from vlm.ops import paged_attention as attention_op
@@ -25,12 +25,12 @@ from vlm.ops import sample as sample_op
 from vlm.ops import step_attention as step_op
 from vlm.ops import topk_logprobs as topk_op
 from vlm.ops import w8a8 as w8a8_op
+from vlm.ops.kernels import activation as activation_kernel
 from vlm.ops.kernels import add_norm as norm_kernel
 from vlm.ops.kernels import append_and_check_stop as append_kernel
 from vlm.ops.kernels import beam_search as beam_kernel
 from vlm.ops.kernels import copy_blocks as copy_kernel
 from vlm.ops.kernels import embed as embed_kernel
-from vlm.ops.kernels import gated as gated_kernel
 from vlm.ops.kernels import kv_write as write_kernel
 from vlm.ops.kernels import linear as linear_kernel
 from vlm.ops.kernels import packed_attention as packed_kernel
@@ -256,11 +256,14 @@ def add_rms_norm(device: torch.device) -> None:
                     torch.testing.assert_close(a, b, atol=5e-6 if a.dtype == torch.float32 else 4e-3, rtol=1e-3)
 
 
-def gated(device: torch.device) -> None:
+ENDINGS = [activation_op.Activation(name, gated) for name in activation_op.ACTIVATIONS for gated in (False, True)]
+
+
+def activation(device: torch.device) -> None:
     for width in (5, 1500):
         x = 3 * torch.randn(4, 2 * width, device=device)
-        for activation in gated_op.ACTIVATIONS:
-            want, found = gated_op.reference(x, activation), gated_kernel.gated(x, activation)
+        for ending in ENDINGS:
+            want, found = activation_op.reference(x, ending), activation_kernel.activated(x, ending)
             torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
 
 
@@ -271,6 +274,11 @@ def linear(device: torch.device) -> None:
             want = torch.nn.functional.linear(x.double(), weight.double(), None if given is None else given.double())
             found = linear_kernel.linear(x, weight, given, torch.float32)
             torch.testing.assert_close(found, want.float(), atol=2e-5 * inputs**0.5, rtol=1e-5)
+    for outputs, ending in itertools.product((2, 30, 262), ENDINGS):
+        x, weight, bias = (torch.randn(*n, device=device) for n in ((1, 64), (outputs, 64), (outputs,)))
+        want = activation_op.reference(torch.nn.functional.linear(x, weight / 8, bias), ending)
+        found = linear_kernel.linear(x, weight / 8, bias, torch.float32, ending)
+        torch.testing.assert_close(found, want, atol=2e-5, rtol=1e-5)
 
 
 def quantized_linear(device: torch.device) -> None:
@@ -288,17 +296,26 @@ def quantized_linear(device: torch.device) -> None:
             torch.testing.assert_close(
                 unpacked, exact.to(dtype), atol=1e-6, rtol=2e-2 if dtype != torch.float32 else 1e-6
             )
-            for bias in (torch.randn(outputs, device=device, dtype=dtype), None):
+            biased = torch.randn(outputs, device=device, dtype=dtype)
+            gated = activation_op.Activation("silu", gated=outputs % 2 == 0)
+            for bias, ending in ((biased, None), (None, None), (biased, gated)):
                 want = torch.nn.functional.linear(x.double(), exact, None if bias is None else bias.double()).float()
-                found = _product(method, kept, x, bias)
+                want = want if ending is None else activation_op.reference(want, ending)
+                found = _product(method, kept, x, bias, ending)
                 torch.testing.assert_close(found, want, atol=3e-5 * inputs**0.5, rtol=1e-5)
 
 
-def _product(method, kept: dict[str, torch.Tensor], x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _product(
+    method,
+    kept: dict[str, torch.Tensor],
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    ending: activation_op.Activation | None,
+) -> torch.Tensor:
     if isinstance(method, Int4):
         parts = kept["weight_packed"], kept["weight_scale"], kept.get("weight_zero")
-        return quantized_kernel.linear4(x, *parts, bias, torch.float32)
-    return quantized_kernel.linear8(x, kept["weight"], kept["weight_scale"], bias, torch.float32)
+        return quantized_kernel.linear4(x, *parts, bias, torch.float32, ending)
+    return quantized_kernel.linear8(x, kept["weight"], kept["weight_scale"], bias, torch.float32, ending)
 
 
 def _unpacked(method, kept: dict[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
@@ -478,7 +495,7 @@ CASES = {
         kv_write,
         add_layer_norm,
         add_rms_norm,
-        gated,
+        activation,
         linear,
         quantized_linear,
         w8a8,

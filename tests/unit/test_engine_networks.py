@@ -30,7 +30,7 @@ def changed(engine: EngineDir, **values) -> EngineDir:
 class Doubled(Dense):
     """Keeps half of every weight."""
 
-    def apply(self, linear, x, bias):
+    def apply(self, linear, x, bias, activation=None):
         return 2 * super().apply(linear, x, None) + (0 if bias is None else bias)
 
 

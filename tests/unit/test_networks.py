@@ -220,7 +220,7 @@ class Rounded:
         rows = sum(part_sizes.values())
         return {"values": ParameterSpec((rows, in_features), torch.int8), "scales": ParameterSpec((rows,))}
 
-    def apply(self, linear, x, bias):
+    def apply(self, linear, x, bias, activation=None):
         y = (x @ linear.values.to(x.dtype).t()) * linear.scales
         return y if bias is None else y + bias
 

@@ -15,7 +15,7 @@ from vlm.layers.feed_forward import FeedForward
 from vlm.layers.linear import Linear
 from vlm.layers.quant.methods import quantization_of
 from vlm.layers.quant.producer import producers_of
-from vlm.ops.gated import ACTIVATIONS
+from vlm.ops.activation import ACTIVATIONS
 from vlm.quantize.config import QuantizeConfig
 from vlm.quantize.folding import Fold, folds_of
 from vlm.quantize.plan import plan_of

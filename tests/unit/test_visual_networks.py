@@ -33,7 +33,7 @@ class Transposed:
     def layout(self, in_features, part_sizes):
         return {"kept": ParameterSpec((in_features, sum(part_sizes.values())))}
 
-    def apply(self, linear, x, bias):
+    def apply(self, linear, x, bias, activation=None):
         return torch.matmul(x, linear.kept) + (0 if bias is None else bias)
 
 

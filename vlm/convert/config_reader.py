@@ -12,7 +12,7 @@ from typing import Any
 from vlm.errors import ConfigError, listed
 
 REQUIRED = object()
-# names of one function, as Hugging Face's ACT2FN has them -> vlm.ops.gated.ACTIVATIONS
+# names of one function, as Hugging Face's ACT2FN has them -> vlm.ops.activation.ACTIVATIONS
 ACTIVATION_NAMES = {
     "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu",
     "gelu_accurate": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "gelu_python_tanh": "gelu_new", "silu": "silu",

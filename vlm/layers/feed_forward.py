@@ -8,13 +8,13 @@ from vlm.layers.context import ModelContext
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.linear import Linear
 from vlm.layers.quant.producer import Producer
-from vlm.ops.gated import ACTIVATIONS, gated
+from vlm.ops.activation import Activation
 
 
 class FeedForward(nn.Module):
     """Computes down(activation(up(x))), and where it is gated down(activation(gate(x)) · up(x)).
 
-    `activation`: a name of vlm.ops.gated. `out_fp32`: in float16 the result is float32.
+    `activation`: a name of vlm.ops.activation. `out_fp32`: in float16 the result is float32.
     """
 
     def __init__(
@@ -29,16 +29,13 @@ class FeedForward(nn.Module):
         out_fp32: bool = False,
     ):
         super().__init__()
-        self.activation = activation
+        self.activation = Activation(activation, gated)
         parts = {"gate": inner, "up": inner} if gated else {"up": inner}
         self.up = Linear(hidden, parts, bias=bias, axis="column", context=context)
         self.down = Linear(inner, hidden, bias=bias, axis="row", out_fp32=out_fp32, context=context)
-        self.gated = "gate" in self.up.part_sizes
         # positive scales pass relu, and the product with a gate
         self.producers = {"down": Producer("up", "up")} if gated or activation == "relu" else {}
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """Maps x [R, hidden] -> [R, hidden]"""
-        x = self.up(x, batch)
-        x = gated(x, self.activation) if self.gated else ACTIVATIONS[self.activation](x)
-        return self.down(x, batch)
+        return self.down(self.up(x, batch, self.activation), batch)

@@ -14,6 +14,7 @@ from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.quant.base import LinearMethod
 from vlm.layers.quant.dense import Dense
 from vlm.layers.quant.quantization import Quantization
+from vlm.ops.activation import Activation, activated
 from vlm.parallel.mapping import Shard
 
 Axis = Literal["column", "row"]
@@ -82,10 +83,14 @@ class Linear(nn.Module):
         """Returns the width of a result, all parts together."""
         return sum(self.part_sizes.values())
 
-    def forward(self, x: Tensor, batch: ForwardBatch | None = None) -> Tensor:
-        """Maps [..., in_features] -> [..., out_features]; batch: of x [R, in_features], whose rows may have adapters"""
+    def forward(self, x: Tensor, batch: ForwardBatch | None = None, activation: Activation | None = None) -> Tensor:
+        """Maps [..., in_features] -> [..., out_features], or to what these are activated to; batch: of x
+        [R, in_features], whose rows may have adapters"""
         if not self.is_summand:
-            return self.adapted(x, self.method.apply(self, x, self.bias), batch)
+            if not self._has_adapters(batch):
+                return self.method.apply(self, x, self.bias, activation)
+            return activated(self.adapted(x, self.method.apply(self, x, self.bias), batch), activation)
+        assert activation is None, "it is not that of a summand"
         bias = self.bias if self.shard.rank == 0 else None  # once in the sum
         return self.collectives.all_reduce(self.adapted(x, self.method.apply(self, x, bias), batch))
 
@@ -94,6 +99,9 @@ class Linear(nn.Module):
         if self.adapters is None or batch is None or batch.adapter_ids is None:
             return y
         return self.adapters(x, y, batch.adapter_ids)
+
+    def _has_adapters(self, batch: ForwardBatch | None) -> bool:
+        return self.adapters is not None and batch is not None and batch.adapter_ids is not None
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.part_sizes}, axis={self.axis}"

@@ -5,21 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vlm.ops.activation import Activation
 from vlm.ops.int4_packing import chunk_of, unpacked4
 from vlm.ops.linear import linear
 
 MOST_ROWS = 128  # of more the weight is unpacked once, for the library's product
 
 
-def linear8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None, out_fp32: bool = False) -> Tensor:
-    """Returns x (weight · scale)ᵀ + bias [..., N] of x [..., K], weight [N, K] int8 or e4m3, scale [N, 1] float32, bias
-    [N]. `out_fp32`: of float16 the result is float32."""
+def linear8(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
+    out_fp32: bool = False,
+    activation: Activation | None = None,
+) -> Tensor:
+    """Returns the activation of x (weight · scale)ᵀ + bias [..., N], x [..., K], weight [N, K] int8 or e4m3, scale
+    [N, 1] float32, bias [N]. `out_fp32`: of float16 the result is float32."""
     if _few(x):
         from vlm.ops.kernels.quantized_linear import linear8 as kernel
 
-        y = kernel(_rows(x), weight, scale, bias, _result(x, out_fp32))
-        return y.view(*x.shape[:-1], len(weight))
-    return linear(x, _unpacked8(weight, scale, x.dtype), bias, out_fp32)
+        y = kernel(_rows(x), weight, scale, bias, _result(x, out_fp32), activation)
+        return y.view(*x.shape[:-1], y.shape[1])
+    return linear(x, _unpacked8(weight, scale, x.dtype), bias, out_fp32, activation)
 
 
 def linear4(
@@ -29,18 +37,20 @@ def linear4(
     zero: Tensor | None = None,
     bias: Tensor | None = None,
     out_fp32: bool = False,
+    activation: Activation | None = None,
 ) -> Tensor:
-    """Returns x Wᵀ + bias [..., N] of x [..., K] and W = (level - zero) · scale, as `unpacked4` has it."""
+    """Returns the activation of x Wᵀ + bias [..., N], x [..., K] and W = (level - zero) · scale, as `unpacked4` has
+    it."""
     if _few(x) and linear4_fits(x.shape[-1], scale.shape[1]):
         from vlm.ops.kernels.quantized_linear import linear4 as kernel
 
-        y = kernel(_rows(x), packed, scale, zero, bias, _result(x, out_fp32))
-        return y.view(*x.shape[:-1], len(packed))
+        y = kernel(_rows(x), packed, scale, zero, bias, _result(x, out_fp32), activation)
+        return y.view(*x.shape[:-1], y.shape[1])
     if packed.is_cuda:
         from vlm.ops.kernels.unpack import unpacked4 as unpack
 
-        return linear(x, unpack(packed, scale, zero, x.dtype), bias, out_fp32)
-    return linear(x, unpacked4(packed, scale, zero).to(x.dtype), bias, out_fp32)
+        return linear(x, unpack(packed, scale, zero, x.dtype), bias, out_fp32, activation)
+    return linear(x, unpacked4(packed, scale, zero).to(x.dtype), bias, out_fp32, activation)
 
 
 def linear4_fits(inputs: int, groups: int) -> bool:

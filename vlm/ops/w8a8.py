@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vlm.ops.activation import Activation, activated
 from vlm.ops.quantized_linear import linear8
 
 FEW_ROWS = 8  # up to which rows stay in the computing type on a GPU: rounding them takes longer than it saves
@@ -23,18 +24,19 @@ def w8a8(
     *,
     static_scale: Tensor | None = None,
     out_fp32: bool = False,
+    activation: Activation | None = None,
 ) -> Tensor:
-    """Returns x (weight · weight_scale)ᵀ + bias [..., N] of x [..., K], whose rows are rounded to the type of the
-    weight: by `static_scale` [1] or each by its own largest value.
+    """Returns the activation of x (weight · weight_scale)ᵀ + bias [..., N], x [..., K], whose rows are rounded to the
+    type of the weight: by `static_scale` [1] or each by its own largest value.
 
     weight [N, K] int8 or e4m3, weight_scale [N, 1] float32, bias [N]; `out_fp32`: of float16 the result is float32.
     """
     rows = x.reshape(-1, x.shape[-1])
     if x.is_cuda and x.dtype != torch.float32 and len(rows) <= FEW_ROWS:
-        return linear8(x, weight, weight_scale, bias, out_fp32)
+        return linear8(x, weight, weight_scale, bias, out_fp32, activation)
     values, scale = rounded(rows, weight.dtype, static_scale)
     y = product(values, scale, weight, weight_scale, torch.float32 if out_fp32 else x.dtype, bias)
-    return y.view(*x.shape[:-1], len(weight))
+    return activated(y.view(*x.shape[:-1], len(weight)), activation)
 
 
 def rounded(rows: Tensor, dtype: torch.dtype, static_scale: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from vlm.layers.quant.inputs import QuantizedMethod
 from vlm.layers.quant.int4 import Int4
 from vlm.layers.quant.int8 import Int8
 from vlm.layers.quant.w8a8 import W8A8
+from vlm.ops.activation import Activation, activated
 
 DOMAIN, PRODUCT = "vlm", "QuantizedLinear"
 INPUTS = ("x", "weight", "scale", "zero", "input_scale")
@@ -38,14 +39,14 @@ class GraphProduct:
     def __init__(self, method: QuantizedMethod):
         self.kind, self.inputs = KINDS[type(method)], method.inputs
 
-    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
         weight = linear.weight_packed if self.kind == "int4" else linear.weight
         zero = getattr(linear, "weight_zero", None)
         x, static = self.inputs.arranged(linear, x), self.inputs.static_scale(linear)
         rows = x if x.ndim == 2 else x.flatten(0, -2)
         y = torch.ops.vlm.graph_linear(rows, weight, linear.weight_scale, zero, static, self.kind)
         y = y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
-        return y if bias is None else y + bias
+        return activated(y if bias is None else y + bias, activation)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vlm.errors import ConfigError
+from vlm.ops.activation import Activation
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class LinearMethod(Protocol):
         """Returns the weight [out, in] float32 that parameters stand for."""
         ...
 
-    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Returns x Wᵀ + bias [..., out] of x [..., in]. `linear` (a Linear, a TiedHead) has the parameters of the
-        layout as attributes, and `out_fp32`: whether a product in float16 comes as float32."""
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
+        """Returns the activation, if any, of x Wᵀ + bias [..., out], x [..., in]. `linear` (a Linear, a TiedHead) has
+        the parameters of the layout as attributes, and `out_fp32`: whether a product in float16 comes as float32."""
         ...

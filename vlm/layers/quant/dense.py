@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from vlm.layers.quant.base import Cut, ParameterSpec
+from vlm.ops.activation import Activation
 from vlm.ops.linear import linear as matmul
 
 
@@ -28,5 +29,5 @@ class Dense:
     def dequantize(self, parameters: Mapping[str, Tensor]) -> Tensor:
         return parameters["weight"].float()
 
-    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        return matmul(x, linear.weight, bias, linear.out_fp32)
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
+        return matmul(x, linear.weight, bias, linear.out_fp32, activation)

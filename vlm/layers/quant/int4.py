@@ -12,6 +12,7 @@ from torch import Tensor
 from vlm.errors import ConfigError
 from vlm.layers.quant.base import Cut, ParameterSpec
 from vlm.layers.quant.inputs import QuantizedMethod
+from vlm.ops.activation import Activation
 from vlm.ops.int4_packing import levels4, packed4, unpacked4
 from vlm.ops.quantized_linear import linear4
 
@@ -60,10 +61,10 @@ class Int4(QuantizedMethod):
         weight = unpacked4(parameters["weight_packed"], parameters["weight_scale"], parameters.get("weight_zero"))
         return self.inputs.of_plain_rows(weight, parameters)
 
-    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
         x = self.inputs.arranged(linear, x)
         zero = None if self.symmetric else linear.weight_zero
-        return linear4(x, linear.weight_packed, linear.weight_scale, zero, bias, linear.out_fp32)
+        return linear4(x, linear.weight_packed, linear.weight_scale, zero, bias, linear.out_fp32, activation)
 
     def grid(self, grouped: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the scale and the zero point of each group of [out, groups, group]: [out, groups] float32."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vlm.layers.quant.base import Cut, ParameterSpec
 from vlm.layers.quant.inputs import QuantizedMethod
+from vlm.ops.activation import Activation
 from vlm.ops.quantized_linear import linear8
 
 MOST = 127  # -128 is not used: the range is symmetric
@@ -45,6 +46,6 @@ class Int8(QuantizedMethod):
         weight = parameters["weight"].float() * parameters["weight_scale"]
         return self.inputs.of_plain_rows(weight, parameters)
 
-    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
         x = self.inputs.arranged(linear, x)
-        return linear8(x, linear.weight, linear.weight_scale, bias, linear.out_fp32)
+        return linear8(x, linear.weight, linear.weight_scale, bias, linear.out_fp32, activation)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vlm.layers.quant.int8 import Int8
+from vlm.ops.activation import Activation
 from vlm.ops.w8a8 import w8a8
 
 
@@ -16,6 +17,7 @@ from vlm.ops.w8a8 import w8a8
 class W8A8(Int8):
     """Keeps what Int8 keeps."""
 
-    def apply(self, linear: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, linear: Any, x: Tensor, bias: Tensor | None, activation: Activation | None = None) -> Tensor:
         x, scale = self.inputs.arranged(linear, x), self.inputs.static_scale(linear)
-        return w8a8(x, linear.weight, linear.weight_scale, bias, static_scale=scale, out_fp32=linear.out_fp32)
+        options = {"static_scale": scale, "out_fp32": linear.out_fp32, "activation": activation}
+        return w8a8(x, linear.weight, linear.weight_scale, bias, **options)

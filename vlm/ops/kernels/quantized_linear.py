@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vlm.ops.activation import Activation
 from vlm.ops.int4_packing import chunk_of
+from vlm.ops.kernels.activation import constants, finished, outputs, store
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 
@@ -75,38 +77,42 @@ def _unpacked4(w, NIBBLE: tl.constexpr, dtype: tl.constexpr):
 
 
 @jit
-def _store(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr):
-    """Sums the products [BN, BM] of equal slices and stores the columns as rows of y."""
+def _finish(
+    acc, scale_ptr, b_ptr, y_ptr, R, N,
+    SLICES: tl.constexpr, SCALE: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Sums the products [BN, BM] of equal slices and stores what they are activated to, the columns as rows of y."""
     BN: tl.constexpr = acc.shape[0]
     BM: tl.constexpr = acc.shape[1]
     if SLICES > 1:
         equal = (tl.arange(0, BN) % SLICES)[:, None] == (tl.arange(0, BM) % SLICES)[None, :]
         acc = tl.where(equal, acc, 0.0)
         acc = tl.sum(tl.sum(tl.reshape(acc, [BN // SLICES, SLICES, BM // SLICES, SLICES]), 3), 1)
-    n = tl.program_id(0) * (BN // SLICES) + tl.arange(0, BN // SLICES)
-    m = tl.program_id(1) * (BM // SLICES) + tl.arange(0, BM // SLICES)
+    n, inside = outputs(tl.arange(0, BN // SLICES), BN // SLICES, N, GATED)
     if SCALE:
-        acc *= tl.load(scale_ptr + n, mask=n < N, other=0.0)[:, None]
+        acc *= tl.load(scale_ptr + n, mask=inside, other=0.0)[:, None]
     if BIAS:
-        acc += tl.load(b_ptr + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
-    at = m[None, :].to(tl.int64) * N + n[:, None]
-    tl.store(y_ptr + at, acc.to(y_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < R)[None, :])
+        acc += tl.load(b_ptr + n, mask=inside, other=0.0).to(tl.float32)[:, None]
+    first_row = tl.program_id(1) * (BM // SLICES)
+    store(finished(acc, ACT, GATED), y_ptr, R, N // 2 if GATED else N, first_row)
 
 
 @dependent
 def _linear8(
     x_ptr, w_ptr, scale_ptr, b_ptr, y_ptr, R, N, K,
     SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr, BIAS: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     let_next_start()
     wait_for_inputs()
-    row, column = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    row, column = tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    n, w_inside = outputs(row // SLICES, BN // SLICES, N, GATED)
     steps = tl.cdiv(tl.cdiv(K, BK), SLICES)
     w_begin, x_begin = (row % SLICES) * (steps * BK), (column % SLICES) * (steps * BK)
     k = tl.arange(0, BK)
-    w_at = w_ptr + ((row // SLICES).to(tl.int64) * K + w_begin)[:, None] + k[None, :]
+    w_at = w_ptr + (n.to(tl.int64) * K + w_begin)[:, None] + k[None, :]
     x_at = x_ptr + ((column // SLICES).to(tl.int64) * K + x_begin)[None, :] + k[:, None]
-    w_inside, x_inside = (row < N * SLICES)[:, None], (column < R * SLICES)[None, :]
+    w_inside, x_inside = w_inside[:, None], (column < R * SLICES)[None, :]
     acc = tl.zeros([BN, BM], tl.float32)
     for step in range(steps):
         if EVEN:
@@ -117,28 +123,29 @@ def _linear8(
         w = tl.load(w_at + step * BK, mask=w_mask, other=0.0)
         x = tl.load(x_at + step * BK, mask=x_mask, other=0.0)
         acc = tl.dot(_unpacked8(w, x.dtype), x, acc, input_precision="ieee")
-    _store(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES, True, BIAS)
+    _finish(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES, True, BIAS, ACT, GATED)
 
 
 @dependent
 def _linear4(
     x_ptr, w_ptr, scale_ptr, zero_ptr, b_ptr, y_ptr, R, N, K,
     GROUP: tl.constexpr, CHUNK: tl.constexpr, SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    EVEN: tl.constexpr, ZERO: tl.constexpr, BIAS: tl.constexpr,
+    EVEN: tl.constexpr, ZERO: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """A step is a chunk of inputs: int16 number j of it has the levels of inputs j, L + j, 2 L + j and 3 L + j."""
     L: tl.constexpr = CHUNK // 4
     let_next_start()
     wait_for_inputs()
-    row, column = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    row, column = tl.arange(0, BN), tl.program_id(1) * BM + tl.arange(0, BM)
+    n, w_inside = outputs(row // SLICES, BN // SLICES, N, GATED)
     chunks = K // CHUNK
     steps = tl.cdiv(chunks, SLICES)
     w_begin, x_begin = (row % SLICES) * steps, (column % SLICES) * steps
-    n = (row // SLICES).to(tl.int64)
+    n = n.to(tl.int64)
     k = tl.arange(0, L)
     w_at = w_ptr + ((n * chunks + w_begin) * L)[:, None] + k[None, :]
     x_at = x_ptr + ((column // SLICES).to(tl.int64) * K + x_begin * CHUNK)[None, :] + k[:, None]
-    w_inside, x_inside = row < N * SLICES, column < R * SLICES
+    x_inside = column < R * SLICES
     first_group = n * (K // GROUP)
     acc = tl.zeros([BN, BM], tl.float32)
     for step in range(steps):
@@ -162,7 +169,7 @@ def _linear4(
                     acc -= sums * (scale * zero)[:, None]
                 part = tl.zeros([BN, BM], tl.float32)
                 sums = tl.zeros([BN, BM], tl.float32)
-    _store(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES, False, BIAS)
+    _finish(acc, scale_ptr, b_ptr, y_ptr, R, N, SLICES, False, BIAS, ACT, GATED)
 
 
 @dataclass(frozen=True)
@@ -208,15 +215,24 @@ class Tile:
         }  # fmt: skip
 
 
-def linear8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Returns x (weight · scale)ᵀ + bias [R, N] of x [R, K], weight [N, K] int8 or e4m3, scale [N, 1] float32."""
-    (rows, inputs), outputs = x.shape, len(weight)
+def linear8(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    activation: Activation | None = None,
+) -> Tensor:
+    """Returns the activation of x (weight · scale)ᵀ + bias [R, N], x [R, K], weight [N, K] int8 or e4m3, scale [N, 1]
+    float32."""
+    (rows, inputs), num_outputs = x.shape, len(weight)
     assert x.is_contiguous() and weight.is_contiguous()
-    y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
-    tile = Tile.of_8_bits(rows, outputs)
-    _linear8[tile.grid(rows, outputs)](
-        x, weight, scale, weight if bias is None else bias, y, rows, outputs, inputs,
+    y = _result(rows, num_outputs, dtype, activation, x.device)
+    tile = Tile.of_8_bits(rows, num_outputs)
+    _linear8[tile.grid(rows, num_outputs)](
+        x, weight, scale, weight if bias is None else bias, y, rows, num_outputs, inputs,
         BK=128, EVEN=inputs % (128 * tile.slices) == 0, BIAS=bias is not None, **tile.constants,
+        **constants(activation),
     )  # fmt: skip
     return y
 
@@ -228,16 +244,25 @@ def linear4(
     zero: Tensor | None,
     bias: Tensor | None,
     dtype: torch.dtype,
+    activation: Activation | None = None,
 ) -> Tensor:
-    """Returns x Wᵀ + bias [R, N] of x [R, K] and W as vlm.ops.int4_packing.unpacked4 has it, for what
+    """Returns the activation of x Wᵀ + bias [R, N], x [R, K] and W as vlm.ops.int4_packing.unpacked4 has it, for what
     `linear4_fits` says yes to."""
-    (rows, inputs), outputs, chunk = x.shape, len(packed), chunk_of(x.shape[1])
+    (rows, inputs), num_outputs, chunk = x.shape, len(packed), chunk_of(x.shape[1])
     assert x.is_contiguous() and packed.is_contiguous()
-    y = torch.empty((rows, outputs), dtype=dtype, device=x.device)
-    tile = Tile.of_4_bits(rows, outputs)
-    _linear4[tile.grid(rows, outputs)](
+    y = _result(rows, num_outputs, dtype, activation, x.device)
+    tile = Tile.of_4_bits(rows, num_outputs)
+    _linear4[tile.grid(rows, num_outputs)](
         x, packed.view(torch.int16), scale, scale if zero is None else zero, packed if bias is None else bias, y,
-        rows, outputs, inputs, GROUP=inputs // scale.shape[1], CHUNK=chunk, EVEN=inputs % (chunk * tile.slices) == 0,
-        ZERO=zero is not None, BIAS=bias is not None, **tile.constants,
+        rows, num_outputs, inputs,
+        GROUP=inputs // scale.shape[1], CHUNK=chunk, EVEN=inputs % (chunk * tile.slices) == 0, ZERO=zero is not None,
+        BIAS=bias is not None, **tile.constants, **constants(activation),
     )  # fmt: skip
     return y
+
+
+def _result(
+    rows: int, num_outputs: int, dtype: torch.dtype, activation: Activation | None, device: torch.device
+) -> Tensor:
+    width = num_outputs if activation is None else activation.width(num_outputs)
+    return torch.empty((rows, width), dtype=dtype, device=device)

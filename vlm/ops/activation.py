@@ -1,0 +1,47 @@
+"""Activations of feed-forward layers, plain and gated: act(a) · b of the two halves of a row (Shazeer,
+arXiv:2002.05202)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What is done to [R, F], or where it is gated to [R, 2 F], the gate's half first. `name`: one of ACTIVATIONS."""
+
+    name: str
+    gated: bool = False
+
+    def width(self, outputs: int) -> int:
+        """Returns how many of so many outputs are left."""
+        return outputs // 2 if self.gated else outputs
+
+
+def reference(x: Tensor, activation: Activation) -> Tensor:
+    act = ACTIVATIONS[activation.name]
+    if not activation.gated:
+        return act(x)
+    a, b = x.chunk(2, dim=-1)
+    return act(a) * b
+
+
+def activated(x: Tensor, activation: Activation | None) -> Tensor:
+    """Computes act(x) of x [..., F], or act(a) · b of [..., 2 F] -> [..., F]; None: x itself"""
+    if activation is None:
+        return x
+    if x.is_cuda:
+        from vlm.ops.kernels.activation import activated as kernel
+
+        return kernel(x, activation)
+    return reference(x, activation)

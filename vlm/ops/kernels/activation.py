@@ -1,0 +1,97 @@
+"""Activations in one pass, in float32: by themselves, and as the end of products."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vlm.ops.activation import Activation
+from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.jit import jit
+
+TILE = 1024
+
+
+@jit
+def _tanh(x):
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@jit
+def act(x, NAME: tl.constexpr):
+    """Returns the activation of float32; without a name x itself."""
+    if NAME == "gelu":
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif NAME == "gelu_new":
+        return 0.5 * x * (1.0 + _tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    elif NAME == "relu":
+        return tl.maximum(x, 0.0)
+    elif NAME == "silu":
+        return x / (1.0 + tl.exp(-x))
+    else:
+        return x
+
+
+@jit
+def outputs(r, ROWS: tl.constexpr, N, GATED: tl.constexpr):
+    """Returns which of N outputs are the r-th ones of a program that has ROWS, and whether there are such: where they
+    are gated half of them are of the gate's part, and then come those that they are multiplied with."""
+    if GATED:
+        half = tl.program_id(0) * (ROWS // 2) + r % (ROWS // 2)
+        return (r // (ROWS // 2)) * (N // 2) + half, half < N // 2
+    else:
+        n = tl.program_id(0) * ROWS + r
+        return n, n < N
+
+
+@jit
+def finished(y, NAME: tl.constexpr, GATED: tl.constexpr):
+    """Returns the activation of outputs [ROWS, M] float32 as `outputs` has them, gated [ROWS / 2, M]."""
+    if GATED:
+        parts = tl.reshape(y, [2, y.shape[0] // 2, y.shape[1]])
+        is_gate = (tl.arange(0, 2) == 0)[:, None, None]
+        gate, up = tl.sum(tl.where(is_gate, parts, 0.0), 0), tl.sum(tl.where(is_gate, 0.0, parts), 0)
+        return act(gate, NAME) * up
+    else:
+        return act(y, NAME)
+
+
+@jit
+def store(y, y_ptr, R, N, first_row=0):
+    """Stores results [ROWS, M] of this program, columns as rows of y [R, N]."""
+    n = tl.program_id(0) * y.shape[0] + tl.arange(0, y.shape[0])
+    m = first_row + tl.arange(0, y.shape[1])
+    at = m[None, :].to(tl.int64) * N + n[:, None]
+    tl.store(y_ptr + at, y.to(y_ptr.dtype.element_ty), mask=(n < N)[:, None] & (m < R)[None, :])
+
+
+@dependent
+def _activated(x_ptr, y_ptr, F, NAME: tl.constexpr, GATED: tl.constexpr, TILE: tl.constexpr):
+    let_next_start()
+    wait_for_inputs()
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    mask = i < F
+    x = x_ptr + row * F * (2 if GATED else 1) + i
+    y = act(tl.load(x, mask=mask, other=0.0).to(tl.float32), NAME)
+    if GATED:
+        y *= tl.load(x + F, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + row * F + i, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    assert x.is_contiguous()
+    width = activation.width(x.shape[-1])
+    rows = x.numel() // x.shape[-1]
+    y = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
+    _activated[(rows, triton.cdiv(width, TILE))](
+        x, y, width, NAME=activation.name, GATED=activation.gated, TILE=TILE, num_warps=4
+    )
+    return y
+
+
+def constants(activation: Activation | None) -> dict[str, str | bool]:
+    """Returns what a product is told of the activation that it ends with."""
+    return {"ACT": "", "GATED": False} if activation is None else {"ACT": activation.name, "GATED": activation.gated}
