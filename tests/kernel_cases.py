@@ -22,7 +22,6 @@ from vlm.ops import paged_attention as attention_op
 from vlm.ops import prefill_attention as prefill_op
 from vlm.ops import rotary as rotary_op
 from vlm.ops import sample as sample_op
-from vlm.ops import step_attention as step_op
 from vlm.ops import topk_logprobs as topk_op
 from vlm.ops import w8a8 as w8a8_op
 from vlm.ops.kernels import activation as activation_kernel
@@ -111,7 +110,7 @@ def paged_attention(device: torch.device) -> None:
         lengths[slots == slots[0]] = 1
         q = torch.randn(rows, 3, heads, dim)[:, 1]
         arguments = [x.to(device) for x in (tables, slots, lengths)]
-        attention_kernel._processors = lambda index: 132
+        attention_kernel._processors, attention_kernel.SPLIT_TILE = lambda index: 132, 16
         for kv in _kept(keys, values, device):
             for bias in (None, torch.randn(heads, 2 * 7 + 1, device=device)):
                 want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5, bias)
@@ -127,7 +126,7 @@ def grouped_attention(device: torch.device) -> None:
         lengths = _ints(width * block + 1, rows, low=1)
         q = torch.randn(rows, 2, heads, dim)[:, 1]
         arguments = [x.to(device) for x in (tables, slots, lengths)]
-        attention_kernel._processors = lambda index: 132
+        attention_kernel._processors, attention_kernel.SPLIT_TILE = lambda index: 132, 16
         for kv in _kept(keys, values, device):
             want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5)
             found = attention_kernel.paged_attention(q.to(device), kv, *arguments, dim**-0.5)
@@ -143,20 +142,22 @@ def step_attention(device: torch.device) -> None:
         lengths = _ints(width * block + 1, rows, low=1)
         lengths[0] = 1
         parts = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
-        attention_kernel._processors = lambda index: 132
+        attention_kernel._processors, attention_kernel.SPLIT_TILE = lambda index: 132, 16
         keys, values = (torch.randn(SLOTS * width, kv_heads, block, dim) for _ in range(2))
         biases = (None, torch.randn(heads, 2 * 7 + 1, device=device)) if heads == kv_heads else (None,)
         for half, bias in itertools.product((0, dim // 2, 2), biases):
             angles = torch.randn(rows, 2, half, device=device) if half else None
-            new = NewTokens(*parts[1:], angles)
+            places = lengths.to(device) - 1
+            new = NewTokens(*parts[1:], places, angles)
+            q = parts[0] if angles is None else rotary_op.rotate(parts[0], angles)
+            k = parts[1] if angles is None else rotary_op.rotate(parts[1], angles)
             for ours, theirs in zip(_kept(keys, values, device), _kept(keys, values, device), strict=True):
                 arguments = (tables, slots, lengths.to(device), dim**-0.5, bias)
-                want = step_op.reference(parts[0], new, theirs, *arguments)
                 found = attention_kernel.paged_attention(parts[0], ours, *arguments, new)
+                write_op.reference(k, parts[2], theirs, tables, slots, places)
                 _check_equal(ours, theirs, atol=1e-6)
-                if ours.is_quantized:  # a value may have been written one step apart
-                    q = parts[0] if angles is None else rotary_op.rotate(parts[0], angles)
-                    want = attention_op.reference(q, ours, *arguments)
+                # of ours: in 8 bits a value may have been written one step apart
+                want = attention_op.reference(q, ours, *arguments)
                 torch.testing.assert_close(found, want, atol=5e-6, rtol=1e-5)
                 assert ours.arrivals is not None and not ours.arrivals.any()
 

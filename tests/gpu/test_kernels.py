@@ -13,13 +13,14 @@ NAMES = [
     "paged_attention",
     "packed_attention",
     "grouped_attention",
+    "step_attention",
     "prefill_attention",
     "rotary",
     "embed",
     "kv_write",
     "add_layer_norm",
     "add_rms_norm",
-    "gated",
+    "activation",
     "linear",
     "quantized_linear",
     "w8a8",
@@ -44,7 +45,7 @@ def test_kernel_equals_its_reference(name):
 @pytest.mark.parametrize("rows", [1, 8, 96])
 def test_half_precision_attention_at_nougat_size(rows, dtype):
     from vlm.ops import paged_attention as op
-    from vlm.ops.paged_kv import PagedKV
+    from vlm.ops.paged_kv import ARRIVALS, PagedKV
 
     torch.manual_seed(0)
     keys, values = torch.randn(2, 40 * rows + 1, 16, 16, 64, device="cuda", dtype=dtype).unbind(0)
@@ -52,7 +53,8 @@ def test_half_precision_attention_at_nougat_size(rows, dtype):
     slots = torch.randperm(rows, device="cuda", dtype=torch.int32)
     lengths = torch.randint(1, 641, (rows,), device="cuda", dtype=torch.int32)
     q = torch.randn(rows, 16, 64, device="cuda", dtype=dtype)
-    found = op.paged_attention(q, PagedKV(keys, values), tables, slots, lengths, 0.125)
+    arrivals = torch.zeros(ARRIVALS, device="cuda", dtype=torch.int32)
+    found = op.paged_attention(q, PagedKV(keys, values, arrivals=arrivals), tables, slots, lengths, 0.125)
     exact = op.reference(q.double().float(), PagedKV(keys.float(), values.float()), tables, slots, lengths, 0.125)
     relative = (found.float() - exact).norm() / exact.norm()
     # rounding of the result alone: 2^-9 of bfloat16, 2^-12 of float16, root mean square below

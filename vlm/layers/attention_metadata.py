@@ -67,7 +67,7 @@ class PagedMetadata(AttentionMetadata):
     ) -> Tensor:
         kv = self.cache.layer(layer)
         if self.tiles is None:
-            new = NewTokens(k, v, angles)
+            new = NewTokens(k, v, self.places, angles)
             return step_attention(q, new, kv, self.self_tables, self.slots, self.self_lengths, scale, bias)
         if angles is None:
             kv_write(k, v, kv, self.self_tables, self.slots, self.places)

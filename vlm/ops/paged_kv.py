@@ -18,6 +18,7 @@ class NewTokens(NamedTuple):
 
     k: Tensor  # [R, H_kv, D], may be a strided view
     v: Tensor
+    places: Tensor  # [R] int32: of each in its row's sequence
     angles: Tensor | None = None  # [R, 2, n] float32, by which queries and keys are turned: see vlm.ops.rotary
 
 

@@ -4,26 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vlm.ops import kv_write, paged_attention, rotary
+from vlm.ops.kv_write import kv_write
+from vlm.ops.paged_attention import paged_attention
 from vlm.ops.paged_kv import NewTokens, PagedKV
-
-
-def reference(
-    q: Tensor,
-    new: NewTokens,
-    kv: PagedKV,
-    tables: Tensor,
-    slots: Tensor,
-    lengths: Tensor,
-    scale: float,
-    bias: Tensor | None = None,
-) -> Tensor:
-    places = lengths - 1
-    if new.angles is None:
-        kv_write.reference(new.k, new.v, kv, tables, slots, places)
-    else:
-        q = rotary.reference(q, new.k, new.v, new.angles, kv, tables, slots, places)
-    return paged_attention.reference(q, kv, tables, slots, lengths, scale, bias)
+from vlm.ops.rotary import rotary_kv_write
 
 
 def step_attention(
@@ -36,10 +20,16 @@ def step_attention(
     scale: float,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Writes each row's new token to the last of its `lengths` places, then does what `paged_attention` says, of whose
-    arguments these are; where there are angles, queries and keys are turned first. No two rows write to one place."""
+    """Writes each row's new token to its place, the last of its `lengths`, then does what `paged_attention` says, of
+    whose arguments these are; where there are angles, queries and keys are turned first. No two rows write to one
+    place. Where rows are so few that the context is split, one kernel does it all."""
     if q.is_cuda:
-        from vlm.ops.kernels.paged_attention import paged_attention as kernel
+        from vlm.ops.kernels import paged_attention as kernel
 
-        return kernel(q, kv, tables, slots, lengths, scale, bias, new)
-    return reference(q, new, kv, tables, slots, lengths, scale, bias)
+        if kernel.num_splits(q, kv, tables) > 1:
+            return kernel.paged_attention(q, kv, tables, slots, lengths, scale, bias, new)
+    if new.angles is None:
+        kv_write(new.k, new.v, kv, tables, slots, new.places)
+    else:
+        q = rotary_kv_write(q, new.k, new.v, new.angles, kv, tables, slots, new.places)
+    return paged_attention(q, kv, tables, slots, lengths, scale, bias)

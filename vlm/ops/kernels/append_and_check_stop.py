@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
 
 if TYPE_CHECKING:
     from vlm.ops.sequence_state import SequenceState
@@ -23,7 +23,6 @@ def _append_and_check_stop(
     width, STOPS: tl.constexpr, CHUNK: tl.constexpr, PERIODS: tl.constexpr, MIN_LOOP: tl.constexpr,
     REPEATS: tl.constexpr,
 ):  # fmt: skip
-    let_next_start()
     wait_for_inputs()
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row).to(tl.int64)

@@ -2,7 +2,9 @@
 it touches anything but weights.
 
 A kernel of `dependent` calls `let_next_start`, then `wait_for_inputs`, in every program: whoever waits for it waits for
-all before it, too. What is read before the wait must be constant. Without compute capability 9.0 these are plain
+all before it, too. What is read before the wait must be constant, or written by a kernel that does not call
+`let_next_start`, behind which nothing starts before it ends: who writes a step's lengths and tables, or keys and values
+of other steps, does not. Without compute capability 9.0 these are plain
 launches. (CUDA's programming guide, "Programmatic Dependent Launch and Synchronization".) Weights that a program
 requested into the second-level cache before it waited made products of one row slower by a tenth.
 """

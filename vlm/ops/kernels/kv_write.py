@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.paged_kv import MOST, PagedKV
@@ -18,7 +18,6 @@ def _write(
     k_row, v_row, block_stride, head_stride, table_stride,
     HD: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    let_next_start()
     wait_for_inputs()
     row = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + row)
@@ -54,7 +53,6 @@ def _write_quantized(
     k_row, v_row, block_stride, head_stride, scale_stride, table_stride,
     D: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    let_next_start()
     wait_for_inputs()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     position = tl.load(positions_ptr + row)

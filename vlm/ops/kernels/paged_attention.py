@@ -16,13 +16,34 @@ from torch import Tensor
 
 from vlm.ops.kernels import grouped_attention
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
 from vlm.ops.kernels.splits import is_last, merge
 from vlm.ops.paged_kv import ARRIVALS, MOST, NewTokens, PagedKV
 
 LOG2E = 1.4426950408889634
-TILE, WARPS = 32, 1  # tokens a step of a program, and its warps: 93% of an H200's bandwidth at 128 rows
+TILE = 32  # tokens a step of a program of one warp: 93% of an H200's bandwidth at 128 rows
+SPLIT_TILE, SPLIT_WARPS = 128, 4  # the same where the context is split: one step where it is short
+
+
+@jit
+def _load_tile(
+    k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, n, end, d, head, block_stride, head_stride, scale_stride,
+    D: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """Requests the keys and values [TILE, D_PAD] of tokens n, and their scales [TILE] where they have some."""
+    inside = n < end
+    block = tl.load(table + n // BLOCK, mask=inside, other=0).to(tl.int64)
+    at = (block * block_stride + head * head_stride + (n % BLOCK) * D)[:, None] + d[None, :]
+    mask = inside[:, None] & (d < D)[None, :]
+    k, v = tl.load(k_ptr + at, mask=mask, other=0.0), tl.load(v_ptr + at, mask=mask, other=0.0)
+    if MOST > 0:
+        scaled = block * scale_stride + head * BLOCK + n % BLOCK
+        k_scale = tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)
+        return k, v, k_scale, tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)
+    else:
+        return k, v, 1.0, 1.0
 
 
 @dependent
@@ -33,22 +54,29 @@ def _attend(
     D: tl.constexpr, D_PAD: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
     SPLITS: tl.constexpr, BIAS: tl.constexpr, NEW: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
+    # what a step finds in the cache, its lengths and tables: who writes these lets no kernel start before it ends
     let_next_start()
-    wait_for_inputs()
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads = tl.num_programs(1)
     length = tl.load(lengths_ptr + row)
     table = tables_ptr + tl.load(slots_ptr + row) * table_stride
-    d = tl.arange(0, D_PAD)
-    in_head = d < D
+    cached = length - 1 if NEW else length
+    share = tl.cdiv(tl.cdiv(cached, SPLITS), BLOCK) * BLOCK
+    begin = split * share
+    end = tl.minimum(begin + share, cached)
+    d, n = tl.arange(0, D_PAD), begin + tl.arange(0, TILE)
+    if SPLITS > 1:
+        k, v, k_scale, v_scale = _load_tile(
+            k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, n, end, d, head, block_stride, head_stride, scale_stride, D,
+            BLOCK, MOST,
+        )  # fmt: skip
+    wait_for_inputs()
     angles = angles_ptr + row * 2 * HALF
     q = head_values(q_ptr + row * q_row + head * q_head, angles, d, D, HALF) * scale
     highest = -float("inf")
     total = 0.0
     acc = tl.zeros([D_PAD], tl.float32)
-    cached = length
     if NEW:
-        cached = length - 1
         is_writer = split == 0
         new_k, new_v = new_token(
             new_k_ptr + row * k_row + head * D, new_v_ptr + row * v_row + head * D, angles, d,
@@ -61,22 +89,15 @@ def _attend(
         highest = tl.where(is_writer, score, highest)
         total = tl.where(is_writer, 1.0, total)
         acc = tl.where(is_writer, new_v, acc)
-    share = tl.cdiv(tl.cdiv(cached, SPLITS), TILE) * TILE
-    begin = split * share
-    end = tl.minimum(begin + share, cached)
     for start in range(begin, end, TILE):
-        n = start + tl.arange(0, TILE)
+        if SPLITS == 1:
+            n = start + tl.arange(0, TILE)
+            k, v, k_scale, v_scale = _load_tile(
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, n, end, d, head, block_stride, head_stride, scale_stride,
+                D, BLOCK, MOST,
+            )  # fmt: skip
         inside = n < end
-        block = tl.load(table + n // BLOCK, mask=inside, other=0).to(tl.int64)
-        at = (block * block_stride + head * head_stride + (n % BLOCK) * D)[:, None] + d[None, :]
-        mask = inside[:, None] & in_head[None, :]
-        k = tl.load(k_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        v = tl.load(v_ptr + at, mask=mask, other=0.0).to(tl.float32)
-        scores = tl.sum(k * q[None, :], 1)
-        if MOST > 0:
-            scaled = block * scale_stride + head * BLOCK + n % BLOCK
-            scores *= tl.load(k_scale_ptr + scaled, mask=inside, other=0.0)
-            v *= tl.load(v_scale_ptr + scaled, mask=inside, other=0.0)[:, None]
+        scores = tl.sum(k.to(tl.float32) * q[None, :], 1) * k_scale
         if BIAS:
             far = tl.minimum(tl.maximum(n - (length - 1), -FAR), FAR) + FAR
             scores += tl.load(bias_ptr + head * (2 * FAR + 1) + far) * 1.4426950408889634
@@ -85,11 +106,17 @@ def _attend(
         shrink = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest)
         total = total * shrink + tl.sum(weights)
-        acc = acc * shrink + tl.sum(weights[:, None] * v, 0)
+        acc = acc * shrink + tl.sum((weights * v_scale)[:, None] * v.to(tl.float32), 0)
         highest = new_highest
+        if SPLITS > 1:
+            n = start + TILE + tl.arange(0, TILE)
+            k, v, k_scale, v_scale = _load_tile(
+                k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table, n, end, d, head, block_stride, head_stride, scale_stride,
+                D, BLOCK, MOST,
+            )  # fmt: skip
     pair = row * heads + head
     if SPLITS == 1:
-        tl.store(out_ptr + pair * D + d, (acc / total).to(out_ptr.dtype.element_ty), mask=in_head)
+        tl.store(out_ptr + pair * D + d, (acc / total).to(out_ptr.dtype.element_ty), mask=d < D)
     else:
         place = pair * SPLITS + split
         tl.store(acc_ptr + place * D_PAD + d, acc)
@@ -104,11 +131,19 @@ def _processors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-def num_splits(pairs: int, context: int, processors: int) -> int:
-    """Returns a power of two that gives every multiprocessor eight programs, of one warp, with at least a tile of
-    context each: on an H200 a token of 32 heads over 672 tokens takes 5.9 µs, with two programs each 8.1."""
-    count = min(-(-8 * processors // pairs), max(1, context // TILE)) if pairs <= ARRIVALS else 1
-    return 1 << (count.bit_length() - 1)
+def num_splits(q: Tensor, kv: PagedKV, tables: Tensor) -> int:
+    """Returns into how many parts the context is split, a power of two: that gives every multiprocessor four programs
+    of four warps, or one to every tile."""
+    kv_heads, block = kv.keys.shape[1:3]
+    pairs = len(q) * kv_heads
+    if pairs > ARRIVALS:
+        return 1
+    tiles = triton.cdiv(tables.shape[1] * block, _split_tile(q, kv))
+    return triton.next_power_of_2(min(triton.cdiv(4 * _processors(q.device.index or 0), pairs), tiles))
+
+
+def _split_tile(q: Tensor, kv: PagedKV) -> int:
+    return SPLIT_TILE if kv.keys.shape[1] == q.shape[1] else grouped_attention.TILE
 
 
 def paged_attention(
@@ -124,11 +159,11 @@ def paged_attention(
     """Does what the operations `paged_attention` and, with `new`, `step_attention` say."""
     rows, heads, dim = q.shape
     kv_heads, block = kv.keys.shape[1:3]
-    k, v, angles = (q, q, None) if new is None else new
+    k, v, angles = (q, q, None) if new is None else (new.k, new.v, new.angles)
     assert all(x.stride(2) == 1 for x in (q, k, v)) and (new is None or k.stride(1) == v.stride(1) == dim)
     assert kv.arrivals is not None and (angles is None or angles.is_contiguous())
     pad = triton.next_power_of_2(dim)
-    splits = num_splits(rows * kv_heads, tables.shape[1] * block, _processors(q.device.index or 0))
+    splits = num_splits(q, kv, tables)
     out = torch.empty((rows, heads, dim), dtype=q.dtype, device=q.device)
     stats = torch.empty((2, rows * heads * splits), dtype=torch.float32, device=q.device)
     acc = out if splits == 1 else torch.empty((rows * heads * splits, pad), dtype=torch.float32, device=q.device)
@@ -148,9 +183,10 @@ def paged_attention(
             TILE=grouped_attention.TILE, num_warps=4, **constants,
         )  # fmt: skip
     else:
+        split_kind = {"TILE": TILE, "num_warps": 1} if splits == 1 else {"TILE": SPLIT_TILE, "num_warps": SPLIT_WARPS}
         _attend[(rows, heads, splits)](
             *inputs, lengths if bias is None else bias, *outputs, *strides, tables.stride(0),
             0 if bias is None else bias.shape[1] // 2,
-            D=dim, D_PAD=pad, TILE=TILE, BIAS=bias is not None, num_warps=WARPS, **constants,
+            D=dim, D_PAD=pad, BIAS=bias is not None, **split_kind, **constants,
         )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.dependent_launch import dependent, wait_for_inputs
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.kv_write import store_quantized
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
@@ -33,7 +33,6 @@ def _rotary(
     tables_ptr, slots_ptr, positions_ptr, q_row, k_row, v_row, block_stride, head_stride, scale_stride, table_stride,
     H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    let_next_start()
     wait_for_inputs()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     i = tl.arange(0, WIDTH)
