@@ -38,9 +38,14 @@ def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
     """Returns names, then values; nothing stands for what was not measured."""
     header, line = KINDS[result["kind"]]
     parts = [part for row in result.get("rows", [result]) for part in by_backend(result, row)]
-    collectives = [(part["vlm"].get("collectives") or {}).get("ms") for part in parts]  # beside all that a kind has
-    lines = [[*line(result, part), _exact(ms)] for part, ms in zip(parts, collectives, strict=True)]
-    return [[*header, "collectives_ms"], *lines]
+    lines = [line(result, part) for part in parts]
+    if not any("collectives" in part["vlm"] for part in parts):  # a job's rows are not of single steps
+        return [[*header], *lines]
+    collectives = [(part["vlm"].get("collectives") or {}).get("ms") for part in parts]
+    return [
+        [*header, "collectives_ms"],
+        *([*values, _exact(ms)] for values, ms in zip(lines, collectives, strict=True)),
+    ]
 
 
 def _latency_csv_row(result: dict[str, Any], part: dict[str, Any]) -> list[Any]:
