@@ -34,14 +34,3 @@ def reference(x: Tensor, activation: Activation) -> Tensor:
         return act(x)
     a, b = x.chunk(2, dim=-1)
     return act(a) * b
-
-
-def activated(x: Tensor, activation: Activation | None) -> Tensor:
-    """Computes act(x) of x [..., F], or act(a) · b of [..., 2 F] -> [..., F]; None: x itself"""
-    if activation is None:
-        return x
-    if x.is_cuda:
-        from vlm.ops.kernels.activation import activated as kernel
-
-        return kernel(x, activation)
-    return reference(x, activation)

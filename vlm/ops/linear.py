@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vlm.ops.activation import Activation, activated
+from vlm.ops.activated import activated
+from vlm.ops.activation import Activation
 
 
 def linear(

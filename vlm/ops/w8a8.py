@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vlm.ops.activation import Activation, activated
+from vlm.ops.activated import activated
+from vlm.ops.activation import Activation
 from vlm.ops.quantized_linear import linear8
 
 FEW_ROWS = 8  # up to which rows stay in the computing type on a GPU: rounding them takes longer than it saves
