@@ -41,11 +41,10 @@ def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
     lines = [line(result, part) for part in parts]
     if not any("collectives" in part["vlm"] for part in parts):  # a job's rows are not of single steps
         return [[*header], *lines]
+    # before the backend, which is the last of all kinds' names
     collectives = [(part["vlm"].get("collectives") or {}).get("ms") for part in parts]
-    return [
-        [*header, "collectives_ms"],
-        *([*values, _exact(ms)] for values, ms in zip(lines, collectives, strict=True)),
-    ]
+    told = [[*values[:-1], _exact(ms), values[-1]] for values, ms in zip(lines, collectives, strict=True)]
+    return [[*header[:-1], "collectives_ms", header[-1]], *told]
 
 
 def _latency_csv_row(result: dict[str, Any], part: dict[str, Any]) -> list[Any]:
