@@ -38,7 +38,7 @@ def measured(pipe: Pipeline) -> tuple[CollectiveTime, list[tuple]]:
         ({"pp_size": 2}, 2, lambda hidden: hidden + 60),
         ({"tp_size": 2, "pp_size": 2}, 3 * LAYERS // 2 + 2, lambda hidden: (3 * LAYERS // 2 + 1) * hidden + 60),
     ],
-    ids=str,
+    ids=["tensor", "pipeline", "both"],
 )
 def test_a_step_is_measured_and_changes_nothing(t5, sizes, calls, floats_a_row):
     found, tokens = with_followers(rebuilt(t5, max_batch_size=8, **sizes), CPU, measured)

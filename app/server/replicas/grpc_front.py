@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 from google.protobuf.json_format import MessageToDict, ParseDict
@@ -63,8 +64,8 @@ class GrpcFront:
         return pb.ServerReadyResponse(ready=bool(self._supervisor.ready))
 
     async def _statistics(self, request: Any, context: Context) -> Message:
-        model = f"/{request.name}" if request.name else ""
-        version = f"/versions/{request.version}" if request.version else ""
+        model = f"/{_in_path(request.name)}" if request.name else ""
+        version = f"/versions/{_in_path(request.version)}" if request.version else ""
         asked = UpstreamRequest("GET", f"/v2/models{model}{version}/stats")
         return ParseDict(_content(await self._control.all_statistics(asked)), pb.ModelStatisticsResponse())
 
@@ -73,11 +74,13 @@ class GrpcFront:
         return ParseDict({"models": rows}, pb.RepositoryIndexResponse())
 
     async def _load(self, request: Any, context: Context) -> Message:
-        _content(await self._control.changed(_posted(f"/v2/repository/models/{request.model_name}/load", request)))
+        path = f"/v2/repository/models/{_in_path(request.model_name)}/load"
+        _content(await self._control.changed(_posted(path, request)))
         return pb.RepositoryModelLoadResponse()
 
     async def _unload(self, request: Any, context: Context) -> Message:
-        _content(await self._control.changed(_posted(f"/v2/repository/models/{request.model_name}/unload", request)))
+        path = f"/v2/repository/models/{_in_path(request.model_name)}/unload"
+        _content(await self._control.changed(_posted(path, request)))
         return pb.RepositoryModelUnloadResponse()
 
 
@@ -87,6 +90,10 @@ def _handler(answer: Answer, kind: Any) -> grpc.RpcMethodHandler:
             return (await answer(request, context)).SerializeToString()
 
     return grpc.unary_unary_rpc_method_handler(answered, kind.FromString, bytes)
+
+
+def _in_path(name: str) -> str:
+    return quote(name, safe="")
 
 
 def _posted(path: str, request: Message) -> UpstreamRequest:
