@@ -15,6 +15,7 @@ from vlm.engine.llm_engine import LLMEngine
 from vlm.engine.prefix import block_keys
 from vlm.engine.scheduler import Scheduler, SchedulerConfig
 from vlm.errors import LimitError
+from vlm.executor.adapters import AdapterSlots
 from vlm.executor.decode_burst import StepOutput
 from vlm.requests.adapters import NO_ADAPTER
 from vlm.requests.request import Request
@@ -40,6 +41,7 @@ class Invented:
     each place in the cache which tokens it was computed from."""
 
     encoders = SimpleNamespace(visual=None, encoder=None)
+    adapters = AdapterSlots()
 
     def __init__(self, config: ModelConfig, asynchronous: bool):
         self.config, self.asynchronous = config, asynchronous

@@ -16,7 +16,7 @@ from vlm.errors import CheckpointError, listed
 from vlm.layers.adapters.lora import LoraWeights
 
 WEIGHTS = "adapter_model.safetensors"
-BESIDE = "non_lora_trainables.bin"  # of LLaVA's own form: its projector
+BESIDE = "non_lora_trainables.bin"  # weights that were trained as they are: a projector
 # the second word of a name: which adapter, in dictionaries that were saved as they are
 NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 
@@ -27,8 +27,8 @@ def read_peft(folder: Path) -> tuple[PeftConfig, dict[str, LoraWeights]]:
     config, tensors = PeftConfig.read(folder), _tensors(folder)
     if (folder / BESIDE).exists():
         raise CheckpointError(
-            f"{folder} has weights beside the adapter ({BESIDE}); merge it with LLaVA's scripts/merge_lora_weights.py"
-            " and load the folder that this writes."
+            f"{folder} has weights beside the adapter ({BESIDE}); merge both into their model with the scripts that"
+            " made them and load the folder that this writes."
         )
     by_module: dict[str, dict[str, Tensor]] = defaultdict(dict)
     strays = []
