@@ -12,7 +12,7 @@ from vlm_app.server.http.json_bodies import JsonRoute
 from vlm_app.server.openai.schema import Body
 from vlm_app.server.repository.control import Control
 
-router = APIRouter(prefix="/v1", route_class=JsonRoute, include_in_schema=False)
+router = APIRouter(prefix="/v1", route_class=JsonRoute)
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 
 
