@@ -25,7 +25,7 @@ from vlm.executor.sampler import DecodeRows, Sampler
 from vlm.executor.sampling_plan import BeamRows, SamplingPlan
 from vlm.layers.adapters.lora import Layers, rank_of
 from vlm.parallel.recording import recorded
-from vlm.requests.sequence import PrefillChunk, Sequence
+from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 from vlm.requests.token_update import Hypothesis
 
 # sequences from which on a thread sleeps until a burst is done: it wakes up some 50 µs late, but leaves its core to
@@ -93,8 +93,7 @@ class Executor:
         leaders = torch.tensor([s.slot for s in sequences]).to(self.device, non_blocking=True)
         start = self.state.slots.lengths[leaders].long()
         with self.timer("decode"):
-            adapted = any(s.request.adapted for s in sequences)
-            self.runner.decode(DecodeRows(rows, single, beams, adapted), plan, steps)
+            self.runner.decode(DecodeRows(rows, single, beams, any_adapted(sequences)), plan, steps)
         return self._fetch(sequences, leaders, start, steps, plan)
 
     def padded_batch_size(self, rows: int) -> int:

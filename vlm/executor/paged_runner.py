@@ -29,7 +29,7 @@ from vlm.layers.forward_batch import ForwardBatch, PromptEmbeds
 from vlm.ops import beam_search
 from vlm.ops.paged_kv import KVCache
 from vlm.registry.lora_layers import put_lora
-from vlm.requests.sequence import PrefillChunk, Sequence
+from vlm.requests.sequence import PrefillChunk, Sequence, any_adapted
 
 Pass = Callable[[PackedInputs, PromptEmbeds | None], None]
 
@@ -87,7 +87,7 @@ class PagedRunner:
         packed_chunks = PackedChunks.from_prefills(prefills)
         parts = [(embeds.get(s.id), s.tokens[chunk.start : chunk.end]) for s, chunk in prefills]
         prompt_embeds = gather_prompt_embeds(parts, self.config.vocab_size, self.device)
-        adapted = _adapted([s for s, _ in prefills])
+        adapted = any_adapted([s for s, _ in prefills])
         prefill = partial(self._prefill, adapted=adapted)
         if any(s.request.params.return_context_logits for s, _ in prefills):
             self._prefill_with_logits(prefills, packed_chunks, prompt_embeds)
@@ -106,7 +106,7 @@ class PagedRunner:
         extra = rows - len(slots)
         slots, positions = F.pad(slots, (0, extra), value=self.state.padding_slot), F.pad(positions, (0, extra))
         places = (x.to(self.device, non_blocking=True) for x in (slots, positions))
-        adapted = _adapted(sequences)
+        adapted = any_adapted(sequences)
         write = partial(self._write_cross_kv, adapted=adapted)
         if graphs is None:
             write(features, *places)
@@ -122,7 +122,7 @@ class PagedRunner:
         texts = PackedTexts.from_texts([s.request.source_ids for s in sequences], [s.slot for s in sequences])
         parts = [(embeds.get(s.id), s.request.source_ids) for s in sequences]
         prompt_embeds = gather_prompt_embeds(parts, required(self.encoder).config.vocab_size, self.device)
-        adapted = _adapted(sequences)
+        adapted = any_adapted(sequences)
         encode = partial(self._encode_packed, adapted=adapted)
         if self.graphs is None or texts.rows > LAUNCH_BOUND_ROWS:
             encode(texts.to_device(self.device), prompt_embeds)
@@ -141,7 +141,7 @@ class PagedRunner:
         self, prefills: list[tuple[Sequence, PrefillChunk]], chunks: PackedChunks, prompt_embeds: PromptEmbeds | None
     ) -> None:
         """Prefills, and keeps the logits of the prompts that want them."""
-        inputs, adapted = chunks.to_device(self.device), _adapted([s for s, _ in prefills])
+        inputs, adapted = chunks.to_device(self.device), any_adapted([s for s, _ in prefills])
         batch = self._prompt_batch(inputs, prompt_embeds, adapted=adapted)
         hidden, first = self.decoder(inputs.token_ids, batch), 0
         for sequence, chunk in prefills:
@@ -248,11 +248,6 @@ class PagedRunner:
 
     def _adapter_ids(self, slots: Tensor, *, adapted: bool) -> Tensor | None:
         return self.state.adapter_ids[slots.long()] if adapted else None
-
-
-def _adapted(sequences: list[Sequence]) -> bool:
-    """Says whether any of them has an adapter: passes of the base alone do without."""
-    return any(sequence.request.adapted for sequence in sequences)
 
 
 def _replay(

@@ -88,7 +88,7 @@ class Linear(nn.Module):
         """Maps [..., in_features] -> [..., out_features], or to what these are activated to; batch: of x
         [R, in_features], whose rows may have adapters"""
         if not self.is_summand:
-            if not self._has_adapters(batch):
+            if self._adapter_ids(batch) is None:
                 return self.method.apply(self, x, self.bias, activation)
             return activated(self.adapted(x, self.method.apply(self, x, self.bias), batch), activation)
         assert activation is None, "it is not that of a summand"
@@ -97,12 +97,12 @@ class Linear(nn.Module):
 
     def adapted(self, x: Tensor, y: Tensor, batch: ForwardBatch | None) -> Tensor:
         """Returns the result y of x, changed for each row by its adapter."""
-        if self.adapters is None or batch is None or batch.adapter_ids is None:
-            return y
-        return self.adapters(x, y, batch.adapter_ids)
+        ids = self._adapter_ids(batch)
+        return y if self.adapters is None or ids is None else self.adapters(x, y, ids)
 
-    def _has_adapters(self, batch: ForwardBatch | None) -> bool:
-        return self.adapters is not None and batch is not None and batch.adapter_ids is not None
+    def _adapter_ids(self, batch: ForwardBatch | None) -> Tensor | None:
+        """Returns the rows' adapters [R] int32, None where none changes a result."""
+        return None if self.adapters is None or batch is None else batch.adapter_ids
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.part_sizes}, axis={self.axis}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -150,3 +151,8 @@ class Sequence:
             preemptions=self.preemptions,
             first_scheduled_time=self.first_scheduled_time,
         )
+
+
+def any_adapted(sequences: Iterable[Sequence]) -> bool:
+    """Says whether any of them has an adapter: passes of the base alone do without."""
+    return any(sequence.request.adapted for sequence in sequences)
