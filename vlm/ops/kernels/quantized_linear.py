@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vlm.ops.activation import Activation
 from vlm.ops.int4_packing import chunk_of
+from vlm.ops.kernels import gemv
 from vlm.ops.kernels.activation import constants, finished, outputs, store
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
 from vlm.ops.kernels.jit import jit
@@ -225,6 +226,8 @@ def linear8(
 ) -> Tensor:
     """Returns the activation of x (weight · scale)ᵀ + bias [R, N], x [R, K], weight [N, K] int8 or e4m3, scale [N, 1]
     float32."""
+    if gemv.fits(x, weight, 1, activation):
+        return gemv.linear(x, weight, scale, None, bias, dtype, activation)
     (rows, inputs), num_outputs = x.shape, len(weight)
     assert x.is_contiguous() and weight.is_contiguous()
     y = _result(rows, num_outputs, dtype, activation, x.device)
@@ -248,6 +251,8 @@ def linear4(
 ) -> Tensor:
     """Returns the activation of x Wᵀ + bias [R, N], x [R, K] and W as vlm.ops.int4_packing.unpacked4 has it, for what
     `linear4_fits` says yes to."""
+    if gemv.fits(x, packed, scale.shape[1], activation):
+        return gemv.linear(x, packed, scale, zero, bias, dtype, activation)
     (rows, inputs), num_outputs, chunk = x.shape, len(packed), chunk_of(x.shape[1])
     assert x.is_contiguous() and packed.is_contiguous()
     y = _result(rows, num_outputs, dtype, activation, x.device)

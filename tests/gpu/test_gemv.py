@@ -1,0 +1,103 @@
+"""The product of one row with weights of 8 and 4 bits on a GPU that has it, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed on this platform")
+from vlm.layers.quant.fp8 import Fp8
+from vlm.layers.quant.int4 import Int4
+from vlm.layers.quant.int8 import Int8
+from vlm.ops.activation import Activation, reference
+from vlm.ops.kernels import gemv
+from vlm.ops.quantized_linear import linear4, linear8
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+        reason="no CUDA device with compute capability 9.0 is visible",
+    ),
+]
+METHODS = {"int8": Int8(), "fp8": Fp8(), "int4": Int4(128), "int4-asymmetric": Int4(256, symmetric=False)}
+SIZES = ((4096, 4096), (4096, 11008), (96, 256), (1024, 2816), (50272, 1024))  # outputs, inputs
+ENDINGS = (None, Activation("relu"), Activation("gelu_new"), Activation("silu", gated=True), Activation("gelu", True))
+
+
+def product(method, kept: dict[str, torch.Tensor], x: torch.Tensor, bias, activation) -> torch.Tensor:
+    weight, scale, zero = kept.get("weight_packed", kept.get("weight")), kept["weight_scale"], kept.get("weight_zero")
+    assert weight is not None and gemv.fits(x, weight, scale.shape[1], activation)
+    return gemv.linear(x, weight, scale, zero, bias, torch.float32, activation)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", METHODS)
+def test_products_are_those_of_the_dequantized_weight(name, dtype):
+    torch.manual_seed(0)
+    method = METHODS[name]
+    for outputs, inputs in SIZES:
+        kept = method.quantize(torch.randn(outputs, inputs, device="cuda"))
+        exact = method.dequantize(kept).double()
+        bias = torch.randn(outputs, device="cuda", dtype=dtype)
+        for ending in ENDINGS if inputs <= 4096 else ENDINGS[-2:]:
+            # far from 0 on average, and with a few large values: as the inputs of a feed-forward layer's second product
+            x = (torch.randn(1, inputs, device="cuda") + 0.5).to(dtype)
+            x[0, ::97] *= 100
+            want = torch.nn.functional.linear(x.double(), exact, bias.double())
+            want = want if ending is None else reference(want, ending)
+            error = (product(method, kept, x, bias, ending) - want).norm() / want.norm()
+            assert error < 3e-6, (outputs, inputs, ending)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1.0, 1e30])
+def test_bfloat16_of_any_size_fits(scale):
+    torch.manual_seed(0)
+    method = Int8()
+    kept = method.quantize(torch.randn(64, 256, device="cuda"))
+    x = (torch.randn(1, 256, device="cuda") * scale).bfloat16()
+    want = torch.nn.functional.linear(x.double(), method.dequantize(kept).double())
+    assert (product(method, kept, x, None, None) - want).norm() < 3e-6 * want.norm()
+    assert not product(method, kept, torch.zeros_like(x), None, None).any()
+
+
+def test_other_sizes_are_for_the_kernels_of_tiles():
+    """Groups of 32, outputs that are no whole tiles, more outputs than programs have room for, two rows."""
+    torch.manual_seed(0)
+    cases = ((Int4(32), 1, 64, 256), (Int8(), 1, 70, 256), (Int8(), 1, 272000, 128), (Int8(), 2, 64, 256))
+    for method, rows, outputs, inputs in cases:
+        kept = method.quantize(torch.randn(outputs, inputs, device="cuda"))
+        x = torch.randn(rows, inputs, device="cuda", dtype=torch.float16)
+        four = "weight_packed" in kept
+        weight, scale = kept["weight_packed" if four else "weight"], kept["weight_scale"]
+        assert not gemv.fits(x, weight, scale.shape[1], None)
+        found = linear4(x, weight, scale, out_fp32=True) if four else linear8(x, weight, scale, out_fp32=True)
+        want = torch.nn.functional.linear(x.double(), method.dequantize(kept).double())
+        assert (found - want).norm() < 1e-5 * want.norm()
+
+
+def test_a_graph_repeats_it_on_new_inputs():
+    """Programs begin before the kernel ahead has ended: what they read of it must be what it wrote last."""
+    torch.manual_seed(0)
+    method = Int4(128)
+    layers = [method.quantize(torch.randn(1024, 1024, device="cuda") / 32) for _ in range(8)]
+    x = torch.randn(1, 1024, device="cuda", dtype=torch.float16)
+
+    def chain() -> torch.Tensor:
+        y = x
+        for kept in layers:
+            y = linear4(y, kept["weight_packed"], kept["weight_scale"])
+        return y
+
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = chain()
+    for _ in range(20):
+        x.normal_()
+        graph.replay()
+        want = x.double()
+        for kept in layers:
+            want = torch.nn.functional.linear(want, method.dequantize(kept).double())
+        assert (y - want).norm() < 1e-2 * want.norm()
