@@ -1,1 +1,1 @@
-"""Triton kernels; imported only where tensors are on CUDA."""
+"""Triton kernels, and one of CUDA C++; imported only where tensors are on CUDA."""
