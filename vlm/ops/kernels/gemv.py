@@ -1,8 +1,8 @@
 """The product of one row with a weight of 8 or 4 bits, on GPUs that copy boxes of memory by themselves (compute
 capability 9.0 and up): gemv.cu.
 
-On an H200 the four products of a layer of LLaMA-7B take 41 µs with 4 bits and 56 with 8, those of quantized_linear.py 55
-and 61; a [1024, 1024] product 2 µs and 4. Weights of 16 bits come as fast by linear.py.
+On an H200 the four products of a layer of LLaMA-7B take 41 µs with 4 bits and 56 with 8, by quantized_linear.py 55 and
+61; a [1024, 1024] product 2 µs and 4. Weights of 16 bits come as fast by linear.py.
 """
 
 from __future__ import annotations
