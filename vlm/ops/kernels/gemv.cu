@@ -23,7 +23,6 @@
 #define SILU 4
 
 typedef unsigned int u32;
-typedef unsigned long long u64;
 
 constexpr int THREADS = 32 * WARPS;
 constexpr int ROWS = 16;                           // outputs of a tile
@@ -35,7 +34,8 @@ constexpr int INPUTS = KIND == INT4 ? 128 : 64;    // inputs of a piece
 constexpr bool SCALED_X = X_TYPE == BFLOAT16;      // so that it fits float16
 
 struct alignas(16) Vector { u32 v[4]; };
-struct alignas(64) TensorMap { char opaque[128]; };  // of the weight [outputs, bytes of a row], as [lines, outputs, LINE]
+// Of the weight [outputs, bytes of a row], as [lines, outputs, LINE].
+struct alignas(64) TensorMap { char opaque[128]; };
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
@@ -63,7 +63,8 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 // Requests the box of eight rows at a row and a line of the weight.
 __device__ __forceinline__ void copy(u32 to, const TensorMap* weight, int row, int line, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%2, %3, %4}], [%5];"
         ::"r"(to), "l"(weight), "r"(0), "r"(row), "r"(line), "r"(barrier) : "memory");
 }
 
@@ -89,7 +90,8 @@ __device__ __forceinline__ Vector load_global(const Vector* at) {
 
 __device__ __forceinline__ void multiply_add(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"
+        " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -107,19 +109,20 @@ template <bool HIGH> __device__ __forceinline__ u32 unpacked8(u32 q) {
     return r;
 }
 
-// Levels of 4 bits less 8 as float16: those of the lowest nibbles of two halves, and those of the nibbles above them. (As
-// subnormal numbers they would need no subtraction, but products with those are added with ten bits less.)
+// Levels of 4 bits less 8 as float16: those of the lowest nibbles of two halves, and those of the nibbles above them.
+// (As subnormal numbers they would need no subtraction, but products with those are added with ten bits less.)
 __device__ __forceinline__ u32 low4(u32 q) {
     u32 r;
-    asm("{ .reg .b32 u, o; lop3.b32 u, %1, 0x000F000F, 0x64006400, 0xEA; mov.b32 o, 0x64086408; sub.rn.f16x2 %0, u, o; }"
+    asm("{ .reg .b32 u, o; lop3.b32 u, %1, 0x000F000F, 0x64006400, 0xEA; mov.b32 o, 0x64086408;"
+        " sub.rn.f16x2 %0, u, o; }"
         : "=r"(r) : "r"(q));
     return r;
 }
 
 __device__ __forceinline__ u32 high4(u32 q) {  // of 1024 + 16 level, a sixteenth less 72
     u32 r;
-    asm("{ .reg .b32 u, p, o; lop3.b32 u, %1, 0x00F000F0, 0x64006400, 0xEA; mov.b32 p, 0x2C002C00; mov.b32 o, 0xD480D480;"
-        " fma.rn.f16x2 %0, u, p, o; }"
+    asm("{ .reg .b32 u, p, o; lop3.b32 u, %1, 0x00F000F0, 0x64006400, 0xEA; mov.b32 p, 0x2C002C00;"
+        " mov.b32 o, 0xD480D480; fma.rn.f16x2 %0, u, p, o; }"
         : "=r"(r) : "r"(q));
     return r;
 }
@@ -132,12 +135,14 @@ __device__ __forceinline__ u32 float16s(float low, float high) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
+
 __device__ __forceinline__ float float_of(u32 low) {
     float r;
     asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"((unsigned short)low));
     return r;
 }
-__device__ __forceinline__ void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+__device__ __forceinline__ void multiplying_warps_meet() { asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory"); }
 
 __device__ __forceinline__ float activation(float x) {
 #if ACT == GELU
@@ -184,7 +189,7 @@ __device__ float stage_x(const Vector* x, Vector* to, float* sums, float* larges
         }
         for (int lanes = 16; lanes; lanes /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, lanes));
         if (thread % 32 == 0) largest[thread / 32] = most;
-        consumers_meet();
+        multiplying_warps_meet();
         for (int i = 0; i < WARPS; i++) most = fmaxf(most, largest[i]);
         // the power of two that takes the largest value to between 2^14 and 2^15
         const int exponent = max((int)((__float_as_uint(most) >> 23) & 255), 15);
@@ -209,8 +214,7 @@ __device__ float stage_x(const Vector* x, Vector* to, float* sums, float* larges
 
 extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
     const __grid_constant__ TensorMap weight, const Vector* x, const float* scale, const unsigned char* zero,
-    const void* bias, void* y, int outputs, int inputs,
-    int tiles_each, int with_one_more) {
+    const void* bias, void* y, int outputs, int inputs, int tiles_each, int with_one_more) {
     extern __shared__ __align__(1024) char memory[];
     const int row_bytes = inputs / INPUTS * PIECE, pieces = row_bytes / PIECE;
     const int half = outputs / 2, results = GATED ? half : outputs;
@@ -268,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
     const int row = lane / 4 % 2 * 4 + lane / 8, part = lane % 4;
     const u32 weights_at = weights + warp / 2 * (8 * LINE) + row * LINE + ((warp % 2 * 4 + part) ^ row) * 16;
 #if KIND == INT4
-    // Of four lanes that have the columns of a row, `part` sums the stages part, part + 4, …: so its scales come early.
+    // Of four lanes that have the columns of a row, `part` sums the stages part, part + 4, …: its scales come early.
     const int groups = inputs / GROUP;
     float scales[2][2], zeros[2][2];  // of this of its stages and the next, of `row` of the two boxes
     int of_tile = 0, of_chunk = part;
@@ -299,14 +303,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
     for (int i = 0; i < stages; i++) {
         const int piece = chunk * WARPS + warp;
         barrier_wait(full + 8 * stage, parity);
-            if (piece < pieces) {
+        if (piece < pieces) {
             const Vector a = load_shared(weights_at + stage * STAGE), b = load_shared(weights_at + stage * STAGE + BOX);
             const u32 at = x_at + piece * INPUTS * 2;
             float c[2][4] = {};
 #if KIND == INT4
-            const bool mine = lane / 4 == 2 * (i % 4);  // the column that the lanes `part` == i % 4 have
-            load_shared_if(mine, at, x0), load_shared_if(mine, at + 64, x1);
-            load_shared_if(mine, at + 128, x2), load_shared_if(mine, at + 192, x3);
+            const bool loads = lane / 4 == 2 * (i % 4);  // the column that the lanes `part` == i % 4 have
+            load_shared_if(loads, at, x0), load_shared_if(loads, at + 64, x1);
+            load_shared_if(loads, at + 128, x2), load_shared_if(loads, at + 192, x3);
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const u32 p = a.v[j] >> 8, q = b.v[j] >> 8;
@@ -351,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) gemv(
         low = high = 0.0f;
         chunk = 0;
     }
-    consumers_meet();
+    multiplying_warps_meet();
 
     if (!has_result) return;
     float values[2];
