@@ -19,6 +19,7 @@ from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import BenchConfig
 from vlm_app.bench.floor import Floor
 from vlm_app.bench.systems.baselines import Baseline
+from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, has_floor, prepare_session, split
 from vlm_app.bench.systems.subject import Progress
 
@@ -123,13 +124,13 @@ def _latency(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> T
 
 
 def _generate(pipeline: Pipeline, image: Tensor, new_tokens: int) -> None:
-    [output] = pipeline.generate([{"pixel_values": image}], **_fixed(new_tokens))
+    [output] = pipeline.generate(with_adapters([{"pixel_values": image}], pipeline), **_fixed(new_tokens))
     assert len(output.token_ids) == new_tokens, output.finish_reason
 
 
 def _throughput(pipeline: Pipeline, images: list[Tensor], config: BenchConfig) -> Turns[Results]:
     def read(pages: int, new_tokens: int) -> None:
-        inputs = ({"pixel_values": images[i % len(images)]} for i in range(pages))
+        inputs = with_adapters([{"pixel_values": images[i % len(images)]} for i in range(pages)], pipeline)
         count = sum(_num_tokens(out) for _, out in pipeline.as_completed(inputs, **_fixed(new_tokens)))
         assert count == pages * new_tokens, count
 

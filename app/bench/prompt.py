@@ -19,6 +19,7 @@ from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import PromptBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
 from vlm_app.bench.systems.inputs import Prompts, as_inputs, random_prompts
+from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.session import HF, Results, Session, prepare_session
 from vlm_app.bench.systems.subject import Progress
 
@@ -56,6 +57,7 @@ def _measure(pipeline: Pipeline, session: Session[PromptBenchConfig]) -> Turns[M
     encode: list[float] = []
 
     def generate(inputs: list[dict[str, Any]], new_tokens: int, **options: Any) -> list[Output]:
+        inputs = with_adapters(inputs, pipeline)
         outputs = pipeline.generate(inputs, **settings | {"ignore_eos": True} | options, max_new_tokens=new_tokens)
         assert all(len(out.token_ids) == new_tokens for out in outputs)
         if new_tokens == 1:

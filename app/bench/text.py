@@ -18,6 +18,7 @@ from vlm_app.bench.collectives import collectives
 from vlm_app.bench.config import TextBenchConfig, Workload
 from vlm_app.bench.rows import floor_of, join_systems, measure_rows, neutral, times
 from vlm_app.bench.systems.inputs import random_texts
+from vlm_app.bench.systems.random_adapters import with_adapters
 from vlm_app.bench.systems.rival import CTranslate2, check_rival
 from vlm_app.bench.systems.session import HF, RIVAL, Results, Session, prepare_session
 from vlm_app.bench.systems.subject import Progress
@@ -54,7 +55,7 @@ def _measure(pipeline: Pipeline, session: Session[TextBenchConfig]) -> Turns[lis
 
     def measure_row(_: int, row: Workload) -> Turns[Results]:
         def generate(texts: torch.Tensor, new_tokens: int) -> None:
-            inputs = [{"encoder_input_ids": ids} for ids in texts.tolist()]
+            inputs = with_adapters([{"encoder_input_ids": ids} for ids in texts.tolist()], pipeline)
             options = {"max_new_tokens": new_tokens, "ignore_eos": True, "num_beams": row.num_beams}
             outputs = pipeline.generate(inputs, **settings | options)
             assert all(len(out.token_ids) == new_tokens for out in outputs)

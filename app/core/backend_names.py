@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
-from vlm.backends.installed import backends, names, quantizations, quantizers
+from vlm.backends.base import Layout
+from vlm.backends.installed import backend, backends, names, quantizations, quantizers
 from vlm.config import KV_CACHE_DTYPES
 
-KV = "+kv-"  # torch-fp8+kv-fp8: weights and cache
+MEASURED = re.compile(r"([^+]+)(?:\+kv-([^+]+))?(?:\+lora-([1-9]\d{0,2})x([1-9]\d{0,2}))?")
 
 
 @dataclass(frozen=True)
 class MeasuredName:
-    """The parts of what `vlm bench --backend` takes: `BACKEND[-QUANTIZATION][+kv-DTYPE]`."""
+    """The parts of what `vlm bench --backend` takes: `BACKEND[-QUANTIZATION][+kv-DTYPE][+lora-ADAPTERSxRANK]`."""
 
-    backend: str
-    quantization: str | None = None
+    engine: str  # BACKEND[-QUANTIZATION], which the rest says nothing of
     kv_cache_dtype: str | None = None
+    max_loras: int | None = None
+    max_lora_rank: int | None = None
 
     @classmethod
     def read(cls, name: str) -> MeasuredName:
-        engine, _, kept = name.partition(KV)
-        backend, _, quantization = engine.partition("-")
-        return cls(backend, quantization or None, kept or None)
+        if (match := MEASURED.fullmatch(name)) is None:
+            return cls(name)
+        engine, kept, count, rank = match.groups()
+        return cls(engine, kept, int(count) if count else None, int(rank) if rank else None)
+
+    @property
+    def backend(self) -> str:
+        return self.engine.partition("-")[0]
+
+    @property
+    def quantization(self) -> str | None:
+        return self.engine.partition("-")[2] or None
+
+    @property
+    def runtime(self) -> dict[str, Any]:
+        """Returns what it says of a RuntimeConfig."""
+        return {name: getattr(self, name) for name in ("kv_cache_dtype", "max_loras", "max_lora_rank")}
 
 
 def described_backends() -> str:
@@ -43,5 +61,7 @@ def measured_names() -> tuple[str, ...]:
 
 def is_measured(name: str) -> bool:
     """Tells whether `vlm bench --backend` takes a name."""
-    engine, plus, kept = name.partition(KV)
-    return engine in measured_names() and (not plus or kept in KV_CACHE_DTYPES)
+    parts = MeasuredName.read(name)
+    if parts.engine not in measured_names() or parts.kv_cache_dtype not in (None, *KV_CACHE_DTYPES):
+        return False
+    return parts.max_loras is None or backend(parts.backend).layout is Layout.PAGED

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests import tiny
+from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
 from vlm.build.random_checkpoint import random_checkpoint
 from vlm.config import BuildConfig, RuntimeConfig
@@ -99,6 +100,27 @@ def test_csv_without_hugging_face(arch, capsys):
     assert all(float(first[name]) > 0 for name in ("first_token_ms", "tokens_per_s", "floor_tokens_per_s"))
     absent = ("hf_tokens_per_s", "times_faster", "hf_batch", "hf_measured_tokens")
     assert all(row[header.index(name)] == "" for row in rows for name in absent)
+
+
+def test_adapters_of_random_values_are_measured_beside_the_base(arch, tmp_path, monkeypatch):
+    """Each text of a batch has the next adapter."""
+    generate, generated = Pipeline.generate, []
+
+    def recorded(pipeline: Pipeline, inputs: list[dict], **options: object):
+        generated.append(([*pipeline.adapters], [each.get("lora") for each in inputs]))
+        return generate(pipeline, inputs, **options)
+
+    monkeypatch.setattr(Pipeline, "generate", recorded)
+    arguments = ["--random-weights", "--backend", "torch,torch+lora-2x3", "--input-output-len", "6,4", "--repeats", "1"]
+    out = tmp_path / "out.json"
+    assert not bench(
+        "text", "--arch", arch, *arguments, "--batch-size", "3", "--device", "cpu", "--no-hf", "--json", out
+    )
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["beside"]["torch+lora-2x3"]["tokens_per_s"] > 0
+    of_three = [each for each in generated if len(each[1]) == 3]
+    assert ([], [None] * 3) in of_three and (["0", "1"], ["0", "1", "0"]) in of_three
+    assert all(given == [None] * 3 or given == ["0", "1", "0"] for _, given in of_three)
 
 
 def test_ctranslate2_takes_turns_with_ours(arch, tmp_path, capsys):
@@ -308,6 +330,8 @@ PACKAGED = ["--model", "mini-t5"]
         ([*PACKAGED, "--input-output-len", "9,1"], "asks for 1 token out; at least 2 tokens out"),
         ([*PACKAGED, "--hf-new-tokens", "1"], "--hf-new-tokens is 1; it must be at least 2"),
         ([*PACKAGED, "--hf-batch-size", "0"], "--hf-batch-size is 0; it must be at least 1"),
+        ([*PACKAGED, "--backend", "torch+lora-0x8"], "--backend holds torch+lora-0x8; allowed are"),
+        ([*PACKAGED, "--backend", "onnxruntime+lora-2x8"], "--backend holds onnxruntime+lora-2x8; allowed are"),
         ([*PACKAGED, "--json", "/dev/null/x.json"], "--json /dev/null/x.json cannot be written"),
         (["--model", "mini-nougat"], "mini-nougat takes image; use vlm bench latency or throughput"),
         (["--random-weights", "--arch", "nougat-base"], "takes image; use vlm bench latency or throughput"),

@@ -25,6 +25,7 @@ from vlm_app.bench.clock import Turns, in_turns
 from vlm_app.bench.config import SubjectConfig
 from vlm_app.bench.floor import Floor, bandwidth, decode_floor
 from vlm_app.bench.systems.environment import environment
+from vlm_app.bench.systems.random_adapters import load_random_adapters
 from vlm_app.bench.systems.subject import LimitsOf, Progress, prepare
 from vlm_app.core.backend_names import MeasuredName
 from vlm_app.core.running import open_pipeline
@@ -79,9 +80,9 @@ class Session(Generic[C]):
         return {name: results[name] for name in self.engines}, {name: results[name] for name in others}
 
     def _ours(self, name: str, ours: Callable[[Pipeline], Turns[T]]) -> Turns[T]:
-        kept = MeasuredName.read(name).kv_cache_dtype
-        runtime = dataclasses.replace(self.runtime, kv_cache_dtype=kept)
-        with open_pipeline(self.engines[name], runtime) as pipeline:
+        parts = MeasuredName.read(name)
+        with open_pipeline(self.engines[name], dataclasses.replace(self.runtime, **parts.runtime)) as pipeline:
+            load_random_adapters(pipeline, self.engines[name], parts, seed=self.config.seed)
             return (yield from ours(pipeline))
 
     def floor(self, name: str, speed: float, **sizes: int) -> Floor:

@@ -28,7 +28,7 @@ from vlm.registry.role_configs import RoleConfigs
 from vlm.registry.spec import FamilySpec
 from vlm_app.bench.config import Limits, SubjectConfig
 from vlm_app.core.architecture import hf_config, read_arch
-from vlm_app.core.backend_names import KV, MeasuredName
+from vlm_app.core.backend_names import MeasuredName
 from vlm_app.reference.random_model import has_class, save_random
 
 Progress = Callable[[str, int, int], None]
@@ -74,7 +74,7 @@ def prepare(
     build = _checked_build(config, spec, configs, dtype=dtype, takes=takes, limits=limits)
     engines: dict[str, Path] = {}
     for name in config.backend_names:
-        path = scratch / name.partition(KV)[0]  # what its cache keeps says nothing of an engine
+        path = scratch / MeasuredName.read(name).engine
         if path not in engines.values():
             build_engine(checkpoint, path, _for_backend(build, name), progress=progress)
         engines[name] = path
@@ -88,7 +88,7 @@ def _built(config: SubjectConfig, path: Path, limits: LimitsOf) -> dict[str, Pat
     engine = EngineDir.open(path, verify=False)
     name = backend_name(engine.build)
     wanted = config.backends or (name,)
-    if any(each.partition(KV)[0] != name for each in wanted):
+    if any(MeasuredName.read(each).engine != name for each in wanted):
         raise InputError(f"{path} is an engine of {name}; for {listed(wanted)} give what it was built from.")
     for name in ("tp_size", "pp_size"):
         if (size := getattr(config, name)) not in (1, getattr(engine.build, name)):
