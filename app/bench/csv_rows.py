@@ -39,7 +39,7 @@ def csv_rows(result: dict[str, Any]) -> list[list[Any]]:
     header, line = KINDS[result["kind"]]
     parts = [part for row in result.get("rows", [result]) for part in by_backend(result, row)]
     lines = [line(result, part) for part in parts]
-    if not any("collectives" in part["vlm"] for part in parts):  # a job's rows are not of single steps
+    if result["kind"] == "ocr":  # a job's rows are not of single steps
         return [[*header], *lines]
     # before the backend, which is the last of all kinds' names
     collectives = [(part["vlm"].get("collectives") or {}).get("ms") for part in parts]
