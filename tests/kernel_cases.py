@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import torch
 
@@ -44,6 +45,7 @@ from vlm.ops.kernels import w8a8 as w8a8_kernel
 from vlm.ops.paged_kv import ARRIVALS, KVCache, NewTokens, PagedKV, quantized
 
 SLOTS = 6
+H200 = SimpleNamespace(multi_processor_count=132)
 
 
 def _ints(high: int, *size: int, low: int = 0) -> torch.Tensor:
@@ -110,7 +112,7 @@ def paged_attention(device: torch.device) -> None:
         lengths[slots == slots[0]] = 1
         q = torch.randn(rows, 3, heads, dim)[:, 1]
         arguments = [x.to(device) for x in (tables, slots, lengths)]
-        attention_kernel._processors, attention_kernel.SPLIT_TILE = lambda index: 132, 16
+        attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
         for kv in _kept(keys, values, device):
             for bias in (None, torch.randn(heads, 2 * 7 + 1, device=device)):
                 want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5, bias)
@@ -126,7 +128,7 @@ def grouped_attention(device: torch.device) -> None:
         lengths = _ints(width * block + 1, rows, low=1)
         q = torch.randn(rows, 2, heads, dim)[:, 1]
         arguments = [x.to(device) for x in (tables, slots, lengths)]
-        attention_kernel._processors, attention_kernel.SPLIT_TILE = lambda index: 132, 16
+        attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
         for kv in _kept(keys, values, device):
             want = attention_op.reference(q.to(device), kv, *arguments, dim**-0.5)
             found = attention_kernel.paged_attention(q.to(device), kv, *arguments, dim**-0.5)
@@ -142,7 +144,7 @@ def step_attention(device: torch.device) -> None:
         lengths = _ints(width * block + 1, rows, low=1)
         lengths[0] = 1
         parts = torch.randn(rows, heads + 2 * kv_heads, dim, device=device).split((heads, kv_heads, kv_heads), 1)
-        attention_kernel._processors, attention_kernel.SPLIT_TILE = lambda index: 132, 16
+        attention_kernel.device_properties, attention_kernel.SPLIT_TILE = lambda index: H200, 16
         keys, values = (torch.randn(SLOTS * width, kv_heads, block, dim) for _ in range(2))
         biases = (None, torch.randn(heads, 2 * 7 + 1, device=device)) if heads == kv_heads else (None,)
         for half, bias in itertools.product((0, dim // 2, 2), biases):

@@ -37,13 +37,16 @@ def test_what_does_not_compile_is_named():
 
 
 def test_the_shape_of_a_program_s_memory():
-    shape = gemv.Shape("INT4", inputs=11008, tiles=1, results=4096)
+    shape = gemv.Shape("INT4", inputs=11008, results=4096, gated=False, processors=132)
     assert (shape.row_bytes, shape.warps, shape.stages) == (5504, 16, 3)
     assert shape.shared == 3 * 16 * 1024 + 2 * 11008 + 4 * 16 * 16 + 4 * 16 + 4 * (86 + 3) + 16 * 3
-    assert gemv.Shape("INT8", inputs=512, tiles=1, results=64).warps == 8  # a row that 16 would share has 1,024 bytes
+    assert (
+        gemv.Shape("INT8", inputs=512, results=64, gated=False, processors=132).warps == 8
+    )  # a row that 16 would share has 1,024 bytes
 
 
-def test_more_rows_and_float32_are_for_the_kernels_of_tiles():
+def test_more_rows_float32_and_the_cpu_are_for_others():
     weight = torch.zeros(64, 256, dtype=torch.int8)
     assert not gemv.fits(torch.zeros(2, 256, dtype=torch.float16), weight, 1, None)
     assert not gemv.fits(torch.zeros(1, 256), weight, 1, Activation("silu", gated=True))
+    assert not gemv.fits(torch.zeros(1, 256, dtype=torch.float16), weight, 1, None)

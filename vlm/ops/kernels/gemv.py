@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vlm.ops.activation import Activation
 from vlm.ops.kernels import nvrtc
+from vlm.ops.kernels.device import device_properties
 
 TILE_ROWS, BOX_ROWS, PIECE, LINE = 16, 8, 64, 128  # as in gemv.cu: rows, and bytes of a row
 PER_PROCESSOR = 2  # programs: one multiplies while the other one ends and the next kernel's first one begins
@@ -27,12 +28,31 @@ ACTIVATIONS = {"": "NO_ACT", "gelu": "GELU", "gelu_new": "GELU_NEW", "relu": "RE
 
 @dataclass(frozen=True)
 class Shape:
-    """What a kernel is compiled for and its programs are given. `tiles`: the most of one program."""
+    """What a kernel is compiled for, and how so many processors share its results."""
 
     kind: str
     inputs: int
-    tiles: int
     results: int
+    gated: bool
+    processors: int
+
+    @property
+    def per_tile(self) -> int:
+        """Results of a tile: where they are gated two rows make one."""
+        return BOX_ROWS if self.gated else TILE_ROWS
+
+    @property
+    def tiles(self) -> int:
+        return max(1, self.results // self.per_tile)
+
+    @property
+    def programs(self) -> int:
+        return min(self.tiles, PER_PROCESSOR * self.processors)
+
+    @property
+    def tiles_each(self) -> int:
+        """Tiles of the program that has most."""
+        return -(-self.tiles // self.programs)
 
     @property
     def row_bytes(self) -> int:
@@ -50,22 +70,22 @@ class Shape:
     def shared(self) -> int:
         """Bytes of shared memory, in the kernel's order: stages, x, sums of warps, largest values and sums of x,
         barriers."""
-        stages, sums = TILE_ROWS * self.warps * PIECE, 4 * self.tiles * self.warps * TILE_ROWS
+        stages, sums = TILE_ROWS * self.warps * PIECE, 4 * self.tiles_each * self.warps * TILE_ROWS
         pieces = self.row_bytes // PIECE
         return self.stages * stages + 2 * self.inputs + sums + 4 * self.warps + 4 * (pieces + 3) + 16 * self.stages
 
 
 def fits(x: Tensor, weight: Tensor, groups: int, activation: Activation | None) -> bool:
     """Tells whether `linear` takes this row, weight and number of groups of a row."""
-    if len(x) != 1 or x.dtype not in X_TYPES or not _is_there(x.device.index):
+    if len(x) != 1 or x.dtype not in X_TYPES or not _is_there(x.device):
         return False
     shape = _shape(x, weight, activation)
-    whole_tiles = shape.results % (BOX_ROWS if _is_gated(activation) else TILE_ROWS) == 0
+    whole_tiles = shape.results % shape.per_tile == 0
     whole_groups = shape.kind != "INT4" or shape.inputs // groups % INPUTS["INT4"] == 0
     aligned = shape.row_bytes % LINE == 0 and weight.data_ptr() % 16 == 0
-    results = shape.tiles * (BOX_ROWS if _is_gated(activation) else TILE_ROWS)
-    room = results <= 32 * shape.warps and shape.shared <= _properties(x.device.index).shared_memory_per_block_optin
-    return whole_tiles and whole_groups and aligned and room
+    room = device_properties(x.device.index).shared_memory_per_block_optin
+    fits_program = shape.tiles_each * shape.per_tile <= 32 * shape.warps and shape.shared <= room
+    return whole_tiles and whole_groups and aligned and fits_program
 
 
 def linear(
@@ -82,53 +102,37 @@ def linear(
     assert x.is_contiguous() and weight.is_contiguous() and scale.is_contiguous()
     shape = _shape(x, weight, activation)
     y = torch.empty((1, shape.results), dtype=dtype, device=x.device)
-    tiles, programs = _grid(x, shape.results, activation)
     kernel = _kernel(
-        shape, X_TYPES[x.dtype], Y_TYPES[dtype], "" if activation is None else activation.name, _is_gated(activation),
+        shape, X_TYPES[x.dtype], Y_TYPES[dtype], "" if activation is None else activation.name,
         bias is not None, zero is not None, shape.inputs // scale.shape[1], x.device.index,
     )  # fmt: skip
     box = BOX_ROWS, shape.warps * PIECE // LINE
     nothing = weight
     kernel.launch(
-        programs, 32 * (shape.warps + 1), nvrtc.tensor_map(weight, LINE, *box), x, scale,
+        shape.programs, 32 * (shape.warps + 1), nvrtc.tensor_map(weight, LINE, *box), x, scale,
         nothing if zero is None else zero, nothing if bias is None else bias, y,
-        len(weight), shape.inputs, *divmod(tiles, programs),
+        len(weight), shape.inputs, *divmod(shape.tiles, shape.programs),
     )  # fmt: skip
     return y
 
 
 def _shape(x: Tensor, weight: Tensor, activation: Activation | None) -> Shape:
-    results = len(weight) if activation is None else activation.width(len(weight))
-    tiles, programs = _grid(x, results, activation)
-    return Shape(KINDS[weight.dtype], x.shape[1], -(-tiles // programs), results)
-
-
-def _grid(x: Tensor, results: int, activation: Activation | None) -> tuple[int, int]:
-    """Returns (tiles, programs that share them)."""
-    tiles = max(1, results // (BOX_ROWS if _is_gated(activation) else TILE_ROWS))
-    return tiles, min(tiles, PER_PROCESSOR * _properties(x.device.index).multi_processor_count)
-
-
-def _is_gated(activation: Activation | None) -> bool:
-    return activation is not None and activation.gated
+    gated = activation is not None and activation.gated
+    processors = device_properties(x.device.index).multi_processor_count
+    return Shape(KINDS[weight.dtype], x.shape[1], len(weight) // (2 if gated else 1), gated, processors)
 
 
 @functools.cache
 def _kernel(
-    shape: Shape, x: str, y: str, activation: str, gated: bool, bias: bool, zero: bool, group: int, device: int
+    shape: Shape, x: str, y: str, activation: str, bias: bool, zero: bool, group: int, device: int
 ) -> nvrtc.CudaKernel:
     constants = {
-        "KIND": shape.kind, "X_TYPE": x, "Y_TYPE": y, "ACT": ACTIVATIONS[activation], "GATED": int(gated),
+        "KIND": shape.kind, "X_TYPE": x, "Y_TYPE": y, "ACT": ACTIVATIONS[activation], "GATED": int(shape.gated),
         "BIAS": int(bias), "ZERO": int(zero), "GROUP": group, "WARPS": shape.warps, "STAGES": shape.stages,
     }  # fmt: skip
     return nvrtc.CudaKernel("gemv.cu", "gemv", constants, shape.shared)
 
 
 @functools.cache
-def _is_there(device: int) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0) and nvrtc.is_there()
-
-
-@functools.cache
-def _properties(device: int):
-    return torch.cuda.get_device_properties(device)
+def _is_there(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0) and nvrtc.is_there()

@@ -7,8 +7,6 @@ writes it and its value into the cache, and begins with them; no other program r
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from vlm.ops.kernels import grouped_attention
 from vlm.ops.kernels.dependent_launch import dependent, let_next_start, wait_for_inputs
+from vlm.ops.kernels.device import device_properties
 from vlm.ops.kernels.jit import jit
 from vlm.ops.kernels.new_token import head_values, new_token
 from vlm.ops.kernels.paged_kv import kernel_scales, scale_stride
@@ -126,11 +125,6 @@ def _attend(
             merge(acc_ptr, max_ptr, sum_ptr, out_ptr, pair, D, D_PAD, SPLITS)
 
 
-@functools.cache
-def _processors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
 def num_splits(q: Tensor, kv: PagedKV, tables: Tensor) -> int:
     """Returns into how many parts the context is split, a power of two: that gives every multiprocessor four programs
     of four warps, or one to every tile."""
@@ -139,7 +133,9 @@ def num_splits(q: Tensor, kv: PagedKV, tables: Tensor) -> int:
     if pairs > ARRIVALS:
         return 1
     tiles = triton.cdiv(tables.shape[1] * block, _split_tile(q, kv))
-    return triton.next_power_of_2(min(triton.cdiv(4 * _processors(q.device.index or 0), pairs), tiles))
+    return triton.next_power_of_2(
+        min(triton.cdiv(4 * device_properties(q.device.index).multi_processor_count, pairs), tiles)
+    )
 
 
 def _split_tile(q: Tensor, kv: PagedKV) -> int:
