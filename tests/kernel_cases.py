@@ -239,11 +239,15 @@ def add_layer_norm(device: torch.device) -> None:
     for shape in ((5, 24), (3, 5, 7, 256), (2, 1000), (4100, 12)):
         x, delta = torch.randn(2, *shape, device=device)
         weight, bias = torch.randn(2, shape[-1], device=device)
-        for added in (delta, None):
-            want = norm_op.reference(x, added, weight, bias, 1e-5)
-            found = norm_kernel.add_norm(x, added, weight, bias, 1e-5)
-            for a, b in zip(found, want, strict=True):
-                torch.testing.assert_close(a, b, atol=5e-6, rtol=1e-5)
+        for kind in (torch.float32, torch.float16):  # a stream that is wider than what flows off it
+            weight, bias = weight.to(kind), bias.to(kind)
+            for added in (delta.to(kind), None):
+                want = norm_op.reference(x, added, weight, bias, 1e-5)
+                found = norm_kernel.add_norm(x, added, weight, bias, 1e-5)
+                assert found[0].dtype == torch.float32 and found[1].dtype == kind
+                for a, b in zip(found, want, strict=True):
+                    atol, rtol = (5e-6, 1e-5) if a.dtype == torch.float32 else (4e-3, 1e-3)
+                    torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
 
 
 def add_rms_norm(device: torch.device) -> None:

@@ -67,8 +67,10 @@ class GPTNext:
             self.state[f"{name}.bias"] = self.draw(outputs)
 
     def norm_weights(self, name):
-        less = 0.0 if self.config["normalization"] == "layernorm1p" else 1.0
-        self.state |= {f"{name}.weight": self.draw(32) + less, f"{name}.bias": self.draw(32)}
+        less, bias = 0.0 if self.config["normalization"] == "layernorm1p" else 1.0, self.draw(32)
+        self.state[f"{name}.weight"] = self.draw(32) + less
+        if self.config["normalization"] != "rmsnorm":
+            self.state[f"{name}.bias"] = bias
 
     def logits(self, ids):
         c, root = self.config, "model.language_model"
@@ -85,6 +87,8 @@ class GPTNext:
         return x @ (embedding if tied else self.state[f"{root}.output_layer.weight"]).T
 
     def normed(self, name, x):
+        if self.config["normalization"] == "rmsnorm":
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.state[f"{name}.weight"]
         weight = self.state[f"{name}.weight"] + (1.0 if self.config["normalization"] == "layernorm1p" else 0.0)
         return F.layer_norm(x, (32,), weight, self.state[f"{name}.bias"], 1e-5)
 
@@ -158,19 +162,33 @@ class GPTNext:
         whole = ("layernorm.weight", "layernorm.bias", "position_embeddings.weight", "dense.bias", "dense_4h_to_h.bias")
         return [x] * count if name.endswith(whole) else x.chunk(count)
 
-    def unpacked(self, folder: Path, files: dict[str, Path], ranks: int = 1, half: bool = False, **more) -> Path:
+    def stage(self, state: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
+        """What one of two stages of a pipeline keeps, which has one layer of the two."""
+        kept = {n.replace(f".{number}.", ".0.", 1): x for n, x in state.items() if f".layers.{number}." in n}
+        at_end = (".final_layernorm.", ".output_layer.")
+        outer = {n: x for n, x in state.items() if ".layers." not in n and any(a in n for a in at_end) == bool(number)}
+        word = "model.language_model.embedding.word_embeddings.weight"
+        copy = {"model.word_embeddings.weight": state[word]} if number and "output_layer" not in str(outer) else {}
+        return kept | outer | copy
+
+    def unpacked(self, folder: Path, files: dict[str, Path], ranks: int = 1, half: bool = False, stages: int = 1,
+                 **more) -> Path:  # fmt: skip
         """The content of an archive; `files`: the tokenizer's, by their names in the configuration."""
         folder.mkdir(parents=True)
         named = {name: f"nemo:{HASH}_{file.name}" for name, file in files.items()}
         said = {"library": "megatron", "type": "GPT2BPETokenizer"} | named | more.pop("tokenizer", {})
-        (folder / "model_config.yaml").write_text(self.yaml(tensor_model_parallel_size=ranks, tokenizer=said, **more))
+        sizes = {"tensor_model_parallel_size": ranks, "pipeline_model_parallel_size": stages}
+        (folder / "model_config.yaml").write_text(self.yaml(**sizes, tokenizer=said, **more))
         for file in files.values():
             shutil.copyfile(file, folder / f"{HASH}_{file.name}")
         for number, state in enumerate(self.ranks(ranks)):
-            place = folder / f"mp_rank_{number:02d}" if ranks > 1 else folder
-            place.mkdir(exist_ok=True)
-            state = {name.replace("model.", "model.module.", 1): x for name, x in state.items()} if half else state
-            torch.save(state, place / "model_weights.ckpt")
+            for stage in range(stages):
+                name = f"tp_rank_{number:02d}_pp_rank_{stage:03d}" if stages > 1 else f"mp_rank_{number:02d}"
+                place = folder / name if ranks * stages > 1 else folder
+                place.mkdir(exist_ok=True)
+                part = self.stage(state, stage) if stages > 1 else state
+                part = {n.replace("model.", "model.module.", 1): x for n, x in part.items()} if half else part
+                torch.save(part, place / "model_weights.ckpt")
         return folder
 
 

@@ -1,7 +1,4 @@
-"""The tokenizer of a NeMo archive, as its configuration names it -> tokenizer.json: all that the runtime reads.
-
-NeMo adds no special tokens to a prompt.
-"""
+"""The tokenizer of a NeMo archive, as its configuration names it -> tokenizer.json: all that the runtime reads."""
 
 from __future__ import annotations
 
@@ -21,6 +18,15 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"  # begins and ends GPT-2's texts
+BERT = {"bos": "[CLS]", "eos": "[SEP]", "pad": "[PAD]"}
+
+
+@dataclass(frozen=True)
+class NamedTokens:
+    """A tokenizer, and its tokens that have a part in a text: "bos", "eos", "pad"."""
+
+    fast: Tokenizer
+    ends: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -29,27 +35,34 @@ class TokenizerFiles:
 
     paths: tuple[Path, ...]
     size: int  # ids, without those that pad the embedding
-    ids: dict[str, int]  # "bos_token_id", "eos_token_id", "pad_token_id"
+    ids: dict[str, int]  # "bos_token_id", "eos_token_id", "pad_token_id", …
 
 
-def tokenizer_files(folder: Path, config: Mapping[str, Any], out: Path) -> TokenizerFiles:
-    """Writes tokenizer.json and its settings into `out`. CheckpointError for a tokenizer that is not there, damaged or
-    of a kind that cannot be read."""
-    settings = config.get("tokenizer")
-    settings = settings if isinstance(settings, Mapping) else {}
+def read_named_tokens(folder: Path, config: Mapping[str, Any], scratch: Path) -> NamedTokens:
+    """Reads the tokenizer with the tokens that a configuration adds. CheckpointError for one that is not there, damaged
+    or of a kind that cannot be read."""
+    settings = settings_of(config)
     if (folder / "tokenizer.json").is_file():
         fast, ends = read_tokenizer(folder / "tokenizer.json", CheckpointError), {}
     elif settings.get("model"):
         fast, ends = _sentencepiece(_file(folder, settings["model"]))
     elif settings.get("vocab_file") and settings.get("merge_file"):
-        fast, ends = _gpt2(_file(folder, settings["vocab_file"]), _file(folder, settings["merge_file"]), out)
+        fast, ends = _gpt2(_file(folder, settings["vocab_file"]), _file(folder, settings["merge_file"]), scratch)
+    elif settings.get("vocab_file") and "Bert" in (kind := str(settings.get("type"))):
+        fast, ends = _bert(_file(folder, settings["vocab_file"]), "Lower" in kind), BERT
     else:
         kind = settings.get("type") or settings.get("library")
         raise CheckpointError(
             f"{folder} holds no tokenizer{f' (it names {kind})' if kind else ''}; unpack it, put the tokenizer.json of"
             " its model beside model_config.yaml and convert that folder."
         )
-    return _written(fast, ends | _added(fast, settings), out)
+    return NamedTokens(fast, ends | _added(fast, settings))
+
+
+def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what a configuration says of its tokenizer."""
+    settings = config.get("tokenizer")
+    return settings if isinstance(settings, Mapping) else {}
 
 
 def _file(folder: Path, name: Any) -> Path:
@@ -84,6 +97,22 @@ def _gpt2(vocabulary: Path, merges: Path, out: Path) -> tuple[Tokenizer, dict[st
     return fast, {"bos": END_OF_TEXT, "eos": END_OF_TEXT}
 
 
+def _bert(vocabulary: Path, lowercase: bool) -> Tokenizer:
+    """Reads BERT's word pieces, one a line."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    try:
+        fast = Tokenizer(models.WordPiece.from_file(str(vocabulary), unk_token="[UNK]"))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{vocabulary} is no vocabulary of BERT's kind ({error}).") from None
+    fast.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    fast.decoder = decoders.WordPiece(cleanup=False)
+    special = [*BERT.values(), "[UNK]", "[MASK]"]
+    fast.add_special_tokens([token for token in special if fast.token_to_id(token) is not None])
+    return fast
+
+
 def _added(fast: Tokenizer, settings: Mapping[str, Any]) -> dict[str, str]:
     """Gives the tokens that a configuration adds the next ids, in their order -> those that have a part in a text."""
     own, more = settings.get("special_tokens") or {}, settings.get("additional_special_tokens") or []
@@ -93,7 +122,9 @@ def _added(fast: Tokenizer, settings: Mapping[str, Any]) -> dict[str, str]:
     return {name.removesuffix("_token"): token for name, token in names.items()}
 
 
-def _written(fast: Tokenizer, ends: Mapping[str, str], out: Path) -> TokenizerFiles:
+def written(tokens: NamedTokens, out: Path) -> TokenizerFiles:
+    """Writes tokenizer.json and its settings into `out`."""
+    fast, ends = tokens.fast, tokens.ends
     ids = {f"{name}_token_id": fast.token_to_id(token) for name, token in ends.items() if name in ("bos", "eos", "pad")}
     paths = out / "tokenizer.json", out / "tokenizer_config.json"
     paths[0].write_text(fast.to_str(), encoding="utf-8")

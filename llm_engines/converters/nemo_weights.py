@@ -1,14 +1,17 @@
-"""The tensors of a NeMo archive: one file, or one a rank of the tensor parallelism it was trained with.
+"""The tensors of a NeMo archive: one file, or one for each rank of the tensor and pipeline parallelism that it was
+trained with.
 
 Megatron-LM (Shoeybi et al., arXiv:1909.08053): a layer's first projections are cut by their outputs, its second ones by
-their inputs, the embedding by its vocabulary; all else every rank has.
+their inputs, the embedding by its vocabulary; all else every rank has. Stages of a pipeline count their layers from 0.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,30 +20,60 @@ from vlm.artifacts.hf_folder import read_pickle
 from vlm.errors import CheckpointError, listed
 
 WEIGHTS = "model_weights.ckpt"
-EMBEDDING = "model.language_model.embedding.word_embeddings.weight"
-HEAD = "model.language_model.output_layer.weight"
 CUT = (
-    (re.compile(r".*\.(word_embeddings|output_layer)\.weight"), 0),
-    (re.compile(r".*\.(query_key_value|dense_h_to_4h|dense_h_to_4h_2)\.(weight|bias)"), 0),
-    (re.compile(r".*\.(self_attention\.dense|dense_4h_to_h)\.weight"), 1),
+    (re.compile(r".*\.(word_embeddings|output_layer|tokens_head)\.(weight|bias)"), 0),
+    (re.compile(r".*\.(query_key_value|query|key_value|dense_h_to_4h|dense_h_to_4h_2)\.(weight|bias)"), 0),
+    (re.compile(r".*\.(self_attention\.dense|inter_attention\.dense|dense_4h_to_h)\.weight"), 1),
 )
+COPIES = {"model.word_embeddings.weight", "enc_dec_model.word_embeddings.weight"}
+LAYER = re.compile(r"(.*\.layers\.)(\d+)(\..+)")
+RANK = re.compile(r"mp_rank_(\d+)|tp_rank_(\d+)_pp_rank_(\d+)")
 
 
-class RankFiles(Mapping[str, Tensor]):
-    """The tensors of all ranks under one set of names, put together when they are looked up.
+def read_weights(folder: Path, config: Mapping[str, Any], pieces: Callable[[str], int]) -> Mapping[str, Tensor]:
+    """Returns the tensors of all ranks under the names of the whole model, put together when they are looked up.
 
-    Raises CheckpointError for files that are missing, damaged, unsafe, or not of one model.
+    `pieces`: of how many parts, one after the other, a tensor is, of each of which a rank has its part. Raises
+    CheckpointError for files that are missing, damaged, unsafe, or not of one model.
     """
+    files = weight_files(folder)
+    if files[0][0].parent != folder:
+        sizes = {"tensor_model_parallel_size": len(files[0]), "pipeline_model_parallel_size": len(files)}
+        for name, count in sizes.items():
+            if config.get(name) not in (None, count):
+                raise CheckpointError(f"{folder}: {name} is {config[name]}, but there are weights of {count}.")
+    stages = [Stage(folder, ranks, pieces) for ranks in files]
+    return stages[0] if len(stages) == 1 else Pipeline(stages)
 
-    def __init__(self, folder: Path, joined_gate: bool = False, size: int | None = None):
-        """`joined_gate`: `dense_h_to_4h` holds a gate and what it gates, a rank's half of each; `size`: of the ranks,
-        as the configuration has it"""
-        self.folder, self.joined_gate = folder, joined_gate
-        files = weight_files(folder)
-        if files[0].parent != folder and size not in (None, len(files)):
-            raise CheckpointError(
-                f"{folder}: tensor_model_parallel_size is {size}, but there are weights of {len(files)}."
-            )
+
+def weight_files(folder: Path) -> list[list[Path]]:
+    """Returns for each stage of the pipeline a file a rank, in their order; CheckpointError where they are not there or
+    not of a kind that is read."""
+    if (folder / WEIGHTS).is_file():
+        return [[folder / WEIGHTS]]
+    if (folder / "model_weights").is_dir():
+        raise CheckpointError(
+            f"{folder} keeps its weights as a distributed checkpoint of Megatron-core (model_weights/), which is not"
+            f" read; supported are {WEIGHTS} and mp_rank_00/{WEIGHTS}."
+        )
+    ranks = [match for path in folder.iterdir() if (match := RANK.fullmatch(path.name))]
+    if not ranks:
+        raise CheckpointError(f"{folder} holds no weights; expected are {WEIGHTS} or mp_rank_00/{WEIGHTS} and so on.")
+    staged = any(match[3] for match in ranks)
+    stages = min(1 + max(int(match[3] or 0) for match in ranks), len(ranks))
+    size = -(-len(ranks) // stages)
+    name = "tp_rank_{:02d}_pp_rank_{:03d}" if staged else "mp_rank_{:02d}"
+    paths = [[folder / name.format(rank, stage) / WEIGHTS for rank in range(size)] for stage in range(stages)]
+    if absent := [path.relative_to(folder) for row in paths for path in row if not path.is_file()]:
+        raise CheckpointError(f"{folder} lacks {listed(absent)} of its {len(ranks)} ranks.")
+    return paths
+
+
+class Stage(Mapping[str, Tensor]):
+    """The tensors of the ranks of one stage of a pipeline, under one set of names."""
+
+    def __init__(self, folder: Path, files: Sequence[Path], pieces: Callable[[str], int]):
+        self.folder, self.pieces = folder, pieces
         self._ranks = [_named_alike(read_pickle(path)) for path in files]
         for number, rank in enumerate(self._ranks):
             if other := sorted(set(rank) ^ set(self._ranks[0])):
@@ -51,9 +84,13 @@ class RankFiles(Mapping[str, Tensor]):
         dim = next((dim for pattern, dim in CUT if pattern.fullmatch(name)), None)
         if dim is None or len(parts) == 1:
             return parts[0]
-        if self.joined_gate and ".dense_h_to_4h." in name:
-            parts = [half for halves in zip(*(part.chunk(2) for part in parts), strict=True) for half in halves]
-        return self._together(name, parts, dim)
+        count = self.pieces(name)
+        try:
+            ordered = [x for piece in zip(*(part.chunk(count) for part in parts), strict=True) for x in piece]
+            return torch.cat(ordered, dim)
+        except (RuntimeError, IndexError, ValueError):
+            shapes = listed(list(part.shape) for part in parts)
+            raise CheckpointError(f"{self.folder}: the ranks' parts of {name} do not fit ({shapes}).") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._ranks[0])
@@ -64,38 +101,40 @@ class RankFiles(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._ranks[0]
 
-    def _together(self, name: str, parts: Sequence[Tensor], dim: int) -> Tensor:
-        try:
-            return torch.cat(list(parts), dim)
-        except (RuntimeError, IndexError):
-            shapes = listed(list(part.shape) for part in parts)
-            raise CheckpointError(f"{self.folder}: the ranks' parts of {name} do not fit ({shapes}).") from None
+
+class Pipeline(Mapping[str, Tensor]):
+    """The tensors of all stages, their layers numbered through. Of one that several stages have, the first one's; the
+    last stage's copy of an embedding, for its head, is none."""
+
+    def __init__(self, stages: Sequence[Stage]):
+        self._places: dict[str, tuple[Stage, str]] = {}
+        before: Counter[str] = Counter()
+        for stage in stages:
+            for name in (name for name in stage if name not in COPIES):
+                self._places.setdefault(_renumbered(name, before), (stage, name))
+            layers = {match.groups()[:2] for name in stage if (match := LAYER.fullmatch(name))}
+            before.update(stack for stack, _ in layers)
+
+    def __getitem__(self, name: str) -> Tensor:
+        stage, own = self._places[name]
+        return stage[own]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """Returns one file, or one a rank in their order; CheckpointError where they are not there or not of a kind that is
-    read."""
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if any(folder.glob("tp_rank_*_pp_rank_*")):
-        raise CheckpointError(
-            f"{folder} was trained in a pipeline (tp_rank_…_pp_rank_…); bring it to one stage with NeMo's"
-            " megatron_change_num_partitions.py."
-        )
-    if (folder / "model_weights").is_dir():
-        raise CheckpointError(
-            f"{folder} keeps its weights as a distributed checkpoint (model_weights/), which is not read; supported are"
-            f" {WEIGHTS} and mp_rank_00/{WEIGHTS}."
-        )
-    ranks = sorted(folder.glob("mp_rank_*"))
-    if not ranks:
-        raise CheckpointError(f"{folder} holds no weights; expected are {WEIGHTS} or mp_rank_00/{WEIGHTS} and so on.")
-    paths = [folder / f"mp_rank_{number:02d}" / WEIGHTS for number in range(len(ranks))]
-    if absent := [path.relative_to(folder) for path in paths if not path.is_file()]:
-        raise CheckpointError(f"{folder} lacks {listed(absent)} of its {len(ranks)} ranks.")
-    return paths
+def _renumbered(name: str, before: Counter[str]) -> str:
+    """Returns a layer's tensor under its number in the whole model; `before`: layers of earlier stages by stack."""
+    match = LAYER.fullmatch(name)
+    return f"{match[1]}{int(match[2]) + before[match[1]]}{match[3]}" if match else name
 
 
 def _named_alike(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Models of half precision (`megatron_amp_O2`) lie in a module more."""
-    return {re.sub(r"^model\.module\.", "model.", name): tensor for name, tensor in state.items()}
+    return {re.sub(r"^(model|enc_dec_model)\.module\.", r"\1.", name): tensor for name, tensor in state.items()}

@@ -1,4 +1,4 @@
-"""NeMo's GPT decoders, which the network of GPT-2 runs."""
+"""NeMo's GPTs and T5s, which the networks of GPT-2 and T5 run."""
 
 from __future__ import annotations
 

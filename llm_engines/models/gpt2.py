@@ -25,7 +25,7 @@ from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
-from vlm.layers.norm import LayerNorm
+from vlm.layers.norm import LayerNorm, RmsNorm
 from vlm.layers.quant.producer import Producer
 from vlm.layers.rotary import Rotary, RotaryConfig
 from vlm.registry.spec import ModelSpec
@@ -42,6 +42,7 @@ class GPT2Config(ModelConfig):
     gated: bool = False
     bias: bool = True
     norm_eps: float = 1e-5
+    rms_norm: bool = False  # else layer norms
     tied: bool = True
     scaled: bool = True  # scores by the root of a head's width
     scaled_by_layer: bool = False  # and by the layer's number, counted from 1
@@ -145,8 +146,8 @@ class Block(nn.Module):
         return x, self.ffn(y, batch)
 
 
-def _norm(config: GPT2Config) -> LayerNorm:
-    return LayerNorm(config.hidden_size, eps=config.norm_eps)
+def _norm(config: GPT2Config) -> LayerNorm | RmsNorm:
+    return (RmsNorm if config.rms_norm else LayerNorm)(config.hidden_size, config.norm_eps)
 
 
 class GPT2(nn.Module):
@@ -232,7 +233,8 @@ def _nemo_rules(config: GPT2Config) -> list[Any]:
     if config.rotary is None:
         weight_rules.append(Rename(f"{root}.embedding.position_embeddings.weight", "positions.weight"))
     for a, b in norms.items():
-        weight_rules.append(Rename(f"{a}.bias", f"{b}.bias"))
+        if not config.rms_norm:
+            weight_rules.append(Rename(f"{a}.bias", f"{b}.bias"))
         one_more = Apply(f"{a}.weight", f"{b}.weight", lambda x: x + 1, "stored less one")
         weight_rules.append(one_more if "layernorm1p" in config.source else Rename(f"{a}.weight", f"{b}.weight"))
     for kind in ("weight", "bias") if config.bias else ("weight",):

@@ -18,7 +18,7 @@ ACTIVATIONS = {"gelu": "gelu", "relu": "relu"} | GATED
 UNSUPPORTED = {
     "attn_logit_softcapping": (None, 0), "attention_type": (None, "multihead"), "headscale": (None, False),
     "mcore_gpt": (None, False), "megatron_legacy": (None, False), "multi_query_attention": (None, False),
-    "normalization": (None, "layernorm", "layernorm1p"), "num_moe_experts": (None, 0, 1),
+    "normalization": (None, "layernorm", "layernorm1p", "rmsnorm"), "num_moe_experts": (None, 0, 1),
     "position_embedding_type": (None, "learned_absolute", "rope"), "qk_layernorm": (None, False),
     "rotary_interleaved": (None, False), "scale_positional_embedding": (None, False),
     "transformer_block_type": (None, "pre_ln"), "use_emha": (None, False),
@@ -27,7 +27,7 @@ UNSUPPORTED = {
 
 
 @dataclass
-class _Numbers:
+class Numbers:
     """Reads numbers of a configuration and collects what is wrong with them."""
 
     values: dict[str, Any]
@@ -51,7 +51,7 @@ def nemo_fields(config: dict[str, Any]) -> dict[str, Any]:
     errors = [f"{name} is {config[name]!r}" for name, neutral in UNSUPPORTED.items() if config.get(name) not in neutral]
     if (activation := config.get("activation", "gelu")) not in ACTIVATIONS:
         errors.append(f"activation is {activation!r}")
-    number = _Numbers(config, errors)
+    number = Numbers(config, errors)
     hidden, heads = number("hidden_size"), number("num_attention_heads")
     if hidden % heads or number("kv_channels", hidden // heads) != hidden // heads:
         errors.append(f"kv_channels is {config.get('kv_channels')}, hidden_size {hidden}, num_attention_heads {heads}")
@@ -62,6 +62,7 @@ def nemo_fields(config: dict[str, Any]) -> dict[str, Any]:
         "ffn_size": number("ffn_hidden_size", 4 * hidden), "kv_heads": number("num_query_groups", heads),
         "activation": _function(config, activation), "gated": activation in GATED,
         "bias": bool(config.get("bias", True)), "norm_eps": number("layernorm_epsilon", 1e-5, float),
+        "rms_norm": config.get("normalization") == "rmsnorm",
         "tied": bool(config.get("share_embeddings_and_output_weights", True)),
         "scaled": bool(config.get("normalize_attention_scores", True)),
         "rotary": _rotary(config, number, hidden // heads),
@@ -86,7 +87,7 @@ def _layout(activation: str) -> str:
     return "joined" if str(activation).startswith("fast") else "apart"
 
 
-def _rotary(config: dict[str, Any], number: _Numbers, head_dim: int) -> RotaryConfig | None:
+def _rotary(config: dict[str, Any], number: Numbers, head_dim: int) -> RotaryConfig | None:
     if config.get("position_embedding_type") != "rope":
         return None
     share = number("rotary_percentage", 1.0, float)

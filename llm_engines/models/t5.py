@@ -1,8 +1,10 @@
-"""T5: T5 v1.0 and v1.1, Flan-T5, mT5, ByT5, UL2 and Flan-UL2.
+"""T5: T5 v1.0 and v1.1, Flan-T5, mT5, ByT5, UL2 and Flan-UL2; NeMo's T5, which may differ in its parts.
 
 Raffel et al. (arXiv:1910.10683). RMS norm before each sublayer, no biases, attention scores unscaled and with a
 relative position bias that the first layer's table gives to all. The residual stream and the feed-forward's output are
 float32 whatever the engine's type: Flan-T5 leaves the range of float16 there.
+
+NeMo's may have layer norms, biases, scaled scores and learned positions.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from vlm.layers.embedding import Embedding
 from vlm.layers.feed_forward import FeedForward
 from vlm.layers.forward_batch import ForwardBatch
 from vlm.layers.heads import output_head
-from vlm.layers.norm import RmsNorm
+from vlm.layers.norm import LayerNorm, RmsNorm
 from vlm.layers.quant.producer import Producer
 from vlm.layers.relative_bias import RelativeBias
 from vlm.registry.spec import ModelSpec
@@ -47,14 +49,19 @@ class T5Config(ModelConfig):
     norm_eps: float = 1e-6
     tied: bool = True
     scaled_head: bool = True  # logits of hidden / sqrt(d_model)
+    layer_norm: bool = False  # else RMS norms
+    bias: bool = False  # of every product within the blocks
+    learned_positions: bool = False  # else relative ones
+    attention_scale: float = 1.0
+    logits_bias: bool = False
 
     @property
     def head_dim(self) -> int:
         return self.d_kv
 
     @property
-    def position_limit(self) -> None:
-        return None
+    def position_limit(self) -> int | None:
+        return self.max_positions if self.learned_positions else None
 
 
 # transformers' configuration_t5.py and configuration_mt5.py
@@ -122,15 +129,20 @@ def config_from_weights(config: T5Config, tensors: Mapping[str, Tensor]) -> T5Co
     return dataclasses.replace(config, tied=is_tied("lm_head.weight", EMBEDDINGS, tensors))
 
 
-def _norm(config: T5Config) -> RmsNorm:
-    return RmsNorm(config.hidden_size, config.norm_eps)
+def _norm(config: T5Config) -> RmsNorm | LayerNorm:
+    return (LayerNorm if config.layer_norm else RmsNorm)(config.hidden_size, config.norm_eps)
 
 
 def _ffn(config: T5Config, context: ModelContext) -> FeedForward:
     return FeedForward(
-        config.hidden_size, config.ffn_size, config.activation, gated=config.gated, bias=False, out_fp32=True,
+        config.hidden_size, config.ffn_size, config.activation, gated=config.gated, bias=config.bias, out_fp32=True,
         context=context,
     )  # fmt: skip
+
+
+def _attention(config: T5Config, context: ModelContext) -> dict[str, Any]:
+    """Returns what the attention layers of a block have in common."""
+    return {"head_dim": config.d_kv, "bias": config.bias, "scale": config.attention_scale, "context": context}
 
 
 class EncoderBlock(nn.Module):
@@ -138,12 +150,12 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention_norm, self.ffn_norm = _norm(config), _norm(config)
         self.producers = {"attention.qkv": Producer("attention_norm"), "ffn.up": Producer("ffn_norm")}
-        self.attention = EncoderAttention(
-            config.hidden_size, config.num_heads, head_dim=config.d_kv, bias=False, scale=1.0, context=context
-        )
+        self.attention = EncoderAttention(config.hidden_size, config.num_heads, **_attention(config, context))
         self.ffn = _ffn(config, context)
 
-    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Returns the residual stream and the last sublayer's output, not yet added: the next norm adds it."""
         batch.record(x, delta)
         x, y = self.attention_norm(x, delta)
@@ -160,12 +172,14 @@ class DecoderBlock(nn.Module):
             "cross_attention.q": Producer("cross_norm"),
             "ffn.up": Producer("ffn_norm"),
         }
-        kind = {"head_dim": config.d_kv, "bias": False, "scale": 1.0, "context": context}
+        kind = _attention(config, context)
         self.self_attention = SelfAttention(config.hidden_size, config.num_heads, layer, **kind)
         self.cross_attention = CrossAttention(config.hidden_size, config.num_heads, layer, **kind)
         self.ffn = _ffn(config, context)
 
-    def forward(self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, delta: Tensor | None, batch: ForwardBatch, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         x, y = self.self_norm(x, delta)
         x, y = self.cross_norm(x, self.self_attention(y, batch, bias=bias))
         x, y = self.ffn_norm(x, self.cross_attention(y, batch))
@@ -181,19 +195,27 @@ class Stack(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab_size, config.hidden_size, context=context, tied=config.tied)
-        self.relative_bias = RelativeBias(
-            config.num_buckets, config.max_distance, config.num_heads, bidirectional=bidirectional, context=context
-        )
+        if config.learned_positions:
+            self.positions = nn.Embedding(config.max_positions, config.hidden_size)
+        else:
+            self.relative_bias = RelativeBias(
+                config.num_buckets, config.max_distance, config.num_heads, bidirectional=bidirectional, context=context
+            )
         self.blocks, self.final_norm = Blocks(config.num_layers, block, context=context), _norm(config)
 
     def init_buffers(self, device: torch.device) -> None:
         """Fills what follows from the weights and is not stored."""
-        self.relative_bias.init_buffers(device)
+        if not self.config.learned_positions:
+            self.relative_bias.init_buffers(device)
 
     def forward(self, token_ids: Tensor, batch: ForwardBatch) -> Tensor:
         """token_ids [R] -> hidden [R, hidden_size], final norm applied"""
-        x = self.embedding(token_ids, batch).float()
-        x, delta = self.blocks(x, batch, self.relative_bias.by_distance)
+        x, bias = self.embedding(token_ids, batch).float(), None
+        if self.config.learned_positions:
+            x = x + self.positions(batch.positions)
+        else:
+            bias = self.relative_bias.by_distance
+        x, delta = self.blocks(x, batch, bias)
         return self.final_norm(x, delta)[1]
 
 
@@ -214,12 +236,14 @@ class T5Decoder(Stack):
     def __init__(self, config: T5Config, context: ModelContext):
         super().__init__(config, lambda i: DecoderBlock(config, i, context), bidirectional=False, context=context)
         self.head = output_head(self.embedding, tied=config.tied, context=context)
+        if config.logits_bias:
+            self.logits_bias = nn.Parameter(torch.zeros(config.vocab_size))
 
     def logits(self, hidden: Tensor, batch: ForwardBatch | None = None) -> Tensor:
         """hidden [R, hidden_size] -> [R, vocab_size]"""
         if self.config.scaled_head:
             hidden = hidden * self.config.hidden_size**-0.5
-        return self.head(hidden, batch)
+        return self.head(hidden, batch, self.logits_bias if self.config.logits_bias else None)
 
     def write_cross_kv(self, features: Tensor, batch: ForwardBatch) -> None:
         """Puts every layer's keys and values of an encoder's output [R, hidden_size] into the cache."""

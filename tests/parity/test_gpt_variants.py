@@ -74,7 +74,7 @@ def test_gpt_next(options, tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("activation", "squared-relu"), ("normalization", "rmsnorm"), ("position_embedding_type", "alibi"),
+    [("activation", "squared-relu"), ("normalization", "low_precision_layernorm"), ("position_embedding_type", "alibi"),
      ("kv_channels", 16)],
 )  # fmt: skip
 def test_what_cannot_be_run_exactly_is_named(field, value, tmp_path):

@@ -55,11 +55,11 @@ def hugging_face(model: GPTNext) -> GPT2LMHeadModel:
     return hf.eval()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_gpt2_like_with_learned_positions(ranks, tmp_path):
+@pytest.mark.parametrize(("ranks", "stages"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_gpt2_like_with_learned_positions(ranks, stages, tmp_path):
     model = GPTNext(seed=3, **GPT2_LIKE)
     files = gpt2_files(tmp_path)
-    folder = model.unpacked(tmp_path / "content", files, ranks, half=ranks == 2)
+    folder = model.unpacked(tmp_path / "content", files, ranks, half=ranks == 2, stages=stages)
     pipe = pipeline(archive(folder, tmp_path / "gpt.nemo"), tmp_path)
     tokenizer = ByteLevelBPETokenizer(*map(str, files.values()))
     hf = hugging_face(model)
@@ -83,6 +83,7 @@ NEXT = {
     "geglu, biases fused": {"activation": "fast-geglu", "bias": True},
     "biases that are not fused, positions that are stretched": {
         "activation": "gelu", "bias": True, "bias_activation_fusion": False, "seq_len_interpolation_factor": 2},
+    "rms norms": {"normalization": "rmsnorm"},
     "scores as they are": {"normalize_attention_scores": False},
 }  # fmt: skip
 

@@ -8,8 +8,10 @@ import torch
 pytest.importorskip("onnxruntime", reason="needs the onnx extra")
 
 from tests.fairseq_kit import Published
+from tests.nemo_t5_kit import NemoT5, bert_file
 from tests.parity import test_fairseq as fairseq
 from tests.parity import test_gpt_variants as gpt
+from tests.parity import test_nemo_t5 as nemo_t5
 from tests.parity import test_vila as vila
 from vlm.api.pipeline import Pipeline
 from vlm.build.builder import build_engine
@@ -41,6 +43,16 @@ def test_gpt_next(options, tmp_path):
     model = gpt.GPTNext(seed=7, **options)
     found = compiled(model.write(tmp_path / "nemo"), tmp_path).generate(gpt.inputs(), max_new_tokens=15)
     assert [out.token_ids for out in found] == [model.continued(p, 15) for p in gpt.PROMPTS]
+
+
+@pytest.mark.parametrize("name", list(nemo_t5.VARIANTS)[:5:2])
+def test_nemo_t5(name, tmp_path):
+    model = NemoT5(nemo_t5.VARIANTS[name], seed=7)
+    folder = model.unpacked(tmp_path / "content", bert_file(tmp_path), tokenizer=nemo_t5.PIECES)
+    pipe = compiled(folder, tmp_path)
+    found = pipe.generate([{"text": text} for text in nemo_t5.TEXTS], max_new_tokens=12)
+    ids = [pipe.tokenizer.encode(text) for text in nemo_t5.TEXTS]
+    assert [out.token_ids for out in found] == [model.written(text, 12, ids=45, start=2, end=3) for text in ids]
 
 
 @pytest.mark.parametrize("name", list(fairseq.SHAPES)[:5:2])

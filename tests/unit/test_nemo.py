@@ -9,7 +9,7 @@ import tarfile
 import pytest
 import torch
 
-from llm_engines.converters.nemo_tokenizer import tokenizer_files
+from llm_engines.converters.nemo_gpt import tokenizer_files
 from tests.nemo_kit import HASH, GPTNext, archive, gpt2_files, sentencepiece_file
 from tests.prompted_kit import call
 from vlm.convert.folder import convert_folder
@@ -83,7 +83,7 @@ def test_nothing_in_a_file_is_run(folder, tmp_path):
 
 def test_every_unsupported_field_is_named_at_once(tmp_path):
     wrong = {
-        "normalization": "rmsnorm", "activation": "squared-relu", "position_embedding_type": "alibi",
+        "normalization": "low_precision_layernorm", "activation": "squared-relu", "position_embedding_type": "alibi",
         "transformer_block_type": "post_ln", "num_moe_experts": 8, "headscale": True, "megatron_legacy": True,
         "mcore_gpt": True, "window_size": [64, 0], "kv_channels": 16,
     }  # fmt: skip
@@ -118,12 +118,17 @@ def _moved(folder, old, new):
 DAMAGE = {
     "holds no model_config.yaml": lambda f: _moved(f, "model_config.yaml", "config.yaml"),
     "model_config.yaml is damaged: it is no valid YAML": lambda f: (f / "model_config.yaml").write_text("a: [1"),
+    "model_config.yaml is damaged: it is no valid YAML .it has aliases":
+        lambda f: (f / "model_config.yaml").write_text("a: &a [1]\nb: [*a, *a]"),
+    "model_config.yaml cannot be read: it has more than 262,144 bytes":
+        lambda f: (f / "model_config.yaml").write_text("a" * 2**18 + ": 1"),
     "model_config.yaml is damaged: it holds a list": lambda f: (f / "model_config.yaml").write_text("[1]"),
     "lacks mp_rank_01/model_weights.ckpt of its 2 ranks": lambda f: _moved(f, "mp_rank_01", "mp_rank_02"),
     "tensor_model_parallel_size is 2, but there are weights of 1": lambda f: _moved(f, "mp_rank_01", "other"),
     "holds no weights": lambda f: [_moved(f, f"mp_rank_0{i}", f"x{i}") for i in (0, 1)],
     "distributed checkpoint": lambda f: [_moved(f, "mp_rank_00", "model_weights"), _moved(f, "mp_rank_01", "x")],
-    "trained in a pipeline": lambda f: _moved(f, "mp_rank_01", "tp_rank_00_pp_rank_001"),
+    "lacks tp_rank_00_pp_rank_000/model_weights.ckpt, tp_rank_00_pp_rank_001/model_weights.ckpt of its 2":
+        lambda f: _moved(f, "mp_rank_01", "tp_rank_00_pp_rank_999999999999"),
     "model_weights.ckpt is damaged or holds Python objects":
         lambda f: (f / "mp_rank_00" / "model_weights.ckpt").write_bytes(b"PK"),
     "ranks 0 and 1 differ in their tensors model.language_model.output_layer.weight":
@@ -157,8 +162,10 @@ def test_what_is_missing_damaged_or_does_not_fit(says, folder, tmp_path):
 
 def test_other_models_and_tokenizers_from_elsewhere(tmp_path):
     files = gpt2_files(tmp_path)
-    other = GPTNext(**CONFIG).unpacked(tmp_path / "t5", files, target="nemo.collections.nlp.MegatronT5Model")
-    assert "is of a MegatronT5Model; of NeMo's models GPTs are supported" in refused(other, tmp_path, ConfigError)
+    other = GPTNext(**CONFIG).unpacked(tmp_path / "bert", files, target="nemo.collections.nlp.MegatronBertModel")
+    assert "is of a MegatronBertModel; of NeMo's models GPT, T5, T0, BART are supported" in refused(
+        other, tmp_path, ConfigError
+    )
     prompts = {"virtual_prompt_style": "p-tuning", "language_model_path": "gpt.nemo"}
     tuned = GPTNext(**CONFIG).unpacked(tmp_path / "prompts", files, **prompts)
     assert "tuned prompts alone" in (said := refused(tuned, tmp_path, ConfigError)) and "--model being gpt.nemo" in said

@@ -7,12 +7,14 @@ from torch import Tensor
 
 
 def reference(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    stream = x if delta is None else x + delta
-    return stream, F.layer_norm(stream, (x.shape[-1],), weight, bias, eps)
+    stream = x if delta is None else (x + delta).to(x.dtype)
+    normal = F.layer_norm(stream, (x.shape[-1],), weight.to(x.dtype), bias.to(x.dtype), eps)
+    return stream, normal.to(weight.dtype)
 
 
 def add_layer_norm(x: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Returns s = x + delta and layer_norm(s), each [..., C] in x's type, the statistics in float32."""
+    """Returns s = x + delta in x's type (the stream may be wider than what flows off it) and its layer norm in weight's
+    type, each [..., C], the statistics in float32."""
     if x.is_cuda:
         from vlm.ops.kernels.add_norm import add_norm as kernel
 
