@@ -1,1 +1,1 @@
-"""Checkpoints of other programs, one a file."""
+"""Checkpoints of other programs."""

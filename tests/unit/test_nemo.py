@@ -9,7 +9,7 @@ import tarfile
 import pytest
 import torch
 
-from llm_engines.converters.nemo_gpt import tokenizer_files
+from llm_engines.converters.nemo.gpt import tokenizer_files
 from tests.nemo_kit import HASH, GPTNext, archive, gpt2_files, sentencepiece_file
 from tests.prompted_kit import call
 from vlm.convert.folder import convert_folder

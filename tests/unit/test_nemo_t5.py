@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from llm_engines.converters.nemo_t5_tokenizer import text_ends, tokenizer_files
+from llm_engines.converters.nemo.t5_tokenizer import text_ends, tokenizer_files
 from tests.nemo_kit import archive, sentencepiece_file
 from tests.nemo_t5_kit import ROOT, NemoT5, bert_file, config_of
 from vlm.convert.folder import convert_folder

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from llm_engines.converters.nemo_roles import Network, converted, known_rows
-from llm_engines.converters.nemo_tokenizer import TokenizerFiles, read_named_tokens, written
-from llm_engines.converters.nemo_weights import read_weights
+from llm_engines.converters.nemo.roles import Network, converted, known_rows
+from llm_engines.converters.nemo.tokenizer import TokenizerFiles, read_named_tokens, written
+from llm_engines.converters.nemo.weights import read_weights
 from vlm.artifacts.checkpoint import RoleWeights
 from vlm.registry.catalogs import model_spec
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from llm_engines.converters.nemo_roles import Network, converted, known_rows
-from llm_engines.converters.nemo_t5_config import Side, head_is_tied, shares_embeddings, sides
-from llm_engines.converters.nemo_t5_tokenizer import tokenizer_files as tokenizer_files
-from llm_engines.converters.nemo_weights import read_weights
+from llm_engines.converters.nemo.roles import Network, converted, known_rows
+from llm_engines.converters.nemo.t5_config import Side, head_is_tied, shares_embeddings, sides
+from llm_engines.converters.nemo.t5_tokenizer import tokenizer_files as tokenizer_files
+from llm_engines.converters.nemo.weights import read_weights
 from vlm.artifacts.checkpoint import RoleWeights
 from vlm.convert.rules import Apply, Fuse, Rename, Tied
 

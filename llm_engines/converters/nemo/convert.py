@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from llm_engines.converters import nemo_gpt, nemo_t5
-from llm_engines.converters.nemo_archive import CONFIG, opened, read_config
+from llm_engines.converters.nemo import gpt, t5
+from llm_engines.converters.nemo.archive import CONFIG, opened, read_config
 from vlm.artifacts.checkpoint import Checkpoint, Progress, write_checkpoint
 from vlm.errors import ConfigError, listed
 
-KINDS = {"GPT": nemo_gpt, "T5": nemo_t5, "T0": nemo_t5, "BART": nemo_t5}  # by a part of the name of the model's class
+KINDS = {"GPT": gpt, "T5": t5, "T0": t5, "BART": t5}  # by a part of the name of the model's class
 
 
 def convert(source: Path, out: Path, *, progress: Progress | None = None) -> Checkpoint:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from llm_engines.converters.nemo_tokenizer import (
+from llm_engines.converters.nemo.tokenizer import (
     NamedTokens,
     TokenizerFiles,
     read_named_tokens,

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from llm_engines.converters.nemo_archive import CONFIG
+from llm_engines.converters.nemo.archive import CONFIG
 from vlm.artifacts.checkpoint import RoleWeights
 from vlm.artifacts.weights import TensorSource
 from vlm.config import Config

@@ -1,0 +1,1 @@
+"""NVIDIA NeMo's archives: https://github.com/NVIDIA/NeMo."""
